@@ -405,3 +405,29 @@ def test_sizes_are_powers_of_1024(text: str, size: int) -> None:
 def test_a_text_that_is_not_a_size_is_refused(text: str) -> None:
     with pytest.raises(InvalidConfig, match="--kv-cache-memory"):
         parse_bytes("kv_cache_memory", text)
+
+
+FRONTS = {"api_processes": 2, "response_max_age": 0, "max_background_responses": 0}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"api_processes": 0}, "--api-processes: must be at least 1"),
+        ({"engine_process": False}, "--api-processes: .* share an engine process"),
+        ({"response_max_age": 60}, "--response-max-age 0 and --max-background-"),
+        ({"max_background_responses": 1}, "--response-max-age 0 and --max-background-"),
+        ({"resume_seconds": 5}, "--resume-seconds: .* --api-processes 1"),
+        (
+            {"restart_stages": True, "pipeline_parallel_size": 2},
+            "--restart-stages: .* --api-processes 1",
+        ),
+    ],
+)
+def test_several_front_processes_refuse_what_they_cannot_share(
+    options: dict[str, object], message: str
+) -> None:
+    config = build_config(ServeConfig, FRONTS)
+    assert config.bind.api_processes == 2
+    with pytest.raises(InvalidConfig, match=message):
+        build_config(ServeConfig, FRONTS | options)

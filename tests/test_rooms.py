@@ -34,13 +34,23 @@ MAY_IMPORT: dict[str, set[str]] = {
     "render": SHARED | {"grammar"},
     "weights": SHARED,
     "processes": SHARED,
+    "fronts": SHARED | {"processes"},
     "executor": SHARED,
     "engine": SHARED | {"scheduler", "executor", "processes"},
     "frontend": SHARED | {"engine", "render"},
     "http": SHARED | {"_version", "engine", "render", "frontend"},
     "pipeline": SHARED | {"executor", "processes"},
     "startup": SHARED
-    | {"_version", "engine", "executor", "frontend", "grammar", "http", "model"}
+    | {
+        "_version",
+        "engine",
+        "executor",
+        "frontend",
+        "fronts",
+        "grammar",
+        "http",
+        "model",
+    }
     | {"pipeline"}
     | {"processes", "render", "scheduler", "weights"},
     "asgi": SHARED | {"http", "processes", "startup"},
@@ -56,7 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": SHARED | {"_version", "frontend", "startup"},
     "testing": SHARED
     | {"engine", "executor", "frontend", "grammar", "http", "processes", "render"}
-    | {"scheduler"},
+    | {"scheduler", "startup"},
 }
 
 # Package -> the only rooms that may import it.
@@ -218,7 +228,14 @@ def test_importing_the_package_loads_nothing_large() -> None:
 
 def test_a_server_starts_its_engine_before_it_imports_its_app() -> None:
     large = ("torch", "transformers", "quart", "flask", "werkzeug")
-    assert list_loaded("trioserve.startup.server", large) == "[]"
+    modules = "trioserve.startup.server, trioserve.startup.one_process"
+    assert list_loaded(modules, large) == "[]"
+
+
+def test_the_parent_of_front_processes_imports_no_http() -> None:
+    large = ("torch", "quart", "hypercorn", "trioserve.http")
+    modules = "trioserve.startup.server, trioserve.startup.supervisor"
+    assert list_loaded(modules, large) == "[]"
 
 
 @pytest.mark.parametrize("name", trioserve.__all__)

@@ -13,7 +13,7 @@ import sys
 
 from trioserve.__main__ import main
 from trioserve.frontend import PoolingEngine, TextEngine
-from trioserve.startup import server
+from trioserve.startup import one_process
 from trioserve.testing.server import open_fake_server
 
 FOLDER, *OPTIONS = sys.argv[1:]
@@ -31,5 +31,5 @@ async def open_engine(*_: object, **__: object) -> AsyncIterator[object]:
         yield fake.state.engine
 
 
-vars(server)["open_served_engine"] = open_engine
+vars(one_process)["open_served_engine"] = open_engine
 sys.exit(main(["serve", "fake", *OPTIONS]))

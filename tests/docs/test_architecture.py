@@ -79,8 +79,8 @@ def test_the_chat_takes_20_steps_at_most() -> None:
     assert len(steps) <= 20
 
 
-def test_there_are_32_questions() -> None:
-    assert len(re.findall(r"   \* - .+\?\n", read_section("Where is ...?"))) == 32
+def test_there_are_33_questions() -> None:
+    assert len(re.findall(r"   \* - .+\?\n", read_section("Where is ...?"))) == 33
 
 
 def list_floors() -> list[set[str]]:

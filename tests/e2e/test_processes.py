@@ -276,7 +276,9 @@ def test_a_model_that_is_refused_during_its_load_gives_one_sentence_too(
     from trioserve.__main__ import main
 
     # The other tests of this process need the garbage collector.
-    monkeypatch.setattr("trioserve.startup.server.prepare_interpreter", lambda: None)
+    monkeypatch.setattr(
+        "trioserve.startup.front_server.prepare_interpreter", lambda: None
+    )
     empty = tmp_path / "empty"
     empty.mkdir()
     truncated = tmp_path / "truncated"

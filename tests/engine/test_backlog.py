@@ -84,3 +84,42 @@ def test_clients_share_slots_by_their_weights_as_far_as_they_have_sequences() ->
     assert backlog.measure_share(ANN, 8) == 3.5
     backlog.drop([SequenceId(20)])
     assert backlog.measure_share(ANN, 8) == 4
+
+
+def make_peer(offset: int, client: Client, *lengths: int) -> Backlog:
+    """Return the backlog of an engine with requests of one prompt each."""
+    backlog = Backlog()
+    for number, length in enumerate(lengths, offset):
+        backlog.add([SequenceId(number)], [length], client)
+    return backlog
+
+
+def test_the_work_of_a_peer_counts_like_own_work_until_it_ends() -> None:
+    own, fresh = make_peer(0, ANN, 100, 50), make_peer(0, ANN, 100, 50)
+    alone = make_peer(0, ANN, 100, 50, 30)
+    alone.add([SequenceId(9)], [70], BOB)
+    peer = make_peer(5, ANN, 30)
+    own.set_peer(1, peer.describe_own(0.0))
+    peer.add([SequenceId(9)], [70], BOB)
+    # The second report takes the place of the first one.
+    own.set_peer(1, peer.describe_own(0.0))
+    assert own.statistics() == alone.statistics()
+    assert own.count_before(ANN, 1.0) == alone.count_before(ANN, 1.0)
+    assert own.measure_share(BOB, 8) == alone.measure_share(BOB, 8)
+    assert own.describe_own(0.0) == fresh.describe_own(0.0)
+    own.drop([SequenceId(0), SequenceId(1)])
+    assert own.describe_own(0.0) == Backlog().describe_own(0.0)
+    own.set_peer(1, None)
+    assert own.statistics() == Backlog().statistics()
+
+
+def test_running_work_of_a_peer_counts_as_running() -> None:
+    own, peer = make_peer(0, ANN, 100), make_peer(5, BOB, 30)
+    peer.note(TokenDelta(sequence_id=SequenceId(5), index=0, token_ids=(7,)))
+    own.set_peer(1, peer.describe_own(0.0))
+    assert (own.num_running, own.num_context_tokens, own.num_output_tokens) == (
+        1,
+        31,
+        1,
+    )
+    assert (own.num_queued_requests, own.queued_tokens.total) == (1, 100)

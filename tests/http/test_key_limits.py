@@ -77,6 +77,67 @@ async def test_a_new_limit_is_for_the_use_so_far(
     assert [each.key.name for each in uses.list_all()] == ["bob"]
 
 
+async def test_front_processes_share_the_tokens_of_a_key(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    first, second, third = KeyUses(), KeyUses(), KeyUses()
+    bob = Key(name="bob", tokens_per_minute=600)
+    calls = []
+    first.on_charge = lambda: calls.append(1)
+    second.take_tokens(0, first.list_tokens())
+    first.take_tokens(1, second.list_tokens())
+    second.find(bob).charge(100)
+    first.find(bob).charge(500)
+    first.find(Key(name="carl")).charge(5)
+    assert calls == [1]
+    for _ in range(2):
+        # The same again counts no more.
+        second.take_tokens(0, first.list_tokens())
+        first.take_tokens(1, second.list_tokens())
+        assert first.find(bob).count_left() == second.find(bob).count_left() == 0
+    # One that begins later has no more left, though it has seen none of them used.
+    third.take_tokens(0, first.list_tokens())
+    third.take_tokens(1, second.list_tokens())
+    assert third.find(bob).count_left() == 0
+    first.find(bob).charge(7)
+    third.take_tokens(0, first.list_tokens())
+    assert third.find(bob).count_left() == -7
+    # A successor counts from 0.
+    third.forget(0)
+    third.take_tokens(2, KeyUses().list_tokens())
+    assert third.find(bob).count_left() == -7
+    assert third.find(bob).num_tokens == 0
+
+
+class FullSiblings:
+    """Other front processes, which have all places of each key."""
+
+    is_first = True
+
+    async def ask(self, question: bytes) -> list[bytes]:
+        raise NotImplementedError
+
+    async def take_place(self, key: str, limit: int) -> bool:
+        await trio.lowlevel.checkpoint()
+        return False
+
+    def give_back_place(self, key: str) -> None:
+        raise AssertionError("none was taken")
+
+
+async def test_only_keys_with_a_limit_ask_for_a_place(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    use = KeyUse(Key(name="ann", max_requests=2))
+    with pytest.raises(KeyLimitReached, match="max_requests=2"):
+        await Ticket(use).admit(FullSiblings())
+    assert use.refused == {"max_requests": 1}
+    free = Ticket(KeyUse(Key(name="bob")))
+    await free.admit(FullSiblings())
+    with free.hold():
+        pass
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> HttpConfig:
     (tmp_path / "keys").write_text(FILE)

@@ -204,3 +204,13 @@ async def test_no_series_tells_when_a_counter_was_created(
         samples = read_samples(await scrape_pooling(tokenizer_folder))
     assert samples
     assert not [name for name in samples if "_created" in name]
+
+
+def test_numbers_of_the_engine_are_not_added_up() -> None:
+    """All front processes have the same ones."""
+    joins = {each.name: each.joins for each in METRICS}
+    assert joins["trioserve_steps_total"] == joins["trioserve_kv_cache_blocks"] == "own"
+    assert joins["trioserve_num_prompt_tokens_waiting"] == "own"
+    assert joins["trioserve_num_requests_open"] == "sum"
+    assert joins["trioserve_key_tokens_total"] == "sum"
+    assert joins["trioserve_slow_task_longest_seconds"] == "max"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 import itertools
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 import pytest
@@ -16,9 +17,12 @@ from trioserve.observe import (
     GaugeMetric,
     Histogram,
     HistogramMetric,
+    Joining,
     LoopStall,
     Rows,
     collect_rows,
+    join_families,
+    read_samples,
     render_families,
 )
 
@@ -129,3 +133,46 @@ def test_a_loop_that_was_never_watched_can_be_scraped() -> None:
     samples = scrape(LoopStall())
     assert samples["task_step_seconds_count"] == 0
     assert samples["event_loop_turn_seconds_sum"] == 0
+
+
+def test_the_numbers_of_several_processes_become_one() -> None:
+    def collect(number: float, **labelled: float) -> Any:
+        depths = Histogram((1.0, 2.0))
+        depths.observe(number)
+        rows: Rows[None] = (
+            CounterMetric("x_drops_total", "Drops.", lambda _: number),
+            GaugeMetric("x_longest", "Metres.", lambda _: number, joins="max"),
+            GaugeMetric("x_shared", "The same.", lambda _: number, joins="own"),
+            CounterMetric(
+                "x_calls_total",
+                "Calls.",
+                lambda _: {(name,): value for name, value in labelled.items()},
+                ("name",),
+            ),
+            HistogramMetric("x_depth", "Depths.", lambda _: depths.statistics()),
+        )
+        return collect_rows(rows, None)
+
+    joinings: dict[str, Joining] = {
+        "x_drops": "sum",
+        "x_longest": "max",
+        "x_shared": "own",
+        "x_calls": "sum",
+        "x_depth": "sum",
+    }
+    others = [read_samples(collect(3, a=1, b=2)), read_samples(collect(0.5, b=5, c=7))]
+    joined = join_families(collect(1.5, a=4, c=1), others, joinings)
+    lines = render_families(joined).decode().splitlines()
+    assert [line for line in lines if not line.startswith("#")] == [
+        "x_drops_total 5.0",
+        "x_longest 3.0",
+        "x_shared 1.5",
+        'x_calls_total{name="a"} 5.0',
+        'x_calls_total{name="c"} 8.0',
+        'x_calls_total{name="b"} 7.0',
+        'x_depth_bucket{le="1.0"} 1.0',
+        'x_depth_bucket{le="2.0"} 2.0',
+        'x_depth_bucket{le="+Inf"} 3.0',
+        "x_depth_count 3.0",
+        "x_depth_sum 5.0",
+    ]

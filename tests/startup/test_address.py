@@ -11,7 +11,12 @@ import pytest
 
 from trioserve.config import BindConfig
 from trioserve.errors import InvalidConfig
-from trioserve.startup.address import open_address, start_listening
+from trioserve.startup.address import (
+    open_address,
+    open_copy,
+    share_address,
+    start_listening,
+)
 from trioserve.startup.tls import TlsContext
 
 
@@ -122,3 +127,37 @@ def test_certificates_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     path.write_text("nothing")
     with pytest.raises(InvalidConfig, match="cannot use it with --tls-keyfile"):
         TlsContext(config)
+
+
+def test_copies_of_a_port_listen_until_each_is_closed() -> None:
+    with open_address(BindConfig(port=0)) as sock:
+        share_address(sock)
+        address = sock.getsockname()
+        with open_copy(sock) as first:
+            first.listen()
+            # A server that does not share the port cannot take it.
+            with pytest.raises(InvalidConfig, match="--port"):
+                with open_address(BindConfig(port=address[1])):
+                    pass
+            with open_copy(sock) as second:
+                second.listen()
+                assert first.getsockname() == second.getsockname() == address
+            # All connections come to the one that is left.
+            clients = [socket.create_connection(address) for _ in range(8)]
+            for client in clients:
+                first.accept()[0].close()
+                client.close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+
+
+def test_copies_of_a_unix_socket_are_the_same_socket(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    with open_address(BindConfig(uds=path)) as sock:
+        share_address(sock)
+        with open_copy(sock) as first, open_copy(sock) as second:
+            first.listen()
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(path)
+                first.close()
+                second.accept()[0].close()

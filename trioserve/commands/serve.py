@@ -78,7 +78,8 @@ def _obey_torchrun(config: ServeConfig) -> None:
     """Run a stage, and never return, if torchrun has started this process as one.
 
     Raises:
-      InvalidConfig: torchrun has started another number of processes.
+      InvalidConfig: torchrun has started another number of processes, or there are
+        several front processes.
     """
     from ..pipeline.torchrun import find_torchrun
     from ..processes import die_with_parent
@@ -87,6 +88,8 @@ def _obey_torchrun(config: ServeConfig) -> None:
     if torchrun is None:
         return
     torchrun.check(config.engine.parallel)
+    if config.bind.api_processes > 1:
+        raise InvalidConfig("api_processes", "must be 1 with torchrun")
     # Every process of torchrun does this, so none is left after a second Ctrl-C, which
     # ends torchrun at once.
     die_with_parent(os.getppid())

@@ -18,6 +18,7 @@ _RENAMED = {
     "logits-processors": "--logits-processor",
     "uvicorn-log-level": "--log-level",
     "disable-frontend-multiprocessing": "--no-engine-process",
+    "api-server-count": "--api-processes",
     "max-num-queued-reqs": "--max-queued-requests",
     "ssl-certfile": "--tls-certfile",
     "ssl-keyfile": "--tls-keyfile",
@@ -104,7 +105,6 @@ _EXPLAINED = {
     # vLLM
     "data-parallel-size": _NO_REPLICAS,
     "dp": _NO_REPLICAS,
-    "api-server-count": "one process serves HTTP",
     "enable-expert-parallel": _NO_EXPERT_PARALLELISM,
     "distributed-executor-backend": (
         "--tensor-parallel-size and --pipeline-parallel-size start their own processes, "

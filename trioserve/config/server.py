@@ -197,7 +197,7 @@ class ProcessConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindConfig:
-    """Address and log of `trioserve serve`. Other host programs have their own.
+    """Address, front processes and log of `trioserve serve`. Others have their own.
 
     Args:
       host: Address to listen on; 0.0.0.0 for all.
@@ -206,6 +206,8 @@ class BindConfig:
       tls_certfile: Certificate of the server and those above it, as PEM; the server then
         speaks TLS. SIGHUP reads it again.
       tls_keyfile: Key of the certificate, as PEM, without a password.
+      api_processes: Front processes, which serve HTTP on one port and share one engine. Each
+        has its own renderer workers and its own bounds of memory and connections.
       log_level: Least severe level that is logged to stderr.
     """
 
@@ -214,9 +216,11 @@ class BindConfig:
     uds: FilePath | None = None
     tls_certfile: FilePath | None = None
     tls_keyfile: FilePath | None = None
+    api_processes: int = 1
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     def __post_init__(self) -> None:
+        check_at_least("api_processes", self.api_processes, 1)
         if not 0 <= self.port <= 65535:
             raise InvalidConfig("port", f"must be between 0 and 65535, got {self.port}")
         if self.uds is not None and (self.host, self.port) != (_HOST, _PORT):

@@ -40,3 +40,31 @@ class ServeConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     process: ProcessConfig = field(default_factory=ProcessConfig)
     http: HttpConfig = field(default_factory=HttpConfig)
+
+    def __post_init__(self) -> None:
+        if self.bind.api_processes > 1:
+            self._check_front_processes()
+
+    def _check_front_processes(self) -> None:
+        """Refuse options that several front processes cannot obey."""
+        if not self.process.engine_process:
+            raise InvalidConfig(
+                "api_processes",
+                "more than one share an engine process; let there be one",
+            )
+        if self.engine.parallel.restart_stages:
+            raise InvalidConfig(
+                "restart_stages", "is only possible with --api-processes 1"
+            )
+        if self.http.resume_seconds:
+            raise InvalidConfig(
+                "resume_seconds",
+                "is only possible with --api-processes 1: a client that comes back may meet "
+                "another process, which does not have its stream",
+            )
+        if self.http.response_max_age or self.http.max_background_responses:
+            raise InvalidConfig(
+                "api_processes",
+                "more than one need --response-max-age 0 and --max-background-responses 0: "
+                "a client may ask another process than the one that stores its response",
+            )

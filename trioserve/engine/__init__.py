@@ -9,6 +9,7 @@ sequence early, and `Engine.close_requests` ends all requests with an error.
 engine, requests, restarts, priority    the base of both engines, and its parts
 core, loop                              the protocol of a core, and the loop that steps
 leaks                                   finds work that outlives its request
+peer_work                               the work of other engines on the same core
 generation/  pooling/                   one engine each, with its core
 process/                                cores in another process
 """
@@ -21,26 +22,41 @@ from .generation.engine import TokenEngine, TokenEngineStatistics
 from .generation.forecast import Demand
 from .generation.token_stream import StreamPhase, TokenStream
 from .leaks import EngineAudit
+from .peer_work import PeerWork
 from .pooling.admission import check_params
 from .pooling.core import LocalPoolingCore, PoolingCore
 from .pooling.engine import TensorEngine, TensorEngineStatistics
 from .pooling.request import TensorRequest
-from .process.core_server import host_core, host_pooling_core
+from .process.client_ids import find_first_id
+from .process.core_server import (
+    CoreHost,
+    GenerationHost,
+    PoolingHost,
+    host_clients,
+    host_core,
+    host_pooling_core,
+)
 from .process.remote import RemoteCore, RemotePoolingCore
 
 __all__ = [
     "check_params",
+    "CoreHost",
     "Demand",
     "Engine",
     "EngineAudit",
     "EngineProcessDied",
+    "find_first_id",
     "Forecast",
     "GenerationCore",
+    "GenerationHost",
+    "host_clients",
     "host_core",
     "host_pooling_core",
     "LocalCore",
     "LocalPoolingCore",
+    "PeerWork",
     "PoolingCore",
+    "PoolingHost",
     "RemoteCore",
     "RemotePoolingCore",
     "StreamPhase",

@@ -21,6 +21,7 @@ from ..observe import Owner, Pace
 from ..types.model_info import ModelInfo
 from .core import Core
 from .leaks import EngineAudit, audit_core
+from .peer_work import PeerWork
 from .requests import OpenRequests, log_failure
 from .restarts import Restarts, StartedCall
 
@@ -38,6 +39,9 @@ class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
       scheduling_policy: "priority" lets requests have a priority.
       reopen: returns a new core after a failure; by default the engine fails with its
         core.
+
+    Attributes:
+      on_work: is called when describe_work has changed.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
         self._scheduling_policy: SchedulingPolicy = scheduling_policy
         self._requests = OpenRequests()
         self._pace = Pace()
+        self.on_work: Callable[[], None] = lambda: None
 
     @property
     def is_alive(self) -> bool:
@@ -75,6 +80,14 @@ class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
         Args:
           num_new: sequences or texts of the request.
         """
+
+    @abstractmethod
+    def describe_work(self) -> PeerWork:
+        """Return the open work of this engine, for its peers on the same core."""
+
+    @abstractmethod
+    def set_peer(self, number: int, work: PeerWork | None) -> None:
+        """Count the present work of a peer; None if it has ended."""
 
     def counters(self) -> CountersT:
         """Return the counts since the start of the core."""

@@ -110,7 +110,8 @@ def create_http_app(state: ServerState) -> ServingApp:
         app.nursery.start_soon(state.drop_old_responses)
         app.nursery.start_soon(state.keepalive.run)
         app.nursery.start_soon(state.unread.run)
-        app.nursery.start_soon(log_rates, find_engine)
+        if state.siblings is None or state.siblings.is_first:
+            app.nursery.start_soon(log_rates, find_engine)
         app.nursery.start_soon(state.audit.run)
 
     app.before_serving(start_background)
@@ -181,7 +182,7 @@ def _bind(route: Route, state: ServerState) -> Callable[..., Awaitable[Response]
                 if takes_up and LAST_EVENT in scoped.headers:
                     return resume_stream(state, scoped)
                 if route.request is not None:
-                    scoped.ticket.use.check()
+                    await scoped.ticket.admit(state.siblings)
                     scoped.resources.enter_context(scoped.ticket.hold())
                 return await route.handler(state, scoped)
         except DeadlineExceeded:

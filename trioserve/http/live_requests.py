@@ -11,7 +11,7 @@ from typing import Protocol
 
 import trio
 
-from ..errors import RequestCancelled, RequestNotFound
+from ..errors import RequestCancelled
 from ..observe import Owner
 from .cancellation import Cancellation
 from .key_file import Key, may_see, name_key
@@ -192,21 +192,10 @@ class LiveRequests:
 
     def list_visible(self, asker: LiveRequest) -> list[LiveRequest]:
         """Return the requests that another one may see, the oldest first."""
-        visible = (
-            each
-            for each in self
-            if each is not asker and may_see(asker.key, name_key(each.key))
-        )
+        return [each for each in self.list_for(asker.key) if each is not asker]
+
+    def list_for(self, key: Key | None) -> list[LiveRequest]:
+        """Return the requests that a client with a key may see, the oldest first."""
+        visible = (each for each in self if may_see(key, name_key(each.key)))
         # Those without a connection come last otherwise.
         return sorted(visible, key=lambda each: each.arrived_at)
-
-    def find(self, request_id: str, asker: LiveRequest) -> list[LiveRequest]:
-        """Return the visible requests with an id; at least one.
-
-        Raises:
-          RequestNotFound
-        """
-        found = [each for each in self.list_visible(asker) if each.id == request_id]
-        if not found:
-            raise RequestNotFound(request_id)
-        return found

@@ -29,6 +29,7 @@ from .respond import PlainAnswer
 from .state import ServerState
 
 Report = Callable[[ServerState], PlainAnswer]
+ReportAll = Callable[[ServerState], Awaitable[PlainAnswer]]
 AsgiApp = Callable[[Scope, ASGIReceiveCallable, ASGISendCallable], Awaitable[None]]
 
 # A request with one of them has a body, which this module does not read.
@@ -40,14 +41,23 @@ class Probe:
 
     Args:
       report: makes the answer, and neither waits nor changes anything.
+      report_all: makes the answer with what other front processes know, for which it asks
+        them; None if each process answers for itself.
     """
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Report, report_all: ReportAll | None = None) -> None:
         self.report = report
+        self._report_all = report_all
         self.__name__ = report.__name__
         self.__doc__ = report.__doc__
 
+    def waits(self, state: ServerState) -> bool:
+        """Whether its answer waits for other processes."""
+        return self._report_all is not None and state.siblings is not None
+
     async def __call__(self, state: ServerState, request: ScopedRequest) -> Response:
+        if self._report_all is not None and self.waits(state):
+            return (await self._report_all(state)).to_response()
         return self.report(state).to_response()
 
 
@@ -63,7 +73,7 @@ class ProbesFirst:
     ) -> None:
         self._app = app
         self._state = state
-        self._probes = probes
+        self._probes = {k: v for k, v in probes.items() if not v.waits(state)}
 
     async def __call__(
         self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable

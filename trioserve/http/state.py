@@ -34,6 +34,7 @@ from .request_counts import RequestCounts
 from .request_log import RequestLog
 from .response_store import ResponseStore
 from .resumable import ResumableStreams
+from .siblings import Siblings
 from .traces import Traces
 from .unread import UnreadLimit
 
@@ -55,11 +56,13 @@ class ServerState:
       sinks: take each request that has ended, but no probes.
       keys: those that clients must show.
       engine: None until the model is loaded, if the server starts before that.
+      siblings: the other front processes; None if this process is the only one.
       loop_stall: an instrument. The owner of the event loop adds it to the loop.
     """
 
     config: HttpConfig
     engine: TextEngine | PoolingEngine | None = None
+    siblings: Siblings | None = None
     keys: KeyRing = field(init=False)
     bodies: MemoryBudget = field(init=False)
     heap: HeapTrimmer = field(init=False)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, Literal, TypeVar
 
 from prometheus_client import generate_latest
 from prometheus_client.core import (
@@ -26,6 +26,12 @@ ReadingT = TypeVar("ReadingT")
 Numbers = float | Mapping[tuple[str, ...], float]
 Distributions = Distribution | Mapping[tuple[str, ...], Distribution]
 
+# The number of several processes together; "own" if each of them has that of all.
+Joining = Literal["sum", "max", "own"]
+
+# The samples of a metric: the name, the labels and the value of each.
+Samples = list[tuple[str, dict[str, str], float]]
+
 
 @dataclass(frozen=True, slots=True)
 class Metric(ABC, Generic[SourceT, ReadingT]):
@@ -36,6 +42,7 @@ class Metric(ABC, Generic[SourceT, ReadingT]):
       help: the thing that is counted or measured, and its unit.
       read: takes the present value out of a source, such as a room's statistics.
       labels: their names.
+      joins: how the numbers of several processes become one.
     """
 
     kind: ClassVar[str]
@@ -44,6 +51,7 @@ class Metric(ABC, Generic[SourceT, ReadingT]):
     help: str
     read: Callable[[SourceT], ReadingT]
     labels: tuple[str, ...] = ()
+    joins: Joining = "sum"
 
     @abstractmethod
     def collect(self, source: SourceT) -> Family:
@@ -104,6 +112,54 @@ Rows = tuple[Metric[SourceT, Numbers] | Metric[SourceT, Distributions], ...]
 def collect_rows(rows: Rows[SourceT], source: SourceT) -> Iterator[Family]:
     """Read all rows from one source."""
     return (row.collect(source) for row in rows)
+
+
+def read_samples(families: Iterable[Family]) -> dict[str, Samples]:
+    """Return the samples of families by their names, for another process."""
+    return {
+        family.name: [(each.name, each.labels, each.value) for each in family.samples]
+        for family in families
+    }
+
+
+def join_families(
+    families: Iterable[Family],
+    others: Collection[Mapping[str, Samples]],
+    joinings: Mapping[str, Joining],
+) -> Iterator[Family]:
+    """Yield the families of this process, joined with those of other processes.
+
+    Args:
+      others: read_samples of each process.
+      joinings: how each family is joined, by name.
+    """
+    for family in families:
+        joining = joinings[family.name]
+        if joining != "own":
+            join = max if joining == "max" else _add
+            _join(family, join, [each.get(family.name, []) for each in others])
+        yield family
+
+
+def _join(
+    family: Family, join: Callable[[float, float], float], others: Iterable[Samples]
+) -> None:
+    # By name and labels. A histogram's buckets keep their order.
+    joined: dict[object, tuple[str, dict[str, str], float]] = {}
+    own: Samples = [(each.name, each.labels, each.value) for each in family.samples]
+    for samples in (own, *others):
+        for name, labels, number in samples:
+            place = (name, *labels.items())
+            if place in joined:
+                number = join(joined[place][2], number)
+            joined[place] = name, labels, number
+    family.samples = []
+    for sample in joined.values():
+        family.add_sample(*sample)
+
+
+def _add(one: float, other: float) -> float:
+    return one + other
 
 
 def render_families(families: Iterable[Family]) -> bytes:

@@ -127,13 +127,41 @@ def _is_abandoned(path: Path) -> bool:
     return False
 
 
-def _bind_port(config: BindConfig) -> socket.socket:
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+def share_address(sock: socket.socket) -> None:
+    """Let open_copy take the address of a socket that does not listen.
+
+    The option is set behind the bind, which would otherwise take the port of another server
+    that shares it.
+    """
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+
+
+def open_copy(sock: socket.socket) -> socket.socket:
+    """Return another socket with the address of a shared one.
+
+    The system spreads connections over the copies that listen. For a Unix socket it cannot do
+    that, so all copies are the same socket.
+    """
+    if sock.family == socket.AF_UNIX:
+        return sock.dup()
+    copy = _make_socket(sock.family)
+    share_address(copy)
+    copy.bind(sock.getsockname())
+    return copy
+
+
+def _make_socket(family: int) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Accepted sockets inherit this option: a token must not wait for the next one.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def _bind_port(config: BindConfig) -> socket.socket:
+    sock = _make_socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET)
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Accepted sockets inherit this option: a token must not wait for the next one.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.bind((config.host, config.port))
     # Python raises TypeError for a name that it cannot encode for a resolver.
     except (OSError, TypeError) as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..engine import LocalCore, host_core, host_pooling_core
+from ..engine import LocalCore, host_clients, host_core, host_pooling_core
 from ..engine.process.messages import EngineLoaded, StartEngine, ToEngine
 from ..errors import StartupError
 from ..observe.log_lines import set_up_logging
@@ -26,16 +26,20 @@ async def main(stream: MessageStream[Any]) -> None:
     set_up_logging(begin.log_level)
     try:
         async with open_core(begin.config, begin.model_kind) as loaded:
-            await _host(loaded, stream)
+            await _host(loaded, stream, is_shared=begin.is_shared)
     except StartupError as error:
         stream.send_nowait(NotLoaded.of(error))
         await stream.receive()
 
 
-async def _host(loaded: LoadedCore, stream: MessageStream[Any]) -> None:
+async def _host(
+    loaded: LoadedCore, stream: MessageStream[Any], *, is_shared: bool
+) -> None:
     await settle_interpreter()
     stream.send_nowait(EngineLoaded(info=loaded.info, pooling=loaded.pooling))
-    if isinstance(loaded.core, LocalCore):
+    if is_shared:
+        await host_clients(loaded.core, stream)
+    elif isinstance(loaded.core, LocalCore):
         await host_core(loaded.core, stream)
     else:
         await host_pooling_core(loaded.core, stream)

@@ -49,12 +49,19 @@ class Frontend:
     Args:
       is_checked: another process checks whether the model can be served, so that this
         one need not import torch.
+      first_id: see TokenEngine.
     """
 
     def __init__(
-        self, config: EngineConfig, model_kind: ModelKind, *, is_checked: bool
+        self,
+        config: EngineConfig,
+        model_kind: ModelKind,
+        *,
+        is_checked: bool,
+        first_id: int = 0,
     ) -> None:
         self._config = config
+        self._first_id = first_id
         self._model_kind: ModelKind = model_kind
         self._find = guess_source if is_checked else find_source
         self._prepared: _Prepared | None = None
@@ -74,17 +81,19 @@ class Frontend:
             work = partial(_prepare, self._config, find)
             self._prepared = await run_in_fresh_thread(work)
 
-    async def finish(self, core: LoadedCore, reopen: Reopen) -> LoadedFrontend:
+    async def finish(
+        self, core: LoadedCore, reopen: Reopen | None = None
+    ) -> LoadedFrontend:
         """Join the renderer, the engine and a loaded core.
 
         Args:
-          reopen: ends the core and returns a new one.
+          reopen: ends the core and returns a new one; None if that is not possible.
         """
         make = _finish_text if core.pooling is None else _finish_pooling
         prepared = self._get_prepared()
         # In a thread, because it reads the whole vocabulary.
         return await run_in_fresh_thread(
-            partial(make, self._config, prepared, core, reopen)
+            partial(make, self._config, prepared, core, reopen, self._first_id)
         )
 
     def _get_prepared(self) -> _Prepared:
@@ -132,7 +141,11 @@ def _prepare_text(
 
 
 def _finish_text(
-    config: EngineConfig, prepared: _Prepared, core: LoadedCore, reopen: Reopen
+    config: EngineConfig,
+    prepared: _Prepared,
+    core: LoadedCore,
+    reopen: Reopen | None,
+    first_id: int,
 ) -> LoadedFrontend:
     assert isinstance(prepared.parts, TextParts), "the core generates"
     renderer = make_renderer(prepared.parts, config.render, info=core.info)
@@ -144,13 +157,18 @@ def _finish_text(
         max_queued_tokens=config.scheduler.max_queued_tokens,
         scheduling_policy=config.scheduler.scheduling_policy,
         reopen=reopen if config.parallel.restart_stages else None,
+        first_id=first_id,
     )
     served = TextEngine(engine, renderer, prepared.processors)
     return LoadedFrontend(served=served, engine=engine)
 
 
 def _finish_pooling(
-    config: EngineConfig, prepared: _Prepared, core: LoadedCore, reopen: Reopen
+    config: EngineConfig,
+    prepared: _Prepared,
+    core: LoadedCore,
+    reopen: Reopen | None,
+    first_id: int,
 ) -> LoadedFrontend:
     assert isinstance(prepared.parts, PoolingParts), "the core pools"
     assert core.pooling is not None, "the core pools"
@@ -164,6 +182,7 @@ def _finish_pooling(
         max_num_inputs=count_sequences(config.scheduler),
         max_queued_tokens=config.scheduler.max_queued_tokens,
         scheduling_policy=config.scheduler.scheduling_policy,
+        first_id=first_id,
     )
     served = PoolingEngine(engine, renderer, long_texts=config.pooling.long_texts)
     return LoadedFrontend(served=served, engine=engine)

@@ -6,7 +6,7 @@ if an option says so. Everything that it starts has ended when its block is left
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -15,8 +15,9 @@ from contextlib import (
     nullcontext,
 )
 from dataclasses import replace
+from functools import partial
 import logging
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
@@ -31,10 +32,12 @@ from ..render import open_template_processes
 from ..types.not_loaded import NotLoaded
 from .core import open_core
 from .engine_task import open_engine_task
-from .frontend import Frontend
+from .frontend import Frontend, LoadedFrontend
 from .loaded import LoadedCore
 from .shortage import telling_shortage
 from .source import ModelKind
+
+CoreT = TypeVar("CoreT")
 
 
 @asynccontextmanager
@@ -112,14 +115,44 @@ async def _open(
         cores = _Cores(config, model_kind, process, stack, frontend)
         with naming, telling_shortage():
             loaded = await frontend.finish(await cores.open(), cores.reopen)
-        renderer = loaded.served.renderer
-        async with (
-            open_template_processes(
-                config.render.renderer_processes
-            ) as renderer.chats.processes,
-            open_engine_task(loaded.engine),
-        ):
+        async with _running(config, loaded):
             yield loaded.served
+
+
+@asynccontextmanager
+async def open_connected_engine(
+    config: EngineConfig,
+    connect: Callable[[], Awaitable[LoadedCore]],
+    *,
+    first_id: int,
+) -> AsyncIterator[TextEngine | PoolingEngine]:
+    """Open an engine on a core that others use, too.
+
+    Args:
+      connect: returns the core when its model is loaded.
+      first_id: see TokenEngine.
+
+    Raises:
+      StartupError
+    """
+    frontend = Frontend(config, "all", is_checked=True, first_id=first_id)
+    with telling_shortage():
+        core = await _connect_beside(frontend, connect)
+        loaded = await frontend.finish(core)
+    async with _running(config, loaded):
+        yield loaded.served
+
+
+@asynccontextmanager
+async def _running(config: EngineConfig, loaded: LoadedFrontend) -> AsyncIterator[None]:
+    renderer = loaded.served.renderer
+    async with (
+        open_template_processes(
+            config.render.renderer_processes
+        ) as renderer.chats.processes,
+        open_engine_task(loaded.engine),
+    ):
+        yield
 
 
 class _Cores:
@@ -175,7 +208,8 @@ async def _open_process_core(
         receives=FromEngine,
         name="the engine process",
     ) as child:
-        loaded = await _load_beside(frontend, child, config, model_kind)
+        load = partial(load_engine, child, config, model_kind)
+        loaded = await _connect_beside(frontend, load)
         remote: Any = RemoteCore if loaded.pooling is None else RemotePoolingCore
         yield LoadedCore(
             core=remote(child.stream, child.describe_end),
@@ -184,21 +218,22 @@ async def _open_process_core(
         )
 
 
-async def _load_beside(
-    frontend: Frontend, child: Child, config: EngineConfig, model_kind: ModelKind
-) -> EngineLoaded:
+async def _connect_beside(
+    frontend: Frontend, connect: Callable[[], Awaitable[CoreT]]
+) -> CoreT:
     """Let a process load a model while this process prepares the frontend.
 
     Both look for the model, and import their modules, at the same time. The first that
     finds a mistake ends the other.
 
-    Raises: as _load_in.
+    Raises:
+      StartupError, EngineProcessDied
     """
     failure: Exception | None = None
     try:
         async with trio.open_nursery(strict_exception_groups=True) as nursery:
             nursery.start_soon(frontend.prepare)
-            loaded = await _load_in(child, config, model_kind)
+            loaded = await connect()
     except* (StartupError, EngineProcessDied) as errors:
         failure = find_first(errors)
     if failure is not None:
@@ -206,17 +241,26 @@ async def _load_beside(
     return loaded
 
 
-async def _load_in(
-    child: Child, config: EngineConfig, model_kind: ModelKind
+async def load_engine(
+    child: Child,
+    config: EngineConfig,
+    model_kind: ModelKind,
+    *,
+    is_shared: bool = False,
 ) -> EngineLoaded:
     """Let a process load a model.
+
+    Args:
+      is_shared: see StartEngine.
 
     Raises:
       StartupError: the model cannot be loaded.
       EngineProcessDied
     """
     level = logging.getLogger("trioserve").getEffectiveLevel()
-    begin = StartEngine(config=config, model_kind=model_kind, log_level=level)
+    begin = StartEngine(
+        config=config, model_kind=model_kind, log_level=level, is_shared=is_shared
+    )
     try:
         await child.stream.send(begin)
         answer = await child.stream.receive()

@@ -11,6 +11,7 @@ from ...types.client import Client
 from ...types.ids import SequenceId
 from ...types.output import TokenDelta
 from ..client_work import ClientWork, list_parts
+from ..peer_work import TOTALS, ClientShare, Peers, PeerWork
 from .cached_prompts import CachedPrompts
 
 # The weight of a finished sequence halves after 34 others, as that of a step does in
@@ -101,7 +102,7 @@ class BacklogStatistics:
 
 
 class Backlog:
-    """Counts the work of open requests.
+    """Counts the work of open requests, and of those of peers (peer_work.py).
 
     Attributes:
       num_open_requests: all of them.
@@ -128,6 +129,7 @@ class Backlog:
         self._weights: dict[str, float] = {}
         # Of the clients with requests that have no token yet.
         self._queues: dict[str, ClientWork] = {}
+        self._peers = Peers()
         # Tokens of the answers of running sequences.
         self._num_output: dict[SequenceId, int] = {}
         self._num_finished = 0
@@ -277,6 +279,55 @@ class Backlog:
                 self.num_context_tokens -= num_prompt + num_output
                 self.num_output_tokens -= num_output
             self._close(request)
+
+    def set_peer(self, number: int, work: PeerWork | None) -> None:
+        """Count the present work of a peer; None if it has ended."""
+        for sign, each in self._peers.replace(number, work):
+            for name in TOTALS:
+                setattr(self, name, getattr(self, name) + sign * getattr(each, name))
+            for share in each.clients:
+                self._count_share(share, sign)
+
+    def find_peer(self, number: int) -> PeerWork:
+        """Return the work of a peer as it was told last."""
+        return self._peers.find(number)
+
+    def describe_own(self, offered_seconds: float) -> PeerWork:
+        """Return the work of this engine, for its peers."""
+        totals = {
+            name: getattr(self, name) - self._peers.count(name) for name in TOTALS
+        }
+        own = self._peers.subtract(map(self._describe_share, self._weights))
+        return PeerWork(clients=own, offered_seconds=offered_seconds, **totals)
+
+    def _describe_share(self, name: str) -> ClientShare:
+        """Return the work of a client, that of peers included."""
+        queue = self._queues.get(name, ClientWork())
+        return ClientShare(
+            name=name,
+            weight=self._weights[name],
+            num_places=self.open_sequences.count(name),
+            num_queued_tokens=self.queued_tokens.count(name),
+            num_requests=queue.num_requests,
+            num_tokens=queue.num_tokens,
+            work=queue.work,
+        )
+
+    def _count_share(self, share: ClientShare, sign: int) -> None:
+        """Count the work of a peer's client, or take it away."""
+        self.open_sequences.change(share.name, sign * share.num_places)
+        self._weights[share.name] = share.weight
+        if not self.open_sequences.count(share.name):
+            del self._weights[share.name]
+        if share.num_queued_tokens:
+            self.queued_tokens.change(share.name, sign * share.num_queued_tokens)
+            queue = self._queues.setdefault(share.name, ClientWork())
+            queue.weight = share.weight
+            queue.num_requests += sign * share.num_requests
+            queue.num_tokens += sign * share.num_tokens
+            queue.work += sign * share.work
+            if not self.queued_tokens.count(share.name):
+                del self._queues[share.name]
 
     def clear(self) -> None:
         """Remove all sequences; the device has lost them, and its prefix cache."""

@@ -38,8 +38,7 @@ class SequenceGroup:
     """The sequences of one request: sampling.n of each prompt.
 
     Args:
-      first_id: sequence k of prompt i has the id first_id + i * n + k; ids rise, and the
-        lower one goes first among equals.
+      first_id: sequence k of prompt i has the id first_id + i * n + k.
       seed: sequence k of n samples with seed + k.
       priority: requests with a lower number go first.
       request_id: for reports to people.
@@ -97,6 +96,7 @@ class LocalCore:
         self._scheduler = scheduler
         self._info = info
         self._preparing = trio.CapacityLimiter(1)
+        self._num_arrived = 0
         self._deliver: Callable[[Iterable[TokenDelta]], None]
         self._loop = StepLoop(
             executor,
@@ -114,8 +114,24 @@ class LocalCore:
         self._deliver = deliver
         await self._loop.run(task_status=task_status)
 
-    async def add(self, group: SequenceGroup) -> None:
-        sequences = self._make_sequences(group)
+    def take_place(self, group: SequenceGroup) -> int:
+        """Return the first of the arrivals of a group that will be added.
+
+        Among equals, the sequence that came first goes first.
+        """
+        place = self._num_arrived
+        self._num_arrived += group.num_sequences
+        return place
+
+    async def add(self, group: SequenceGroup, place: int | None = None) -> None:
+        """See GenerationCore.add.
+
+        Args:
+          place: see take_place; None takes the next one.
+        """
+        sequences = self._make_sequences(
+            group, self.take_place(group) if place is None else place
+        )
         if group.num_prompt_tokens > LONG_PROMPT:
             await trio.to_thread.run_sync(
                 self._scheduler.prepare,
@@ -132,6 +148,11 @@ class LocalCore:
             self._scheduler.abort(sequence_id)
         # An idle device may hold vectors that it must forget now.
         self._loop.wake()
+
+    def end_all(self, has_ended: Callable[[int], bool]) -> None:
+        """End the sequences with the ids of a client that is gone."""
+        held = self._scheduler.list_holdings().sequences
+        self.abort([each.sequence_id for each in held if has_ended(each.sequence_id)])
 
     async def inspect(
         self, *, lost: bool = False, process: bool = False
@@ -170,7 +191,9 @@ class LocalCore:
         if plan.starts:
             self._deliver(self._scheduler.list_started(plan))
 
-    def _make_sequences(self, group: SequenceGroup) -> list[scheduling.Sequence]:
+    def _make_sequences(
+        self, group: SequenceGroup, place: int
+    ) -> list[scheduling.Sequence]:
         resolved = [
             (prompt, resolve_sampling(prompt, group.sampling, self._info))
             for prompt in group.prompts
@@ -184,7 +207,7 @@ class LocalCore:
                 sampling=sampling,
                 seed=_wrap(group.seed + offset % group.sampling.n),
                 index=offset,
-                arrival=number,
+                arrival=place + offset,
                 flow=flow,
                 eos_token_ids=self._info.eos_token_ids,
                 cache_salt=prompt.cache_salt,

@@ -24,6 +24,7 @@ from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams
 from ..engine import Engine
 from ..forecast import Forecast
+from ..peer_work import PeerWork
 from ..priority import check_priority
 from ..queued_tokens import check_queued_tokens
 from .admission import check_request
@@ -58,6 +59,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
       max_num_sequences: the most sequences that run and wait together; more are refused.
       max_num_running: the most sequences that run at once.
       max_queued_tokens: the most prompt tokens of requests that have no token yet.
+      first_id: that of its first sequence; see process/client_ids.py.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         max_queued_tokens: int | None = None,
         scheduling_policy: SchedulingPolicy = "fcfs",
         reopen: Callable[[], Awaitable[GenerationCore]] | None = None,
+        first_id: int = 0,
     ) -> None:
         super().__init__(
             core, info=info, scheduling_policy=scheduling_policy, reopen=reopen
@@ -77,7 +80,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         self._max_num_sequences = max_num_sequences
         self._max_num_running = max_num_running
         self._max_queued_tokens = max_queued_tokens
-        self._next_id = 0
+        self._next_id = first_id
         self._streams: dict[SequenceId, TokenStream] = {}
         self._wakes = WakeQueue()
         self._backlog = Backlog()
@@ -92,6 +95,13 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
             backlog=self._backlog.statistics(),
             scheduler=self._core.statistics(),
         )
+
+    def describe_work(self) -> PeerWork:
+        return self._forecaster.describe_work()
+
+    def set_peer(self, number: int, work: PeerWork | None) -> None:
+        self._forecaster.set_peer(trio.current_time(), number, work)
+        self._observe_pace()
 
     def forecast(self, demand: Demand) -> Forecast | None:
         """Forecast the times of a request that comes now; see Forecaster.predict."""
@@ -218,7 +228,11 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         self._backlog.clear()
 
     def _note_held(self) -> None:
-        self._pace.observe(trio.current_time(), len(self._streams))
+        self._observe_pace()
+        self.on_work()
+
+    def _observe_pace(self) -> None:
+        self._pace.observe(trio.current_time(), self._backlog.open_sequences.total)
 
     def _count_places(self, num_free: int, num_held: int) -> int:
         """Return how many sequences a request may have while others hold `num_held`.

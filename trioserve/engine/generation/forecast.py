@@ -28,6 +28,7 @@ import math
 from ...scheduler import HELD_WORK, StepRates
 from ...types.client import Client
 from ..forecast import MIN_STEPS, Forecast
+from ..peer_work import PeerWork
 from .backlog import Backlog
 
 # The largest part of the time that prompts take from streams: PROMPT_SHARE of
@@ -78,18 +79,27 @@ class OfferedPrompts:
 
     Refused prompts count for their own client only: they cost it nothing, so they must not
     make the forecasts of others later.
+
+    Attributes:
+      total: the seconds of all prompts that were taken so far, without those of peers.
     """
 
     def __init__(self) -> None:
         self._now: float | None = None
         self._taken = 0.0
         self._seconds = 0.0
+        self.total = 0.0
         # When the last refused request of a client came, and what they asked for until then.
         # The client that was refused last is the last one.
         self._refused: dict[str, tuple[float, float]] = {}
 
     def note_taken(self, now: float, seconds: float) -> None:
         """Count a request whose prompts take so many seconds of the device."""
+        self.total += seconds
+        self.note_elsewhere(now, seconds)
+
+    def note_elsewhere(self, now: float, seconds: float) -> None:
+        """Count prompts of a peer."""
         self._advance(now)
         self._taken += seconds
 
@@ -153,6 +163,17 @@ class Forecaster:
     def note_taken(self, now: float, rates: StepRates, demand: Demand) -> None:
         """Count a request that was taken."""
         self._offered.note_taken(now, self._predict_prompts(rates, demand))
+
+    def describe_work(self) -> PeerWork:
+        """Return the open work of this engine, for its peers."""
+        return self._backlog.describe_own(self._offered.total)
+
+    def set_peer(self, now: float, number: int, work: PeerWork | None) -> None:
+        """Count the present work of a peer; None if it has ended."""
+        if work is not None:
+            seen = self._backlog.find_peer(number).offered_seconds
+            self._offered.note_elsewhere(now, work.offered_seconds - seen)
+        self._backlog.set_peer(number, work)
 
     def note_refused(self, now: float, rates: StepRates, demand: Demand) -> None:
         """Count a request that was refused: at most as one with a usual prompt.

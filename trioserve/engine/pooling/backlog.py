@@ -12,6 +12,7 @@ from ...scheduler import StepRates
 from ...types.client import Client
 from ..client_work import ClientWork, list_parts
 from ..forecast import MIN_STEPS, Forecast
+from ..peer_work import ClientShare
 from .core import JobId
 
 
@@ -31,7 +32,7 @@ class PoolingBacklogStatistics:
 
 
 class PoolingBacklog:
-    """Counts the tokens of all texts that the device has not read.
+    """Counts the tokens of all texts that the device has not read, also those of peers.
 
     Attributes:
       queued_tokens: all of them.
@@ -76,6 +77,28 @@ class PoolingBacklog:
     def clear(self) -> None:
         for job in list(self._jobs):
             self.drop(job)
+
+    def describe_share(self, name: str, num_places: int) -> ClientShare:
+        """Return the work of a client, that of peers included."""
+        work = self._work.get(name, ClientWork())
+        return ClientShare(
+            name=name,
+            weight=work.weight,
+            num_places=num_places,
+            num_queued_tokens=self.queued_tokens.count(name),
+            num_requests=work.num_requests,
+            work=work.work,
+        )
+
+    def count_share(self, share: ClientShare, sign: int) -> None:
+        """Count the work of a peer's client, or take it away."""
+        self.queued_tokens.change(share.name, sign * share.num_queued_tokens)
+        work = self._work.setdefault(share.name, ClientWork())
+        work.weight = share.weight
+        work.num_requests += sign * share.num_requests
+        work.work += sign * share.work
+        if not work.num_requests:
+            del self._work[share.name]
 
     def predict(
         self, rates: StepRates, num_tokens: int, client: Client

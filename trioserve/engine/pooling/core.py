@@ -79,6 +79,8 @@ class LocalPoolingCore:
         self._flows: dict[FlowId, PoolingFlow] = {}
         self._jobs: dict[JobId, PoolingJob] = {}
         self._ids: dict[PoolingJob, JobId] = {}
+        # Those of open flows.
+        self._kept: set[QueryKey] = set()
         self._deliver: Callable[[PoolingOutputs], None]
         self._loop = StepLoop(executor, scheduler, self._hand_on)
 
@@ -99,6 +101,8 @@ class LocalPoolingCore:
             job = self._scheduler.add(row, flow)
             self._jobs[JobId(number)] = job
             self._ids[job] = JobId(number)
+            if row.keep_as is not None:
+                self._kept.add(row.keep_as)
         self._loop.wake()
 
     def abort(self, jobs: Collection[JobId]) -> None:
@@ -110,6 +114,17 @@ class LocalPoolingCore:
 
     def close(self, flow: FlowId, kept: Sequence[QueryKey]) -> None:
         self._flows.pop(flow, None)
+        self._forget(kept)
+
+    def end_all(self, has_ended: Callable[[int], bool]) -> None:
+        """End everything with the numbers of a client that is gone."""
+        self.abort([job for job in self._jobs if has_ended(job)])
+        for flow in [each for each in self._flows if has_ended(each)]:
+            del self._flows[flow]
+        self._forget([key for key in self._kept if has_ended(key)])
+
+    def _forget(self, kept: Sequence[QueryKey]) -> None:
+        self._kept.difference_update(kept)
         for key in kept:
             self._scheduler.release(key)
         if kept:

@@ -22,6 +22,7 @@ from ...types.model_info import ModelInfo
 from ...types.pooling import PoolingInfo, PoolingParams, PoolingRow, QueryKey
 from ..engine import Engine
 from ..forecast import Forecast
+from ..peer_work import Peers, PeerWork
 from ..priority import check_priority
 from ..queued_tokens import check_queued_tokens
 from .admission import check_params
@@ -64,6 +65,8 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
       pooling: the tasks of the model.
       max_num_inputs: the most inputs of all open requests together; more are refused.
       max_queued_tokens: the most tokens of inputs that were not read.
+      first_id: the first number of its requests, inputs and kept results; see
+        process/client_ids.py.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
         max_num_inputs: int,
         max_queued_tokens: int | None = None,
         scheduling_policy: SchedulingPolicy = "fcfs",
+        first_id: int = 0,
     ) -> None:
         super().__init__(core, info=info, scheduling_policy=scheduling_policy)
         self.pooling = pooling
@@ -82,9 +86,10 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
         self._max_queued_tokens = max_queued_tokens
         self._backlog = PoolingBacklog()
         self._reserved = ClientHoldings()
-        self._keys = itertools.count()
-        self._flows = itertools.count()
-        self._next_job = 0
+        self._peers = Peers()
+        self._keys = itertools.count(first_id)
+        self._flows = itertools.count(first_id)
+        self._next_job = first_id
         self._open: dict[FlowId, TensorRequest] = {}
         self._owners: dict[JobId, tuple[Results, int]] = {}
         # Complete results whose requests have not been woken yet.
@@ -102,6 +107,21 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
             backlog=self._backlog.statistics(),
             scheduler=self._core.statistics(),
         )
+
+    def describe_work(self) -> PeerWork:
+        names = self._reserved.list_clients()
+        shares = (
+            self._backlog.describe_share(name, self._reserved.count(name))
+            for name in names
+        )
+        return PeerWork(clients=self._peers.subtract(shares))
+
+    def set_peer(self, number: int, work: PeerWork | None) -> None:
+        for sign, each in self._peers.replace(number, work):
+            for share in each.clients:
+                self._reserved.change(share.name, sign * share.num_places)
+                self._backlog.count_share(share, sign)
+        self._pace.observe(trio.current_time(), self._reserved.total)
 
     async def run(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -191,6 +211,7 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
         for index, job in enumerate(jobs):
             self._owners[job] = results, index
             self._backlog.add(job, rows[index].input.num_tokens, request.client)
+        self.on_work()
         self._core.add(
             PoolingBatch(
                 flow=request.flow,
@@ -245,6 +266,7 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
     def _reserve(self, num_inputs: int, client: Client) -> None:
         self._reserved.change(client.name, num_inputs)
         self._pace.observe(trio.current_time(), self._reserved.total)
+        self.on_work()
 
     def _list_work(self) -> dict[int, Owner | None]:
         return {number: request.owner for number, request in self._open.items()}
@@ -263,6 +285,7 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
                 if results.set(index, tensor):
                     self._completed.append(results)
         self._has_completed.set()
+        self.on_work()
 
     async def _hand_out(self) -> None:
         while True:

@@ -1,21 +1,29 @@
-"""The far side of remote.py: a core that carries out the messages of its client."""
+"""The far side of remote.py: a core that carries out the messages of its clients.
+
+A server has one client, or one for each of its front processes. Each client numbers its own
+work, from a number that only it has (client_ids.py); so an output shows whose it is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+import socket
+from typing import Any, ClassVar, Final
 
 import trio
 
 from ...observe.process_holdings import inspect_process
-from ...processes import MessageStream, beat
+from ...processes import MessageStream, PeerGone, beat
 from ...types.ids import SequenceId
+from ..core import CoreHoldings
 from ..generation.core import LocalCore, SequenceGroup
 from ..pooling.core import LocalPoolingCore
+from .client_ids import find_client
 from .messages import (
     AbortInputs,
     AbortSequences,
+    AddClient,
     AddInputs,
     AddSequences,
     CloseFlow,
@@ -23,7 +31,12 @@ from .messages import (
     Inspect,
     Inspected,
     PoolingReport,
+    ToEngine,
 )
+
+# A client that gets no output of a step has a report that is no older than this. It needs the
+# state for forecasts and metrics alone.
+_STATE_SECONDS: Final = 0.05
 
 
 async def host_core(core: LocalCore, stream: MessageStream[Any]) -> None:
@@ -33,16 +46,145 @@ async def host_core(core: LocalCore, stream: MessageStream[Any]) -> None:
       PeerGone: the client is gone.
       any error of a failed step.
     """
-    await _GenerationHost(core, stream).run()
+    await _serve_one(GenerationHost(core), stream)
 
 
 async def host_pooling_core(core: LocalPoolingCore, stream: MessageStream[Any]) -> None:
     """Serve a pooling core; see host_core."""
-    await _PoolingHost(core, stream).run()
+    await _serve_one(PoolingHost(core), stream)
 
 
-class _Host:
-    """Receives the messages of a client, and reports to it."""
+async def host_clients(
+    core: LocalCore | LocalPoolingCore, stream: MessageStream[Any]
+) -> None:
+    """Serve a core to several clients, each of which comes by a message.
+
+    Raises:
+      PeerGone: the process that sends these messages is gone.
+      any error of a failed step.
+    """
+    kind = GenerationHost if isinstance(core, LocalCore) else PoolingHost
+    host: CoreHost = kind(core)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(host.run)
+        while True:
+            message = await stream.receive()
+            assert isinstance(message, AddClient), "nothing else comes from the parent"
+            nursery.start_soon(_serve_client, host, message)
+
+
+async def _serve_client(host: CoreHost, message: AddClient) -> None:
+    sock = socket.socket(fileno=message.connection.number)
+    sock.setblocking(False)
+    stream = MessageStream[Any](trio.socket.from_stdlib_socket(sock), receives=ToEngine)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.run)
+            await host.serve(message.number, stream)
+            nursery.cancel_scope.cancel()
+    finally:
+        stream.close()
+
+
+async def _serve_one(host: CoreHost, stream: MessageStream[Any]) -> None:
+    async with trio.open_nursery() as nursery:
+        await nursery.start(host.run)
+        await host.serve_alone(stream)
+
+
+class CoreHost:
+    """A core in this process, for clients in other ones."""
+
+    _client_type: ClassVar[type[_Client]]
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+        # The only client, or all clients by their numbers.
+        self._only: _Client | None = None
+        self._clients: dict[int, _Client] = {}
+
+    async def run(
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Run the core until cancelled; raises the error of a failed step."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._core.run, self._deliver)
+            nursery.start_soon(beat, self._tell_all)
+            task_status.started()
+
+    async def serve_alone(self, stream: MessageStream[Any]) -> None:
+        """Carry out the messages of a client that gets all outputs.
+
+        Raises:
+          PeerGone
+        """
+        self._only = self._client_type(self._core, stream)
+        await self._only.serve()
+
+    async def serve(self, number: int, stream: MessageStream[Any]) -> None:
+        """Carry out the messages of one of several clients until it is gone.
+
+        Then everything that it has in the core ends.
+
+        Args:
+          number: no other client has or had it.
+        """
+        client = self._clients[number] = self._client_type(self._core, stream)
+        try:
+            await client.serve(lambda held: self._pick(number, held))
+        except PeerGone:
+            pass
+        finally:
+            del self._clients[number]
+            self._core.end_all(lambda work: find_client(work) == number)
+
+    def _deliver(self, outputs: Iterable[Any]) -> None:
+        if self._only is not None:
+            self._only.report(tuple(outputs))
+        elif self._clients:
+            self._share_out(outputs)
+
+    def _share_out(self, outputs: Iterable[Any]) -> None:
+        """Send the outputs of a step, in one message to each client."""
+        parts: dict[int, list[Any]] = {number: [] for number in self._clients}
+        for output in outputs:
+            part = parts.get(find_client(self._find_id(output)))
+            # A client that is gone had this one.
+            if part is not None:
+                part.append(output)
+        latest = trio.current_time() - _STATE_SECONDS
+        for number, part in parts.items():
+            client = self._clients[number]
+            if part or client.told_at <= latest:
+                client.report(part)
+
+    def _tell_all(self) -> None:
+        for client in self._list_clients():
+            client.report()
+
+    def _list_clients(self) -> Iterator[_Client]:
+        if self._only is not None:
+            yield self._only
+        yield from self._clients.values()
+
+    def _pick(self, number: int, held: CoreHoldings) -> CoreHoldings:
+        """Leave a client its own work; the first client also gets what nobody has."""
+        work = tuple(each for each in held.work if find_client(each.id) == number)
+        if number == min(self._clients):
+            return replace(held, work=work)
+        return CoreHoldings(work=work, process=held.process)
+
+    def _find_id(self, output: Any) -> int:
+        """Return the number of the work that an output belongs to."""
+        raise NotImplementedError
+
+
+class _Client:
+    """Receives the messages of a client, and reports to it.
+
+    Attributes:
+      told_at: the time of the last report.
+    """
 
     _report_type: ClassVar[type[GenerationReport] | type[PoolingReport]]
 
@@ -50,33 +192,37 @@ class _Host:
         self._core = core
         self._stream = stream
         self._num_aborts = 0
+        self.told_at = 0.0
 
-    async def run(self) -> None:
+    async def serve(self, pick: Any = lambda held: held) -> None:
+        """Carry out the messages of the client.
+
+        Args:
+          pick: chooses what the client learns of the things that the core holds.
+
+        Raises:
+          PeerGone
+        """
+        self.report()
+        gone: PeerGone | None = None
         async with trio.open_nursery() as nursery:
-            await nursery.start(self._core.run, self._report)
-            nursery.start_soon(beat, self._report)
-            while True:
-                message = await self._stream.receive()
-                if isinstance(message, Inspect):
-                    nursery.start_soon(self._inspect, message)
-                else:
-                    self._take(message, nursery)
+            try:
+                while True:
+                    message = await self._stream.receive()
+                    if isinstance(message, Inspect):
+                        nursery.start_soon(self._inspect, message, pick)
+                    else:
+                        self._take(message, nursery)
+            except PeerGone as error:
+                # Kept outside of the nursery, which would make a group of it.
+                gone = error
+            nursery.cancel_scope.cancel()
+        if gone is not None:
+            raise gone
 
-    def _take(self, message: object, nursery: trio.Nursery) -> None:
-        """Carry out a message of the client."""
-        raise NotImplementedError
-
-    async def _inspect(self, question: Inspect) -> None:
-        holdings = await self._core.inspect(lost=question.lost)
-        if question.process:
-            holdings = replace(holdings, process=inspect_process())
-        self._stream.send_nowait(Inspected(number=question.number, holdings=holdings))
-
-    def _report_abort(self) -> None:
-        self._num_aborts += 1
-        self._report()
-
-    def _report(self, outputs: Iterable[Any] = ()) -> None:
+    def report(self, outputs: Sequence[Any] = ()) -> None:
+        """Send outputs, and the state of the core."""
+        self.told_at = trio.current_time()
         self._stream.send_nowait(
             self._report_type(
                 num_aborts=self._num_aborts,
@@ -88,8 +234,22 @@ class _Host:
             )
         )
 
+    def _take(self, message: object, nursery: trio.Nursery) -> None:
+        """Carry out a message of the client."""
+        raise NotImplementedError
 
-class _GenerationHost(_Host):
+    async def _inspect(self, question: Inspect, pick: Any) -> None:
+        holdings = pick(await self._core.inspect(lost=question.lost))
+        if question.process:
+            holdings = replace(holdings, process=inspect_process())
+        self._stream.send_nowait(Inspected(number=question.number, holdings=holdings))
+
+    def _report_abort(self) -> None:
+        self._num_aborts += 1
+        self.report()
+
+
+class _GenerationClient(_Client):
     _report_type = GenerationReport
 
     def __init__(self, core: LocalCore, stream: MessageStream[Any]) -> None:
@@ -101,16 +261,20 @@ class _GenerationHost(_Host):
         match message:
             case AddSequences(group=group):
                 scope = self._adding[group.first_id] = trio.CancelScope()
-                nursery.start_soon(self._add, group, scope)
+                # Now, because tasks begin in any order.
+                place = self._core.take_place(group)
+                nursery.start_soon(self._add, group, place, scope)
             case AbortSequences(sequence_ids=sequence_ids):
                 self._abort(sequence_ids)
             case _:
                 raise AssertionError(f"{message} is not for this engine")
 
-    async def _add(self, group: SequenceGroup, scope: trio.CancelScope) -> None:
+    async def _add(
+        self, group: SequenceGroup, place: int, scope: trio.CancelScope
+    ) -> None:
         with scope:
             await trio.lowlevel.checkpoint_if_cancelled()
-            await self._core.add(group)
+            await self._core.add(group, place)
         del self._adding[group.first_id]
 
     def _abort(self, sequence_ids: tuple[SequenceId, ...]) -> None:
@@ -121,7 +285,7 @@ class _GenerationHost(_Host):
         self._report_abort()
 
 
-class _PoolingHost(_Host):
+class _PoolingClient(_Client):
     _report_type = PoolingReport
 
     def _take(self, message: object, nursery: trio.Nursery) -> None:
@@ -136,3 +300,21 @@ class _PoolingHost(_Host):
                 self._report_abort()
             case _:
                 raise AssertionError(f"{message} is not for this engine")
+
+
+class GenerationHost(CoreHost):
+    """A LocalCore for clients in other processes."""
+
+    _client_type = _GenerationClient
+
+    def _find_id(self, output: Any) -> int:
+        return int(output.sequence_id)
+
+
+class PoolingHost(CoreHost):
+    """A LocalPoolingCore for clients in other processes."""
+
+    _client_type = _PoolingClient
+
+    def _find_id(self, output: Any) -> int:
+        return int(output[0])

@@ -5,6 +5,9 @@ StartEngine -->                        the configuration; the first message
 AddSequences, AbortSequences, ... -->  at any time; none has an answer, but for Inspect
             <-- GenerationReport       after each step, and once a second;
                                        or PoolingReport
+
+With several front processes, the process that starts all of them sends AddClient after
+EngineLoaded. The other messages go over the connection of each front process.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Literal
 import msgspec
 
 from ...config import EngineConfig
+from ...processes import Descriptor
 from ...scheduler import (
     PoolingCounters,
     PoolingStatistics,
@@ -38,11 +42,13 @@ class StartEngine(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     Args:
       model_kind: as startup.source.ModelKind.
       log_level: as in logging.
+      is_shared: clients come by AddClient; else the sender is the only one.
     """
 
     config: EngineConfig
     model_kind: Literal["generate", "pooling", "all"]
     log_level: int
+    is_shared: bool = False
 
 
 class EngineLoaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -54,6 +60,13 @@ class EngineLoaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     info: ModelInfo
     pooling: PoolingInfo | None
+
+
+class AddClient(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Serve another client, over a connection of its own; see CoreHost.serve."""
+
+    number: int
+    connection: Descriptor
 
 
 class AddSequences(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -130,6 +143,7 @@ class PoolingReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 ToEngine = (
     StartEngine
+    | AddClient
     | AddSequences
     | AbortSequences
     | AddInputs

@@ -5,6 +5,7 @@ None of them waits for a renderer worker or for the device.
 
 from __future__ import annotations
 
+from functools import partial
 import time
 from typing import Final
 
@@ -15,7 +16,7 @@ from ..._version import __version__
 from ...errors import EndpointOff, EngineStalled, TrioserveError
 from ...frontend import PoolingEngine, TextEngine
 from ..connection.scope import ScopedRequest
-from ..metrics import render_metrics
+from ..metrics import render_all_metrics, render_metrics
 from ..probes import Probe
 from ..respond import PlainAnswer, make_error, make_json, respond_json
 from ..state import ServerState
@@ -79,7 +80,12 @@ def answer_version(state: ServerState) -> PlainAnswer:
     return make_json(Version(version=__version__))
 
 
-@Probe
+async def _join_metrics(state: ServerState) -> PlainAnswer:
+    content = await render_all_metrics(state)
+    return PlainAnswer(content=content, content_type=CONTENT_TYPE_LATEST)
+
+
+@partial(Probe, report_all=_join_metrics)
 def answer_metrics(state: ServerState) -> PlainAnswer:
     """Report all metrics for Prometheus."""
     return PlainAnswer(content=render_metrics(state), content_type=CONTENT_TYPE_LATEST)

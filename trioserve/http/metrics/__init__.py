@@ -13,10 +13,25 @@ from the source: the statistics() or counters() of a room, or RequestCounts for 
 that the HTTP side counts itself. A new source needs its own table; METRICS lists the
 table, and collect.py reads it.
 
+With several front processes, their numbers are added. `joins` in a row says so if they are
+not: the engine's numbers are the same in all of them.
+
 A metric that vLLM also has uses vLLM's name after the prefix, so that vLLM's dashboards
 need only another prefix. Metrics of vLLM that this server cannot fill are left out.
 """
 
-from .collect import METRICS, collect_families, render_metrics
+from .collect import (
+    METRICS,
+    collect_families,
+    list_samples,
+    render_all_metrics,
+    render_metrics,
+)
 
-__all__ = ["METRICS", "collect_families", "render_metrics"]
+__all__ = [
+    "METRICS",
+    "collect_families",
+    "list_samples",
+    "render_all_metrics",
+    "render_metrics",
+]

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from prometheus_client.core import Metric as Family
 
 from ...frontend import PoolingEngine, TextEngine
-from ...observe import Rows, collect_rows, render_families
+from ...observe import (
+    Joining,
+    Rows,
+    Samples,
+    collect_rows,
+    join_families,
+    read_samples,
+    render_families,
+)
 from ...render import PoolingRenderer, Renderer
 from ..request_counts import RequestCounts
+from ..siblings import ReadMetrics, ask_siblings
 from ..state import ServerState
 from .engine import ENGINE, GENERATION, POOLING, SERVED
 from .images import IMAGES
@@ -25,10 +34,27 @@ METRICS: Rows[Any] = (
     *(*RENDERER, *STRUCTURES, *TEMPLATES, *IMAGES),
 )
 
+# prometheus_client's names of counters have no ending.
+_JOININGS: Mapping[str, Joining] = {
+    each.name.removesuffix("_total"): each.joins for each in METRICS
+}
+
 
 def render_metrics(state: ServerState) -> bytes:
     """Return the text that Prometheus reads."""
     return render_families(collect_families(state))
+
+
+async def render_all_metrics(state: ServerState) -> bytes:
+    """Return the text with the numbers of all front processes."""
+    others = await ask_siblings(state.siblings, ReadMetrics(), dict[str, Samples])
+    families = collect_families(state)
+    return render_families(join_families(families, others, _JOININGS))
+
+
+def list_samples(state: ServerState) -> dict[str, Samples]:
+    """Return the numbers of this process, for another front process."""
+    return read_samples(collect_families(state))
 
 
 def collect_families(state: ServerState) -> Iterator[Family]:

@@ -42,6 +42,7 @@ SERVER: Rows[ServerState] = (
         "Always 1; the labels describe the server.",
         lambda state: _describe(state),
         ("version", "model", "kernels"),
+        joins="own",
     ),
     GaugeMetric(
         "trioserve_http_requests_active",
@@ -136,6 +137,7 @@ SERVER: Rows[ServerState] = (
         "Seconds since the last sign of progress of the running step; about 1 at most "
         "without a step.",
         lambda state: state.stalled_seconds,
+        joins="own",
     ),
 )
 
@@ -167,5 +169,6 @@ LOOP: Rows[StallStatistics] = (
         f"Seconds of the longest of the {_SLOW}, for the tasks with the longest ones.",
         _read_offenders(lambda each: each.longest_seconds),
         ("task",),
+        joins="max",
     ),
 )

@@ -1,0 +1,309 @@
+"""Several front processes on one engine process, whose device is a fake.
+
+No process imports torch, so a server starts in some seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from http.client import HTTPConnection, HTTPResponse, IncompleteRead
+import json
+from pathlib import Path
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import psutil
+import pytest
+
+from trioserve.testing.supervisor_process import make_folder
+
+from .conftest import ServerProcess, begin_process
+
+pytestmark = pytest.mark.slow
+
+LATE = 20.0
+
+KEYS = "ann sk-ann\nbob sk-bob max_requests=1\n"
+
+# More than a test takes.
+LONG = 1900
+
+
+class Server:
+    """A server with two front processes."""
+
+    def __init__(self, started: ServerProcess) -> None:
+        self.started = started
+        self.process = psutil.Process(started.process.pid)
+
+    def list_children(self, module: str) -> list[psutil.Process]:
+        return [each for each in self.process.children() if module in name(each)]
+
+    @property
+    def fronts(self) -> list[psutil.Process]:
+        return self.list_children("front_process")
+
+    @contextmanager
+    def connect(self, front: psutil.Process) -> Iterator[HTTPConnection]:
+        """Open connections until a front process has accepted one."""
+        with ExitStack() as stack:
+            while True:
+                connection = HTTPConnection(
+                    "127.0.0.1", self.started.port, timeout=LATE
+                )
+                stack.callback(connection.close)
+                ask(connection, "GET", "/livez")
+                port = connection.sock.getsockname()[1]
+                if port in {
+                    each.raddr.port for each in front.net_connections() if each.raddr
+                }:
+                    yield connection
+                    return
+
+
+def name(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def ask(
+    connection: HTTPConnection, method: str, path: str, key: str = "ann", **body: object
+) -> Any:
+    """Send a request; returns the status and the answer's JSON or text."""
+    answer = begin(connection, method, path, key, **body)
+    text = answer.read().decode()
+    is_json = answer.headers.get("Content-Type", "") == "application/json"
+    return answer.status, json.loads(text) if is_json else text
+
+
+def begin(
+    connection: HTTPConnection, method: str, path: str, key: str, **body: object
+) -> HTTPResponse:
+    headers = {"Authorization": f"Bearer sk-{key}", "Content-Type": "application/json"}
+    content = json.dumps(body) if body else None
+    connection.request(method, path, content, headers)
+    return connection.getresponse()
+
+
+def begin_stream(
+    connection: HTTPConnection, key: str = "ann", max_tokens: int = LONG
+) -> HTTPResponse:
+    """Begin a stream, and wait for its first event."""
+    body: dict[str, object] = {"prompt": "Hi", "max_tokens": max_tokens, "stream": True}
+    answer = begin(connection, "POST", "/v1/completions", key, **body)
+    assert answer.status == 200
+    assert answer.readline().startswith(b"data: ")
+    return answer
+
+
+def complete(connection: HTTPConnection, key: str = "ann") -> int:
+    """Return the status of a completion."""
+    body: dict[str, object] = {"prompt": "Hi", "max_tokens": 2}
+    status: int = ask(connection, "POST", "/v1/completions", key, **body)[0]
+    return status
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LATE
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+
+
+MODULE = "trioserve.testing.supervisor_process"
+
+
+def write_command(folder: Path, keys: Path) -> list[str]:
+    options: dict[str, object] = {
+        **{"model": str(folder), "port": 0, "api_processes": 2},
+        **{"response_max_age": 0, "max_background_responses": 0},
+        **{"api_key_file": str(keys)},
+    }
+    return [sys.executable, "-m", MODULE, json.dumps(options)]
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
+    """Servers that start together: for most tests, for a dead engine, and for two signals."""
+    folder = tmp_path_factory.mktemp("fronts")
+    make_folder(folder)
+    (folder / "keys").write_text(KEYS)
+    command = write_command(folder, folder / "keys")
+    with ExitStack() as stack:
+        waits = [begin_process(stack, command) for _ in range(3)]
+        yield [Server(wait()) for wait in waits]
+
+
+@pytest.fixture
+def server(servers: list[Server]) -> Server:
+    return servers[0]
+
+
+@pytest.fixture
+def connections(server: Server) -> Iterator[list[HTTPConnection]]:
+    """A connection to each of the front processes."""
+    wait_until(lambda: len(server.fronts) == 2)
+    with ExitStack() as stack:
+        yield [stack.enter_context(server.connect(each)) for each in server.fronts]
+
+
+def test_each_front_process_answers_the_official_client(server: Server) -> None:
+    served: set[int] = set()
+    while len(served) < 2:
+        with openai.OpenAI(
+            base_url=f"{server.started.url}/v1", api_key="sk-ann", max_retries=0
+        ) as client:
+            raw = client.completions.with_raw_response.create(
+                model="fake", prompt="Hi", max_tokens=9
+            )
+            assert raw.parse().choices[0].text.startswith("The quick")
+            stream = raw.http_response.extensions["network_stream"]
+            port = stream.get_extra_info("client_addr")[1]
+            served |= {
+                each.pid
+                for each in server.fronts
+                if any(c.raddr and c.raddr.port == port for c in each.net_connections())
+            }
+
+
+def test_a_front_process_shows_and_cancels_the_requests_of_another_one(
+    connections: list[HTTPConnection],
+) -> None:
+    here, there = connections
+    stream = begin_stream(there)
+    status, listed = ask(here, "GET", "/v1/requests")
+    [card] = listed["data"]
+    assert (status, card["key"], card["phase"]) == (200, "ann", "decode")
+    path = f"/v1/requests/{card['id']}"
+    [details] = ask(here, "GET", path)[1]["data"]
+    assert details["kv_blocks"] > 0 and details["task"]["awaits"]
+    # Another client may not see it.
+    assert ask(here, "GET", path, "bob")[0] == 404
+    assert ask(here, "GET", "/v1/requests", "bob")[1]["data"] == []
+    metrics = ask(here, "GET", "/metrics")[1]
+    assert 'trioserve_key_requests_running{key="ann"} 1.0' in metrics
+    assert "trioserve_num_requests_open 1.0" in metrics
+    assert "trioserve_num_requests_running 1.0" in metrics
+    [card] = ask(here, "DELETE", path)[1]["data"]
+    assert "cancelled" in stream.read().decode()
+    assert ask(here, "GET", path)[0] == 404
+
+
+def test_the_limit_of_a_key_holds_for_all_front_processes(
+    connections: list[HTTPConnection],
+) -> None:
+    here, there = connections
+    begin_stream(there, "bob")
+    assert complete(here, "bob") == 429
+    assert complete(here, "ann") == 200
+    there.close()
+    wait_until(lambda: complete(here, "bob") == 200)
+    assert complete(here, "bob") == 200
+
+
+def test_all_front_processes_read_the_keys_again(
+    server: Server, connections: list[HTTPConnection]
+) -> None:
+    [argument] = [each for each in server.process.cmdline() if each.startswith("{")]
+    path = Path(json.loads(argument)["api_key_file"])
+    assert [complete(each, "cid") for each in connections] == [401, 401]
+    path.write_text(KEYS + "cid sk-cid\n")
+    server.process.send_signal(signal.SIGHUP)
+    for each in connections:
+        wait_until(lambda: complete(each, "cid") == 200)
+
+
+def test_a_front_process_that_is_killed_costs_its_own_requests_and_is_replaced(
+    server: Server, connections: list[HTTPConnection]
+) -> None:
+    here, there = connections
+    front = server.fronts[1]
+    lost, kept = begin_stream(there), begin_stream(here, max_tokens=600)
+    assert (
+        "_num_requests_running 2.0" in httpx.get(f"{server.started.url}/metrics").text
+    )
+    front.kill()
+    with pytest.raises((IncompleteRead, ConnectionError)):
+        lost.read()
+    # The engine has dropped its request, and the other one goes on.
+    assert kept.read().endswith(b"data: [DONE]\n\n")
+    wait_until(lambda: "_used_blocks 0.0" in ask(here, "GET", "/metrics")[1])
+    assert ask(here, "GET", "/v1/requests")[1]["data"] == []
+    wait_until(lambda: len(server.fronts) == 2 and front not in server.fronts)
+    with server.connect(server.fronts[1]) as connection:
+        assert complete(connection) == 200
+        # It has learned of the work of others.
+        stream = begin_stream(here, "bob")
+        assert complete(connection, "bob") == 429
+        stream.close()
+        here.close()
+
+
+def test_sigterm_drains_all_front_processes(
+    server: Server, connections: list[HTTPConnection]
+) -> None:
+    """This is the last test that uses the server."""
+    with server.connect(server.fronts[0]) as idle:
+        streams = [begin_stream(each, max_tokens=600) for each in connections]
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: ask(idle, "GET", "/health")[0] == 503)
+        for stream in streams:
+            assert stream.read().endswith(b"data: [DONE]\n\n")
+    assert server.started.process.wait(LATE) == 0
+    log = server.started.read_log()
+    assert "was ended by SIGKILL" in log and "another one begins" in log
+    assert "Traceback" not in log
+
+
+def test_a_killed_engine_gives_every_client_an_error_and_ends_the_server(
+    servers: list[Server],
+) -> None:
+    server = servers[1]
+    children = server.process.children()
+    [engine] = server.list_children("engine_process")
+    with ExitStack() as stack:
+        streams = [
+            begin_stream(stack.enter_context(server.connect(each)))
+            for each in server.fronts
+        ]
+        engine.kill()
+        for stream in streams:
+            *_, error, done = stream.read().decode().strip().split("\n\n")
+            assert json.loads(error.removeprefix("data: "))["error"]["code"] == 500
+            assert done == "data: [DONE]"
+    assert server.started.process.wait(LATE) == 3
+    log = server.started.read_log()
+    assert "so the server ends: the engine process was ended by SIGKILL" in log
+    assert "Traceback" not in log
+    assert not any(each.is_running() for each in children)
+
+
+def test_a_second_signal_ends_all_processes_at_once(servers: list[Server]) -> None:
+    server = servers[2]
+    children = server.process.children()
+    with ExitStack() as stack:
+        for each in server.fronts:
+            begin_stream(stack.enter_context(server.connect(each)))
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: httpx.get(f"{server.started.url}/health").status_code == 503)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.started.process.wait(LATE) == 128 + signal.SIGTERM
+    assert not any(each.is_running() for each in children)
+
+
+def test_a_mistake_that_front_processes_find_is_told_in_a_sentence(
+    tmp_path: Path,
+) -> None:
+    keys = tmp_path / "wrong"
+    keys.write_text("ann\n")
+    command = write_command(make_folder(tmp_path), keys)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "InvalidConfig: --api-key-file: line 1" in done.stderr
+    assert "the engine failed" not in done.stderr

@@ -1,0 +1,17 @@
+"""Several front processes of one server: what they tell each other, by way of their parent.
+
+messages    between a front process and its parent
+hub         the parent's side: it passes on states, questions and answers, and counts places
+places      the requests of each key that run at once, over all front processes
+link        the side of a front process
+died        the error of one that is not replaced
+
+It does not know HTTP, keys or engines: states, questions and answers are bytes here. The
+doors are Hub and FrontLink; startup/ opens the processes.
+"""
+
+from .died import FrontProcessDied
+from .hub import Hub
+from .link import FrontLink
+
+__all__ = ["FrontLink", "FrontProcessDied", "Hub"]

@@ -1,0 +1,199 @@
+"""A front process: `python -m trioserve.startup.front_process DESCRIPTOR PARENT`.
+
+supervisor.py starts it. It serves one socket, over an engine in another process.
+fronts/messages.py has its messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+import socket
+from typing import Any
+
+import msgspec
+import trio
+
+from ..engine import PeerWork, RemoteCore, RemotePoolingCore, find_first_id
+from ..engine.process.messages import FromEngine
+from ..errors import EngineDied, StartupError, find_first
+from ..frontend import PoolingEngine, TextEngine
+from ..fronts import FrontLink
+from ..fronts.messages import (
+    Drained,
+    EngineLost,
+    FrontReady,
+    Order,
+    OrderKind,
+    StartFront,
+    ToFront,
+)
+from ..http.key_use import KeyTokens
+from ..observe.log_lines import set_up_logging
+from ..processes import MessageStream, run_as_child
+from ..types.not_loaded import NotLoaded
+from .front_server import FrontServer
+from .loaded import LoadedCore
+from .open import open_connected_engine
+
+
+async def main(stream: MessageStream[Any]) -> None:
+    """Serve the socket of the first message."""
+    begin = await stream.receive()
+    assert isinstance(begin, StartFront), "StartFront comes first"
+    set_up_logging(begin.log_level, origin=f"front {begin.slot}")
+    last: object = None
+    try:
+        await _Front(begin, stream).run()
+    except* StartupError as errors:
+        error = find_first(errors)
+        assert isinstance(error, StartupError), "the clause takes no other"
+        last = NotLoaded.of(error)
+    except* EngineDied:
+        # The engine has logged the cause.
+        last = EngineLost()
+    if last is not None:
+        stream.send_nowait(last)
+        # The parent sends it when it has read the last message. Others may be on their way.
+        while await stream.receive() != Order("cancel"):
+            pass
+
+
+class _State(msgspec.Struct, frozen=True):
+    """The work of a front process, for its siblings."""
+
+    work: PeerWork
+    tokens: tuple[KeyTokens, ...]
+
+
+_DECODER = msgspec.msgpack.Decoder(_State)
+
+
+class _Front:
+    """The server of this process, and its link to the others.
+
+    Raises:
+      StartupError: a key or a certificate cannot be used.
+    """
+
+    def __init__(self, begin: StartFront, stream: MessageStream[Any]) -> None:
+        self._config = begin.config
+        self._first_id = find_first_id(begin.number)
+        self._link = FrontLink(begin.slot, stream)
+        self._server = FrontServer(
+            begin.config, socket.socket(fileno=begin.sock.number)
+        )
+        self._state = self._server.state
+        self._state.siblings = self._link
+        self._state.key_uses.on_charge = self._link.note_change
+        # The work of siblings, until there is an engine that counts it.
+        self._early: dict[int, PeerWork] = {}
+        self._everything = trio.CancelScope()
+        self._is_ready = trio.Event()
+        self._may_close = trio.Event()
+
+    async def run(self) -> None:
+        """Serve until the parent lets this process end.
+
+        Raises:
+          StartupError, EngineDied, in groups.
+        """
+        with self._everything:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._link.run, self)
+                nursery.start_soon(self._publish)
+                await self._server.serve(
+                    self._open_engine, self._note_ready, self._wait_end
+                )
+                nursery.cancel_scope.cancel()
+        if self._is_ready.is_set():
+            self._server.log_stalls()
+
+    @asynccontextmanager
+    async def _open_engine(self) -> AsyncIterator[TextEngine | PoolingEngine]:
+        async with open_connected_engine(
+            self._config.engine, self._connect, first_id=self._first_id
+        ) as served:
+            for front, work in self._early.items():
+                served.engine.set_peer(front, work)
+            self._early.clear()
+            served.engine.on_work = self._link.note_change
+            yield served
+
+    async def _connect(self) -> LoadedCore:
+        message = await self._link.wait_engine()
+        sock = socket.socket(fileno=message.connection.number)
+        sock.setblocking(False)
+        stream = MessageStream[Any](
+            trio.socket.from_stdlib_socket(sock), receives=FromEngine
+        )
+        remote: Any = RemoteCore if message.pooling is None else RemotePoolingCore
+        return LoadedCore(
+            core=remote(stream, _describe_end),
+            info=message.info,
+            pooling=message.pooling,
+        )
+
+    def _note_ready(self, address: str) -> None:
+        self._link.send_nowait(FrontReady(address=address))
+        self._is_ready.set()
+
+    async def _publish(self) -> None:
+        await self._is_ready.wait()
+        await self._link.publish(self)
+
+    async def _wait_end(self) -> None:
+        await self._state.finish_drain()
+        self._link.send_nowait(Drained())
+        await self._may_close.wait()
+
+    # The door of FrontLink.
+
+    def describe_state(self) -> bytes:
+        assert self._state.engine is not None, "it is there before the server is ready"
+        state = _State(
+            work=self._state.engine.engine.describe_work(),
+            tokens=self._state.key_uses.list_tokens(),
+        )
+        return msgspec.msgpack.encode(state)
+
+    def take_state(self, front: int, state: bytes) -> None:
+        seen = _DECODER.decode(state)
+        self._state.key_uses.take_tokens(front, seen.tokens)
+        if self._state.engine is None:
+            self._early[front] = seen.work
+        else:
+            self._state.engine.engine.set_peer(front, seen.work)
+
+    def forget(self, front: int) -> None:
+        self._state.key_uses.forget(front)
+        self._early.pop(front, None)
+        if self._state.engine is not None:
+            self._state.engine.engine.set_peer(front, None)
+
+    async def answer(self, question: bytes) -> bytes:
+        from ..http.live_answers import answer_sibling
+
+        return await answer_sibling(self._state, question)
+
+    async def obey(self, order: OrderKind) -> None:
+        match order:
+            case "drain":
+                self._state.lifecycle.begin_drain()
+            case "close":
+                self._may_close.set()
+            case "cancel":
+                self._everything.cancel()
+            case "reload":
+                await self._server.reload()
+            case "log_stalls":
+                self._server.log_stalls()
+
+
+async def _describe_end() -> str:
+    await trio.lowlevel.checkpoint()
+    return "the engine process has ended"
+
+
+if __name__ == "__main__":
+    run_as_child(main, receives=ToFront)

@@ -1,0 +1,152 @@
+"""HTTP over an engine, in this process: hypercorn inside the engine's block."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+import logging
+import socket
+from typing import TYPE_CHECKING
+
+import hypercorn.trio
+import trio
+
+from ..config import ServeConfig
+from ..errors import InvalidConfig
+from ..frontend import PoolingEngine, TextEngine
+from ..http import (
+    ServerState,
+    guard_connections,
+    make_config,
+    raise_descriptor_limit,
+)
+from ..processes.interpreter import prepare_interpreter, settle_interpreter
+from ..threads.fresh_thread import open_fresh_thread
+from .address import start_listening
+from .tls import TlsContext
+
+if TYPE_CHECKING:
+    from ..http import ServingApp
+
+logger = logging.getLogger(__name__)
+
+# A file on a network that hangs must not delay other signals for longer.
+_RELOAD_SECONDS = 5.0
+
+
+class FrontServer:
+    """Serves one socket.
+
+    Args:
+      sock: bound; the server listens and closes it.
+
+    Attributes:
+      state: all that handlers share.
+
+    Raises:
+      InvalidConfig: a key or a certificate cannot be used.
+    """
+
+    def __init__(self, config: ServeConfig, sock: socket.socket) -> None:
+        self._config = config
+        self._sock = sock
+        self.state = ServerState(config=config.http)
+        self._tls = (
+            None if config.bind.tls_certfile is None else TlsContext(config.bind)
+        )
+        self._reloading = trio.CapacityLimiter(1)
+
+    async def serve(
+        self,
+        open_engine: Callable[
+            [], AbstractAsyncContextManager[TextEngine | PoolingEngine]
+        ],
+        on_ready: Callable[[str], None],
+        wait_end: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Load the model, and serve.
+
+        Args:
+          on_ready: is called with the address when the server listens.
+          wait_end: returns when no request is left after a drain, and the server may end.
+
+        Raises:
+          StartupError: the model cannot be served.
+        """
+        state = self.state
+        raise_descriptor_limit()
+        guard_connections(self._config.http)
+        trio.lowlevel.add_instrument(state.loop_stall)
+        prepare_interpreter()
+        async with (
+            open_fresh_thread(_import_app) as importing,
+            open_engine() as state.engine,
+        ):
+            create_app = await importing.wait()
+            await settle_interpreter()
+            with state.recording():
+                async with trio.open_nursery() as nursery:
+                    binds = await nursery.start(
+                        self._serve_http, create_app(state), wait_end
+                    )
+                    on_ready(binds[0])
+
+    async def reload(self) -> None:
+        """Read keys and certificates again, and open the request log again."""
+        if self.state.request_log is not None:
+            self.state.request_log.reopen()
+        parts: dict[str, Callable[[], None]] = {}
+        if self._config.http.api_key_file is not None:
+            parts["keys"] = self.state.keys.reload
+        if self._tls is not None:
+            parts["certificate"] = self._tls.reload
+        for name, reload in parts.items():
+            with trio.move_on_after(_RELOAD_SECONDS) as scope:
+                try:
+                    await trio.to_thread.run_sync(
+                        reload, limiter=self._reloading, abandon_on_cancel=True
+                    )
+                except InvalidConfig as error:
+                    logger.error("%s as before: %s", name, error)
+                else:
+                    logger.info("%s read again", name)
+            if scope.cancelled_caught:
+                logger.error("%s as before: the file cannot be read now", name)
+
+    def log_stalls(self) -> None:
+        for line in self.state.loop_stall.describe().splitlines():
+            logger.info("event loop: %s", line)
+
+    async def _serve_http(  # noqa: ASYNC128 (hypercorn calls started)
+        self,
+        app: ServingApp,
+        wait_end: Callable[[], Awaitable[None]],
+        *,
+        task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        # hypercorn logs the address, too, and has no option to turn that off.
+        logging.getLogger("hypercorn.error").addFilter(_is_no_address)
+        # hypercorn takes the descriptor over and closes it. It would listen by itself, but
+        # its error names no flag.
+        config = make_config(bind=[])
+        start_listening(self._sock, self._config.bind, config.backlog)
+        config.bind = [f"fd://{self._sock.detach()}"]
+        if self._tls is not None:
+            config.certfile = self._config.bind.tls_certfile
+            config.keyfile = self._config.bind.tls_keyfile
+            context = self._tls.context
+            config.create_ssl_context = lambda: context  # type: ignore[method-assign]
+        await hypercorn.trio.serve(
+            app, config, shutdown_trigger=wait_end, task_status=task_status
+        )
+
+
+def _import_app() -> Callable[[ServerState], ServingApp]:
+    # Here and not above, so that the engine process starts before and loads meanwhile.
+    from ..http import create_http_app
+
+    return create_http_app
+
+
+def _is_no_address(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("Running on ")
