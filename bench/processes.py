@@ -21,11 +21,20 @@ Question
                  by one needs it hundreds of times, and a step that replays a CUDA graph
                  a few times
 
+  And how much do several processes gain that serve HTTP? Sleeping devices also have
+
+      2 fronts   `--api-processes 2`: two of them, and the engine in a third one
+      4 fronts   four of them
+
+  if --modes names them. One process that serves HTTP is `outside`.
+
   Around the sleeping devices everything is real: sockets, HTTP, text, scheduler, loop.
   bench/start.py measures the memory and the start of an engine process.
 
       python bench/processes.py --rounds 5 --json processes.json --plot processes.png
       python bench/processes.py --quick
+      python bench/processes.py --devices '2 ms' --streams 128 512 \\
+          --modes 'outside,2 fronts,4 fronts'
 
 Machine
   Any; the report names it. The server, its engine, the device's threads, the reader of
@@ -38,7 +47,9 @@ How to read the answer
   ms a step      the time divided by the number of steps, from /metrics. It contains the
                  time that the device sleeps or computes, and its wait for the host.
   tokens/s       of all streams, from /metrics; every token is sent and read.
-  ratio          of tokens/s, outside to inside, of the medians.
+  events/s       of all streams. A server that is late sends the tokens of several steps in
+                 one event.
+  ratio          of tokens/s to those of the first mode, of the medians.
   first token    from sending a request to its first event, if all clients send at once;
                  median of the clients. Their prompts have about 30 tokens.
   /health        one probe every 10 ms from a process of its own, on a connection that
@@ -48,9 +59,10 @@ How to read the answer
                  sockets. The p99 is read from /metrics, linear between the bounds of
                  its bucket. With the engine inside, the loop plans steps, too. Reading
                  /metrics is itself a turn of 1 to 2 ms.
-  cpu            cores that the server, its engine process and this reader took.
+  cpu            cores that the server with its front processes, its engine process and this
+                 reader took.
 
-  Both servers of a device run at once and take turns within a round, in reversed order
+  All servers of a device run at once and take turns within a round, in reversed order
   every other round; an idle server costs only memory. Each turn has new streams, and is
   timed when all of them have begun. Figures are medians of the rounds.
 """
@@ -65,8 +77,8 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from kit.engines.device import DEVICES, NUM_SEQUENCES, Device
-from kit.engines.server import MODES, write_command
+from kit.engines.device import DEVICES, Device
+from kit.engines.server import FRONT_MODES, MODES, write_command
 from kit.engines.turn import Figures, measure_turn
 from kit.options import add_outputs, read_choice, read_positive, read_seconds
 from kit.process import stopping_at_sigterm, tell
@@ -74,12 +86,12 @@ from kit.server import RunningServer, open_server
 import trio
 
 from trioserve.config import DEFAULT_MODEL
-from trioserve.load.plot import BLUE, VERMILION, save_bars
+from trioserve.load.plot import BLUE, GREEN, GREY, VERMILION, save_bars
 from trioserve.load.report import describe_machine, save, write_now
 from trioserve.load.rounds import alternate
 from trioserve.load.statistics import find_medians
 from trioserve.load.table import write_markdown, write_number
-from trioserve.testing.tokenizer import tiny_tokenizer
+from trioserve.testing.supervisor_process import make_folder
 
 # ---- a whole run --------------------------------------------------------------------
 
@@ -89,6 +101,7 @@ class Load:
     """The devices, streams and times of a run; one field is one option."""
 
     devices: tuple[str, ...] = tuple(DEVICES)
+    modes: tuple[str, ...] = MODES
     streams: tuple[int, ...] = (1, 32, 128)
     rounds: int = 5
     seconds: float = 8.0
@@ -135,10 +148,9 @@ async def measure(load: Load) -> Results:
 
 async def measure_device(device: Device, load: Load) -> list[Result]:
     async with AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory()))
-        tiny_tokenizer(folder)
+        folder = make_folder(Path(stack.enter_context(TemporaryDirectory())))
         servers: dict[str, RunningServer] = {}
-        for mode in MODES:
+        for mode in load.modes:
             tell(f"{device.name}: starting a server with its engine {mode}")
             command = write_command(device, mode, load.model, folder)
             server = await stack.enter_async_context(open_server(command))
@@ -155,7 +167,7 @@ async def take_turns(
     seen: dict[tuple[int, str], list[Figures]] = {}
     for number in range(load.rounds):
         for num_streams in load.streams:
-            for mode in alternate(MODES, number):
+            for mode in alternate(load.modes, number):
                 tell(f"{device.name}, round {number + 1}: {num_streams} {mode}")
                 figures = await measure_turn(
                     servers[mode],
@@ -173,7 +185,9 @@ async def take_turns(
             median=find_medians(rounds),
             rounds=tuple(rounds),
         )
-        for (num_streams, mode), rounds in sorted(seen.items())
+        for (num_streams, mode), rounds in sorted(
+            seen.items(), key=lambda item: (item[0][0], load.modes.index(item[0][1]))
+        )
     ]
 
 
@@ -188,7 +202,15 @@ def render_results(results: Results) -> str:
 
 def build_table(results: Results) -> Iterator[list[str]]:
     """Lay out a row for each device, number of streams and mode."""
-    headings = ["device", "streams", "engine", "ms a step", "tokens/s", "ratio"]
+    headings = [
+        "device",
+        "streams",
+        "mode",
+        "ms a step",
+        "tokens/s",
+        "ratio",
+        "events/s",
+    ]
     headings += ["first token, ms", "/health p50 / p99 ms", "turn p99 ms"]
     yield [*headings, "cpu: server / engine / reader"]
     for result in results.results:
@@ -200,6 +222,7 @@ def build_table(results: Results) -> Iterator[list[str]]:
             write_number(1000 * seen.step),
             write_number(seen.tokens_per_second),
             find_ratio(results, result),
+            write_number(seen.events_per_second),
             write_number(1000 * seen.first_token),
             " / ".join(write_number(1000 * seconds) for seconds in health),
             write_number(1000 * seen.turn_p99),
@@ -208,12 +231,12 @@ def build_table(results: Results) -> Iterator[list[str]]:
 
 
 def find_ratio(results: Results, result: Result) -> str:
-    """Divide tokens/s by those of the engine inside; empty for itself."""
-    inside = (result.device, result.num_streams, MODES[0])
-    if result.mode == MODES[0]:
+    """Divide tokens/s by those of the first mode; empty for itself."""
+    first = (result.device, result.num_streams, results.load.modes[0])
+    if result.mode == first[2]:
         return ""
     for other in results.results:
-        if (other.device, other.num_streams, other.mode) == inside:
+        if (other.device, other.num_streams, other.mode) == first:
             ratio = result.median.tokens_per_second / other.median.tokens_per_second
             return f"{ratio:.2f}"
     return ""
@@ -228,7 +251,7 @@ def write_notes(results: Results) -> Iterator[str]:
     yield f"the prober's timers were up to {1000 * lag:.1f} ms late (p99)"
 
 
-COLORS = {"inside": VERMILION, "outside": BLUE}
+COLORS = dict(zip((*MODES, *FRONT_MODES), (VERMILION, BLUE, GREEN, GREY)))
 
 PANELS: dict[str, Callable[[Figures], float]] = {
     "Engine step, ms": lambda seen: 1000 * seen.step,
@@ -243,7 +266,7 @@ def save_plot(results: Results, path: Path) -> None:
     panels = {
         title: {
             mode: [read(each.median) for each in results.results if each.mode == mode]
-            for mode in MODES
+            for mode in results.load.modes
         }
         for title, read in PANELS.items()
     }
@@ -269,20 +292,26 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--streams", type=int, nargs="+", default=load.streams)
     known = tuple(DEVICES)
     add("--devices", type=partial(read_choice, known=known), default=known)
+    all_modes = (*MODES, *FRONT_MODES)
+    add("--modes", type=partial(read_choice, known=all_modes), default=load.modes)
     add("--seconds", type=read_seconds, default=load.seconds)
     add("--model-seconds", type=read_seconds, default=load.model_seconds)
     add("--model", default=load.model)
     add("--quick", action="store_true", help="short turns, to check that it works")
     add_outputs(parser)
     parsed = parser.parse_args(arguments)
-    if max(parsed.streams) > NUM_SEQUENCES or min(parsed.streams) < 1:
-        parser.error(f"--streams are 1 to {NUM_SEQUENCES}")
+    most = min(DEVICES[each].max_streams for each in parsed.devices)
+    if max(parsed.streams) > most or min(parsed.streams) < 1:
+        parser.error(f"--streams are 1 to {most} with these devices")
+    if "model" in parsed.devices and {*FRONT_MODES} & {*parsed.modes}:
+        parser.error("several front processes are for --devices that sleep")
     return parsed
 
 
 def read_load(options: argparse.Namespace) -> Load:
     load = Load(
         devices=options.devices,
+        modes=options.modes,
         streams=tuple(options.streams),
         rounds=options.rounds,
         seconds=options.seconds,

@@ -15,6 +15,11 @@ def list_processes(pid: int) -> list[int]:
     return [pid, *(each for child in children for each in list_processes(child))]
 
 
+def read_command(pid: int) -> str:
+    """Read the command line of a process."""
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
 def read_cpu_seconds(pid: int) -> float:
     """Read how much CPU time a process has used (proc(5): utime and stime)."""
     # The command's name, which ends at the last bracket, may have spaces.

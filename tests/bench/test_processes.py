@@ -60,6 +60,7 @@ def make_look(at: float, num_steps: int) -> Any:
         server_cpu=at,
         engine_cpu=at / 2,
         reader_cpu=at / 4,
+        num_events=3 * num_steps,
     )
 
 
@@ -147,6 +148,7 @@ def test_the_longest_duration_is_in_the_highest_bucket_that_grew(
 def test_a_turn_has_the_differences_of_two_looks() -> None:
     assert FIGURES.step == pytest.approx(0.002)
     assert FIGURES.tokens_per_second == pytest.approx(2000.0)
+    assert FIGURES.events_per_second == pytest.approx(1500.0)
     assert FIGURES.first_token == 0.2
     assert FIGURES.health_p99 == 0.004
     assert (FIGURES.server_cpu, FIGURES.engine_cpu) == (1.0, 0.5)
@@ -166,8 +168,10 @@ def test_the_table_has_a_row_for_each_mode_and_a_ratio_for_each_pair() -> None:
     table, notes = processes.render_results(make_results()).split("\n\n")
     rows = table.splitlines()
     assert len(rows) == 2 + 8
-    assert rows[2].startswith("| model | 1 | inside | 2.00 | 1000 |  | 200 |")
-    assert rows[5].startswith("| model | 128 | outside | 2.00 | 2000 | 2.00 | 200 |")
+    assert rows[2].startswith("| model | 1 | inside | 2.00 | 1000 |  | 1500 | 200 |")
+    assert rows[5].startswith(
+        "| model | 128 | outside | 2.00 | 2000 | 2.00 | 1500 | 200 |"
+    )
     assert "medians of 5 rounds" in notes
 
 
@@ -194,6 +198,16 @@ def test_the_commands_differ_only_in_the_place_of_the_engine() -> None:
         )
         assert len(inside) == len(outside)
         assert sum(a != b for a, b in zip(inside, outside)) == 1
+
+
+def test_several_front_processes_serve_a_device_that_sleeps() -> None:
+    command = write_command(DEVICES["2 ms"], "4 fronts", "m", Path("f"))
+    assert command[1:] == ["-m", "kit.engines.front_server", "2 ms", "4", "f"]
+    with pytest.raises(SystemExit):
+        processes.parse_arguments(["--modes", "outside,2 fronts"])
+    arguments = ["--modes", "outside,2 fronts", "--devices", "2 ms"]
+    options = processes.parse_arguments([*arguments, "--streams", "512"])
+    assert processes.read_load(options).modes == ("outside", "2 fronts")
 
 
 @pytest.mark.slow

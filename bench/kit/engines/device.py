@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from trioserve.types.output import StepResult
     from trioserve.types.plan import StepPlan
 
+# The most sequences of the model, and of a device that sleeps.
 NUM_SEQUENCES = 128
+MOST_SEQUENCES = 512
 MAX_MODEL_LEN = 2**15
 BLOCK_SIZE = 16
 
@@ -33,6 +35,10 @@ class Device:
     step_seconds: float | None = None
     num_waits: int = 1
     max_tokens: int = 30_000
+
+    @property
+    def max_streams(self) -> int:
+        return NUM_SEQUENCES if self.step_seconds is None else MOST_SEQUENCES
 
 
 DEVICES = {
@@ -93,9 +99,9 @@ def make_core(device: Device) -> LocalCore:
     from trioserve.testing.fake_device import make_info
 
     scheduler = Scheduler(
-        num_blocks=NUM_SEQUENCES * MAX_MODEL_LEN // BLOCK_SIZE,
+        num_blocks=MOST_SEQUENCES * MAX_MODEL_LEN // BLOCK_SIZE,
         block_size=BLOCK_SIZE,
-        max_num_seqs=NUM_SEQUENCES,
+        max_num_seqs=MOST_SEQUENCES,
         max_num_batched_tokens=2048,
         max_model_len=MAX_MODEL_LEN,
     )

@@ -10,13 +10,22 @@ from contextlib import asynccontextmanager
 import os
 from typing import TYPE_CHECKING, Any
 
-from kit.engines.device import DEVICES, Device, make_core, sleep_sharply
+from kit.engines.device import (
+    DEVICES,
+    MAX_MODEL_LEN,
+    Device,
+    make_core,
+    sleep_sharply,
+)
 
 if TYPE_CHECKING:
     from trioserve.processes import MessageStream
 
 # The environment variable that names the device of an engine process.
 DEVICE_VARIABLE = "TRIOSERVE_BENCH_DEVICE"
+
+# The variable that is set if front_server.py has started it, for several front processes.
+SHARED_VARIABLE = "TRIOSERVE_BENCH_SHARED"
 
 
 @asynccontextmanager
@@ -40,15 +49,21 @@ async def open_core(device: Device, mode: str) -> AsyncIterator[Any]:
 
 def main() -> None:
     """Run the engine process."""
-    from trioserve.engine import host_core
-    from trioserve.engine.process.messages import ToEngine
+    from trioserve.engine import host_clients, host_core
+    from trioserve.engine.process.messages import EngineLoaded, ToEngine
     from trioserve.processes import run_as_child
     from trioserve.processes.interpreter import settle_interpreter
+    from trioserve.testing.fake_device import make_info
 
     async def host(stream: MessageStream[Any]) -> None:
         core = make_core(DEVICES[os.environ[DEVICE_VARIABLE]])
         await settle_interpreter()
-        await host_core(core, stream)
+        if SHARED_VARIABLE not in os.environ:
+            await host_core(core, stream)
+            return
+        await stream.receive()
+        stream.send_nowait(EngineLoaded(info=make_info(MAX_MODEL_LEN), pooling=None))
+        await host_clients(core, stream)
 
     sleep_sharply()
     run_as_child(host, receives=ToEngine)

@@ -1,7 +1,8 @@
 """A server of a model or of a sleeping device, with its engine inside or outside.
 
 `python -m kit.engines.server DEVICE MODE FOLDER` serves a sleeping device, with the
-tokenizer in a folder.
+tokenizer in a folder. `python -m kit.engines.front_server DEVICE NUMBER FOLDER` does so by
+several front processes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 from kit.engines.device import (
     DEVICES,
     MAX_MODEL_LEN,
+    MOST_SEQUENCES,
     NUM_SEQUENCES,
     Device,
     sleep_sharply,
@@ -24,9 +26,15 @@ import trio
 # The place of the engine: inside the server's process, or outside.
 MODES = ("inside", "outside")
 
+# Several front processes, and their number. The engine is outside.
+FRONT_MODES = {"2 fronts": 2, "4 fronts": 4}
+
 
 def write_command(device: Device, mode: str, model: str, folder: Path) -> list[str]:
     """Write the command that starts a server."""
+    if mode in FRONT_MODES:
+        command = [sys.executable, "-m", "kit.engines.front_server"]
+        return [*command, device.name, str(FRONT_MODES[mode]), str(folder)]
     if device.step_seconds is not None:
         command = [sys.executable, "-m", "kit.engines.server"]
         return [*command, device.name, mode, str(folder)]
@@ -48,7 +56,12 @@ async def serve(device: Device, mode: str, folder: Path) -> None:
     from trioserve.config import HttpConfig, MediaConfig, RenderConfig
     from trioserve.engine import TokenEngine
     from trioserve.frontend import TextEngine
-    from trioserve.http import ServerState, create_http_app, install_guard, make_config
+    from trioserve.http import (
+        ServerState,
+        create_http_app,
+        guard_connections,
+        make_config,
+    )
     from trioserve.processes.interpreter import settle_interpreter
     from trioserve.testing.fake_device import make_info
     from trioserve.testing.renderers import load_renderer
@@ -57,9 +70,9 @@ async def serve(device: Device, mode: str, folder: Path) -> None:
     renderer = load_renderer(folder, RenderConfig(), info=info, media=MediaConfig())
     state = ServerState(config=HttpConfig())
     trio.lowlevel.add_instrument(state.loop_stall)
-    install_guard()
+    guard_connections(state.config)
     async with open_core(device, mode) as core, trio.open_nursery() as nursery:
-        engine = TokenEngine(core, info=info, max_num_sequences=2 * NUM_SEQUENCES)
+        engine = TokenEngine(core, info=info, max_num_sequences=2 * MOST_SEQUENCES)
         state.engine = TextEngine(engine, renderer)
         await nursery.start(engine.run)
         await settle_interpreter()

@@ -20,7 +20,7 @@ from kit.metrics import (
 from kit.probe_process import Probes, open_prober
 from kit.raw import Request, check_status, open_request, write_request
 from kit.server import RunningServer
-from kit.usage import list_processes, read_cpu_seconds
+from kit.usage import list_processes, read_command, read_cpu_seconds
 import trio
 
 from trioserve.load.texts import write_text
@@ -33,6 +33,8 @@ POLL_SECONDS = 0.1
 # About 30 tokens of a real tokenizer.
 PROMPT_CHARACTERS = 120
 
+_EVENT = b"data: {"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
@@ -43,6 +45,7 @@ class Figures:
 
     step: float
     tokens_per_second: float
+    events_per_second: float
     first_token: float
     health_p50: float
     health_p99: float
@@ -59,13 +62,17 @@ class StreamEnded(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Readers:
-    """Reads streams, and records only the time of each first event.
+    """Reads streams, and records the time of each first event and the number of events.
 
     The reader shares the cores with the server, so it must be cheap: decoding an event
     would cost as much as writing it. The server counts the tokens.
+
+    Attributes:
+      num_events: those that one read has cut in two are left out.
     """
 
     num_streams: int
+    num_events: int = 0
     firsts: list[float] = field(default_factory=list)
     all_began: trio.Event = field(default_factory=trio.Event)
 
@@ -79,14 +86,14 @@ class Readers:
         async with open_request(port, request) as stream:
             await self._read_first(stream)
             self._note_first(trio.current_time() - began)
-            while await stream.receive_some(65536):
-                pass
+            while data := await stream.receive_some(65536):
+                self.num_events += data.count(_EVENT)
         raise StreamEnded("the server ended a stream")
 
     async def _read_first(self, stream: trio.SocketStream) -> None:
         data = b""
         # A text completion's first event has its first token.
-        while b"data: {" not in data:
+        while _EVENT not in data:
             received = bytes(await stream.receive_some(65536))
             data += received
             check_status(data)
@@ -120,16 +127,20 @@ class Look:
     server_cpu: float
     engine_cpu: float
     reader_cpu: float
+    num_events: int
 
 
-async def look_at(server: RunningServer) -> Look:
-    _, *children = list_processes(server.pid)
+async def look_at(server: RunningServer, readers: Readers) -> Look:
+    pids = list_processes(server.pid)
+    engines = [pid for pid in pids if "engine_process" in read_command(pid)]
     return Look(
         metrics=await fetch_metrics(server.url),
         at=trio.current_time(),
-        server_cpu=read_cpu_seconds(server.pid),
-        engine_cpu=sum(map(read_cpu_seconds, children)),
+        # Front processes belong to the server.
+        server_cpu=sum(read_cpu_seconds(pid) for pid in pids if pid not in engines),
+        engine_cpu=sum(map(read_cpu_seconds, engines)),
         reader_cpu=time.process_time(),
+        num_events=readers.num_events,
     )
 
 
@@ -149,9 +160,9 @@ async def measure_turn(
                 nursery.start_soon(readers.read, server.port, request)
             await readers.all_began.wait()
             await prober.start()
-            before = await look_at(server)
+            before = await look_at(server, readers)
             await trio.sleep(seconds)
-            after = await look_at(server)
+            after = await look_at(server, readers)
             probes = await prober.stop()
             nursery.cancel_scope.cancel()
         await wait_idle(server)
@@ -183,6 +194,7 @@ def sum_up(before: Look, after: Look, firsts: Iterable[float], seen: Probes) -> 
     return Figures(
         step=seconds / num_steps,
         tokens_per_second=num_tokens / seconds,
+        events_per_second=(after.num_events - before.num_events) / seconds,
         first_token=statistics.median(firsts),
         health_p50=seen.health.median,
         health_p99=seen.health.p99,
