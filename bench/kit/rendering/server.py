@@ -59,7 +59,7 @@ async def serve(mode: str, folder: Path) -> None:
     import hypercorn.trio
 
     from trioserve.asgi import create_app
-    from trioserve.http import install_guard, make_config
+    from trioserve.http import make_config
 
     if mode == "inline":
         render_inline()
@@ -73,7 +73,6 @@ async def serve(mode: str, folder: Path) -> None:
         renderer_num_workers=1,
         renderer_processes=1 if mode == "processes" else 0,
     )
-    install_guard()
     config = make_config(bind=["127.0.0.1:0"])
     async with trio.open_nursery() as nursery:
         binds = await nursery.start(hypercorn.trio.serve, app, config)
