@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from trioserve.config import ModelConfig
 from trioserve.errors import InvalidConfig, UnsupportedModel
 from trioserve.model import ModelRunner, load_model
 from trioserve.model.shards.weights import PartialWeight
 from trioserve.model.stages import load_stage, outline_stage
-from trioserve.testing.models import save_tiny_model
+from trioserve.testing.models import TINY_MODELS, save_tiny_model
 from trioserve.types.sampling import SamplingParams
 from trioserve.types.stage_place import Shard, StagePlace
 
@@ -212,6 +213,24 @@ def test_a_model_whose_plan_is_unknown_is_refused(
 ) -> None:
     save_tiny_model(model_type, tmp_path)
     place = StagePlace(stage=0, num_stages=1, shard=Shard(index=0, count=count))
+    with pytest.raises(UnsupportedModel, match=reason):
+        load_stage(tmp_path, CPU, name="tiny", place=place)
+
+
+def test_files_that_hold_a_split_weight_in_another_form_are_refused(
+    tmp_path: Path,
+) -> None:
+    """They hold queries, keys and values in one weight, and the model has three."""
+    try:
+        config = AutoConfig.for_model("sarvam_moe")
+    except ValueError:
+        pytest.skip("this version of transformers has no such model")
+    config.update({**TINY_MODELS["mixtral"], "head_dim": 8, "num_experts": 4})
+    config.update({"moe_intermediate_size": 16, "n_group": 1, "topk_group": 1})
+    build: Any = AutoModelForCausalLM
+    build.from_config(config).save_pretrained(tmp_path)
+    place = StagePlace(stage=0, num_stages=1, shard=Shard(index=0, count=2))
+    reason = "layers cannot be split: its files hold .* in another form than the model"
     with pytest.raises(UnsupportedModel, match=reason):
         load_stage(tmp_path, CPU, name="tiny", place=place)
 

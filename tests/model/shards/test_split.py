@@ -70,8 +70,8 @@ WHOLE = torch.arange(24.0).reshape(6, 4)
 @pytest.mark.parametrize(
     ("cut", "expected"),
     [
-        (Cut(axis=-2, kept=range(2, 4)), WHOLE[2:4]),
-        (Cut(axis=-1, kept=range(1, 3)), WHOLE[:, 1:3]),
+        (Cut(axis=-2, kept=range(2, 4), size=6), WHOLE[2:4]),
+        (Cut(axis=-1, kept=range(1, 3), size=4), WHOLE[:, 1:3]),
         # Two weights in one, and each of them by itself.
         (Cut(axis=-2, kept=range(1, 2), size=3, num_parts=2), WHOLE[[1, 4]]),
         (Cut(axis=-2, kept=range(1, 2), size=6, num_parts=2), WHOLE[1:2]),
@@ -86,7 +86,9 @@ def test_a_part_of_a_weight_is_read(cut: Cut, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     "cut",
     [
-        lambda: Cut(axis=-2, kept=range(5, 7)),
+        lambda: Cut(axis=-2, kept=range(5, 7), size=7),
+        # Of a weight with more places, a part would be taken for that of another.
+        lambda: Cut(axis=-2, kept=range(0, 2), size=4),
         lambda: Cut(axis=-2, kept=range(0, 1), size=2, num_parts=2),
     ],
 )

@@ -13,6 +13,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from ...config import ModelConfig
 from ...errors import InvalidConfig, WeightsBroken, shorten_message
+from ..attention.probe import UnfitLayer
 from .config_file import find_weight_formats, read_config
 from .dequantise import WeightFormat, open_tensors
 from .quantisation import (
@@ -156,6 +157,8 @@ def _read_tensors(
                 device_map=_map_device(device),
                 dtype=dtype,
             )
+    except UnfitLayer:
+        raise
     except Exception as error:
         raise WeightsBroken(str(folder), shorten_message(error)) from error
     _check_report(report, folder, may_lack)

@@ -30,7 +30,7 @@ def choose_cuts(whole: nn.Module, plan: SplitPlan, shard: Shard) -> dict[str, Cu
         cuts.update(_cut(modules, split, shard))
     kept = split_evenly(plan.vocab_size, shard)
     for name in (plan.embedding, plan.head):
-        cuts[f"{name}.weight"] = Cut(axis=-2, kept=kept)
+        cuts[f"{name}.weight"] = Cut(axis=-2, kept=kept, size=plan.vocab_size)
     return cuts
 
 
@@ -48,8 +48,9 @@ def _cut(
     is_transposed = type(module).__name__ == "Conv1D"
     if split.style == "rows":
         axis = -2 if is_transposed else -1
-        kept = _choose_rows(split, module.weight.shape[axis], shard)
-        yield f"{split.name}.weight", Cut(axis=axis, kept=kept)
+        size = module.weight.shape[axis]
+        kept = _choose_rows(split, size, shard)
+        yield f"{split.name}.weight", Cut(axis=axis, kept=kept, size=size)
         if module.bias is not None:
             # The sum has it once.
             yield f"{split.name}.bias", Cut(is_kept=shard.is_first)
@@ -75,7 +76,8 @@ def _cut_experts(weight: object, split: Split, shard: Shard) -> Cut:
         size = weight.shape[-2] // 2
         return Cut(axis=-2, kept=split_evenly(size, shard), size=size, num_parts=2)
     axis = -1 if split.style == "rows" else -2
-    return Cut(axis=axis, kept=split_evenly(weight.shape[axis], shard))
+    size = weight.shape[axis]
+    return Cut(axis=axis, kept=split_evenly(size, shard), size=size)
 
 
 def _choose_rows(split: Split, num_inputs: int, shard: Shard) -> range:

@@ -22,7 +22,7 @@ class Cut:
       axis: that is cut, counted from the last one: a file may hold the weight of one expert
         where the model has a weight of all; None cuts nothing.
       kept: places on the axis; of each part, if there are several.
-      size: all places of one part; 0 if there is one part.
+      size: all places of one part.
       num_parts: weights that follow each other on the axis. A file may hold each of them by
         itself.
       is_kept: False is a weight of zeros, because another shard has it.
@@ -67,8 +67,6 @@ class Cut:
         if size == self.size * self.num_parts:
             return [part * self.size for part in range(self.num_parts)]
         # Several weights of a file become one weight of the model.
-        if not self.size or size == self.size:
-            if self.kept.stop > size:
-                raise WrongShape(f"{name} has {size} places on axis {self.axis}")
+        if size == self.size:
             return [0]
         raise WrongShape(f"{name} has {size} places on axis {self.axis}")

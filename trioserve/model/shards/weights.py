@@ -10,12 +10,19 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
     WeightConverter,
     WeightRenaming,
     rename_source_key,
 )
 
+from ..attention.probe import UnfitLayer
 from .cuts import Cut
+
+# They put weights of files together, and a part of each weight makes a part of the result. Other
+# operations may move what is cut to another axis, or to another place.
+_FITTING = (MergeModulelist, Concatenate)
 
 
 class PartialWeight:
@@ -47,6 +54,9 @@ def take_parts(
       tensors: what can be sliced to tensors, by its name in the files.
       cuts: by the names of the model.
       whole: the whole model, which tells by which names files call its weights.
+
+    Raises:
+      UnfitLayer: files hold a weight that is cut in another form than the model.
     """
     transforms = get_model_conversion_mapping(whole)
     renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
@@ -54,9 +64,19 @@ def take_parts(
     weights = whole.state_dict()
     parts = {}
     for name, tensor in tensors.items():
-        target, _ = rename_source_key(
+        target, pattern = rename_source_key(
             name, renamings, converters, whole.base_model_prefix, weights
         )
         cut = cuts.get(target)
-        parts[name] = tensor if cut is None else PartialWeight(name, cut, tensor)
+        if cut is None:
+            parts[name] = tensor
+            continue
+        if any(
+            not isinstance(operation, _FITTING)
+            for converter in converters
+            if pattern in converter.source_patterns
+            for operation in converter.operations
+        ):
+            raise UnfitLayer(f"its files hold {name} in another form than the model")
+        parts[name] = PartialWeight(name, cut, tensor)
     return parts

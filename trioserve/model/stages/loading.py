@@ -56,7 +56,7 @@ def load_stage(
             lambda: _load(folder, config, facts, name, place, group), config
         )
     except UnfitLayer as error:
-        raise _refuse(facts, error) from None
+        raise _refuse(facts, error, place) from None
 
 
 def outline_stage(
@@ -71,7 +71,7 @@ def outline_stage(
     try:
         partition = _find_partition(find_skeleton(_build_whole(facts)), place)
     except UnfitLayer as error:
-        raise _refuse(facts, error) from None
+        raise _refuse(facts, error, place) from None
     if layers is None or len(layers) != partition.num_layers:
         return None
     own = cut_layers(layers[partition.begin : partition.end], place.shard)
@@ -147,10 +147,13 @@ def _make_builder(
         ) from None
 
 
-def _refuse(facts: ModelFacts, error: UnfitLayer) -> UnsupportedModel:
-    return UnsupportedModel(
-        facts.architecture, f"it cannot be cut into stages: {error}"
-    )
+def _refuse(
+    facts: ModelFacts, error: UnfitLayer, place: StagePlace
+) -> UnsupportedModel:
+    problem = "it cannot be cut into stages"
+    if place.num_stages == 1:
+        problem = "its layers cannot be split"
+    return UnsupportedModel(facts.architecture, f"{problem}: {error}")
 
 
 def _build_whole(facts: ModelFacts) -> PreTrainedModel:
