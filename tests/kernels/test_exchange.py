@@ -78,3 +78,15 @@ def test_an_exchange_without_the_others_ends() -> None:
     numbers = torch.ones(3)
     with pytest.raises(ExchangeLate):
         first.sum(numbers.data_ptr(), 3)
+
+
+def test_after_a_failure_numbers_that_come_late_are_not_taken_for_others() -> None:
+    first, late = open_exchanges(2, timeout_seconds=0.05)
+    numbers = torch.ones(PART + 1)
+    with pytest.raises(ExchangeLate):
+        first.sum(numbers.data_ptr(), len(numbers))
+    with pytest.raises(ExchangeLate):
+        # Its first part is summed, and the other process does not send the second one.
+        late.sum(numbers.data_ptr(), len(numbers))
+    with pytest.raises(ExchangeLate):
+        first.sum(numbers.data_ptr(), 1)

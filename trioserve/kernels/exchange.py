@@ -32,6 +32,8 @@ class SharedExchange:
     """One process's part in the exchanges of a group.
 
     All processes make the same exchanges in the same order, each in one thread at a time.
+    After a failure there are no others: this process may be in the middle of an exchange
+    that the others finish.
 
     Args:
       memory: of count_exchange_bytes, zeros at first, mapped by all processes.
@@ -50,6 +52,7 @@ class SharedExchange:
     ) -> None:
         self._library = library
         self._memory = memory
+        self._has_failed = False
         self._spec = ExchangeSpec(
             memory=ctypes.addressof(ctypes.c_char.from_buffer(memory)),
             place_bytes=_PLACE_BYTES,
@@ -70,8 +73,10 @@ class SharedExchange:
         Raises:
           ExchangeLate
         """
-        if not self._library.sum_shared(ctypes.byref(self._spec), numbers, count):
-            raise ExchangeLate
+        self._check(
+            not self._has_failed
+            and self._library.sum_shared(ctypes.byref(self._spec), numbers, count)
+        )
 
     def gather(self, data: int, size: int, to: int) -> None:
         """Gather bytes of all processes.
@@ -83,5 +88,12 @@ class SharedExchange:
         Raises:
           ExchangeLate
         """
-        if not self._library.gather_shared(ctypes.byref(self._spec), data, size, to):
+        self._check(
+            not self._has_failed
+            and self._library.gather_shared(ctypes.byref(self._spec), data, size, to)
+        )
+
+    def _check(self, has_worked: int) -> None:
+        if not has_worked:
+            self._has_failed = True
             raise ExchangeLate

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import functools
 from pathlib import Path
 import threading
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -17,10 +17,13 @@ from torch import Tensor
 from trioserve.config import ModelConfig
 from trioserve.model import LoadedModel, ModelRunner, load_model
 from trioserve.model.sampling.launched import LaunchedStep
+from trioserve.model.shards import TensorGroup
 from trioserve.model.stages import LoadedStage, load_stage
 from trioserve.testing.models import save_tiny_model
 from trioserve.types.plan import StepPlan
 from trioserve.types.stage_place import Shard, StagePlace
+
+T = TypeVar("T")
 
 CPU = ModelConfig(device="cpu", kernels="torch")
 
@@ -45,6 +48,9 @@ class ThreadCollectives:
         self._index = index
         self._barrier = barrier
         self._parts = parts
+
+    def wait_for_all(self) -> None:
+        self._wait()
 
     def sum(self, tensor: Tensor) -> None:
         tensor.copy_(torch.stack([*self._exchange(tensor)]).sum(dim=0))
@@ -73,52 +79,61 @@ class ThreadCollectives:
             self._turn.acquire()
 
 
-class Shards:
-    """All shards of a model, each with a runner and a thread.
+class Threads:
+    """A thread for each group of processes that share layers.
 
     The threads take turns, because Triton's interpreter works in one at a time.
     """
 
-    def __init__(self, models: Sequence[LoadedStage], **sizes: int) -> None:
-        self.models = models
-        barrier = threading.Barrier(len(models))
-        parts: list[Tensor | None] = [None] * len(models)
+    def __init__(self, groups: Sequence[TensorGroup]) -> None:
+        self._count = len(groups)
+        self._barrier = threading.Barrier(self._count)
         self._turn = threading.Lock()
-        for i, model in enumerate(models):
-            assert model.tensor_group is not None
-            model.tensor_group.connect(ThreadCollectives(i, barrier, parts, self._turn))
-        self.runners = [ModelRunner(model, **sizes) for model in models]
-        self._barrier = barrier
-        self._threads = ThreadPoolExecutor(len(models))
+        self._threads = ThreadPoolExecutor(self._count)
+        parts: list[Tensor | None] = [None] * self._count
+        for i, group in enumerate(groups):
+            group.connect(ThreadCollectives(i, self._barrier, parts, self._turn))
 
-    def warm_up(self) -> None:
-        """Let all runners get ready, and capture graphs."""
-        self._run(ModelRunner.warm_up)
+    def run(self, work: Callable[[int], T]) -> list[T]:
+        """Call `work` with the number of each thread; returns all results."""
 
-    def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Run a plan on all shards; returns the step of the one that samples."""
-        launched = self._run(lambda runner: runner.launch(plan))
-        assert all(step.sampled is None for step in launched[1:])
-        first: LaunchedStep = launched[0]
-        return first
-
-    def close(self) -> None:
-        self._threads.shutdown()
-
-    def _run(self, work: Callable[[ModelRunner], Any]) -> list[Any]:
-        """Do the same with all runners at once."""
-
-        def take_turn(runner: ModelRunner) -> Any:
+        def take_turn(index: int) -> T:
             with self._turn:
                 try:
-                    return work(runner)
+                    return work(index)
                 except BaseException:
                     # The others would wait for it.
                     self._barrier.abort()
                     raise
 
-        calls = [self._threads.submit(take_turn, each) for each in self.runners]
+        calls = [self._threads.submit(take_turn, i) for i in range(self._count)]
         return [call.result() for call in calls]
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+
+class Shards:
+    """All shards of a model, each with a runner and a thread."""
+
+    def __init__(self, models: Sequence[LoadedStage], **sizes: int) -> None:
+        self.models = models
+        groups = [model.tensor_group for model in models]
+        self._threads = Threads([group for group in groups if group is not None])
+        self.runners = [ModelRunner(model, **sizes) for model in models]
+
+    def warm_up(self) -> None:
+        """Let all runners get ready, and capture graphs."""
+        self._threads.run(lambda i: self.runners[i].warm_up())
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Run a plan on all shards; returns the step of the one that samples."""
+        launched = self._threads.run(lambda i: self.runners[i].launch(plan))
+        assert all(step.sampled is None for step in launched[1:])
+        return launched[0]
+
+    def close(self) -> None:
+        self._threads.close()
 
 
 @dataclass(frozen=True)
@@ -161,6 +176,19 @@ def make_shards() -> Iterator[Callable[..., Shards]]:
 
     def make(models: Sequence[LoadedStage], **sizes: int) -> Shards:
         made.append(Shards(models, **sizes))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def make_threads() -> Iterator[Callable[[Sequence[TensorGroup]], Threads]]:
+    made = []
+
+    def make(groups: Sequence[TensorGroup]) -> Threads:
+        made.append(Threads(groups))
         return made[-1]
 
     yield make

@@ -16,6 +16,7 @@ from ...kernels.library import open_library
 from ..attention.backend import PagedModel
 from ..attention.gather import GatherAttention
 from ..attention.layout import StepInputs
+from ..native.agreement import agreeing, pack_together
 from ..native.check import (
     COMPARED_TOKENS,
     NUM_CHECKED,
@@ -31,7 +32,7 @@ from ..native.packer import NUMBERS
 from ..native.parts import DecoderParts, find_parts
 from ..native.products import NotRecognised
 from ..on_kernels import DecoderOnKernels
-from ..shards.group import TensorGroup
+from ..shards.group import StageLost, TensorGroup
 from ..slots import SlotTables
 from .loaded import LoadedModel
 from .packing import pack_products
@@ -76,11 +77,9 @@ def _try_kernels(
 
 def _make_decoder(model: LoadedModel, config: ModelConfig) -> DecoderOnKernels:
     int8 = config.quantization == "int8"
-    return make_decoder(
-        model,
-        _choose_kernels(model, int8=int8, cuda_graphs=config.cuda_graphs),
-        int8=int8,
-    )
+    with agreeing(model.tensor_group, model.device):
+        pack = _choose_kernels(model, int8=int8, cuda_graphs=config.cuda_graphs)
+    return make_decoder(model, pack, int8=int8)
 
 
 @torch.inference_mode()
@@ -97,10 +96,12 @@ def make_decoder(
 
     Raises:
       NotRecognised, OutputDiffers
+      StageLost: a process that shares the layers is gone.
     """
-    parts = _find_parts(model)
-    if model.tensor_group is not None:
-        _check_split(parts, model.tensor_group)
+    with agreeing(model.tensor_group, model.device):
+        parts = _find_parts(model)
+        if model.tensor_group is not None:
+            _check_split(parts, model.tensor_group)
     tables, inputs = make_check(model.info.vocab_size, model.device)
     if model.begin:
         vectors = draw_hidden(inputs, parts.hidden_size).to(model.dtype)
@@ -111,12 +112,14 @@ def make_decoder(
         positions = torch.stack((positions, positions // 3, positions % 3))
     arguments = {**model.enter(vectors), "position_ids": positions}
     expected = _run_modules(model, tables, inputs, arguments)
-    decoder = pack(parts)
+    decoder = pack_together(partial(pack, parts), model.tensor_group, model.device)
     layers = decoder.open(tables, num_blocks=tables.block_ids.shape[1])
     try:
         actual = model.join_logits(
             layers.run(vectors, inputs, COMPARED_TOKENS, positions)
         )
+    except StageLost:
+        raise
     except Exception as error:
         # Kernels for GPUs are compiled now, for a device that nobody here may know.
         raise OutputDiffers(f"they fail: {shorten_message(error)}") from error

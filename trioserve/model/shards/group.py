@@ -12,6 +12,10 @@ from ...types.stage_place import Shard
 from .split import split_evenly
 
 
+class StageLost(Exception):
+    """Raised when a process cannot go on, because another one of its model is gone."""
+
+
 class Collectives(Protocol):
     """Exchanges that all processes of a group make at the same time, in the same order."""
 

@@ -21,8 +21,9 @@ The door:
 
 from typing import TYPE_CHECKING
 
+from ..shards.group import StageLost
 from .distributed import open_channels
-from .links import Channels, StageLinks, StageLost
+from .links import Channels, StageLinks
 from .partition import HEAD_WEIGHT, Partition, partition_layers
 from .plain import load_plain_stage, outline_plain_stage
 from .stage import LoadedStage

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, distributed
 
 from ...errors import shorten_message
-from .links import StageLost
+from ..shards.group import StageLost
 
 # One process may read weights from a slower disk than the others. A process that dies ends all.
 _LOADING_TIMEOUT = timedelta(days=1)

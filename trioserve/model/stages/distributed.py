@@ -26,9 +26,9 @@ from torch import Tensor, distributed
 
 from ...errors import shorten_message
 from ...types.stage_place import StagePlace
-from ..shards.group import TensorGroup
+from ..shards.group import StageLost, TensorGroup
 from .collectives import DistributedCollectives
-from .links import Channels, StageLost
+from .links import Channels
 from .shared_memory import SharedMemoryCollectives, share_memory
 
 # A closed connection shows at once that a stage is gone. This limit is for a stage that is

@@ -52,10 +52,6 @@ class Channel(Protocol):
         """Make room for the next message, of this shape and type."""
 
 
-class StageLost(Exception):
-    """Raised when a stage cannot go on, because another stage is gone."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Channels:
     """The channels of one stage.

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 import mmap
 import os
 import secrets
+import stat
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
 
+from ...errors import shorten_message
 from ...kernels.exchange import ExchangeLate, SharedExchange, count_exchange_bytes
 from ...kernels.library import Library, NoKernels, open_library
 from ...types.stage_place import Shard
+from ..shards.group import StageLost
 from .collectives import DistributedCollectives
-from .links import StageLost
 
 _TOKEN_BYTES = 16
 
@@ -76,16 +78,25 @@ def share_memory(
       store: of torch.distributed, that all processes use.
       key: of this group in it.
       group: torch's group of the processes, over gloo.
+
+    Raises:
+      StageLost: a process did not come.
     """
-    memory = _open(store, key, shard)
+    size = count_exchange_bytes(shard.count)
     try:
-        library: Library | None = open_library()
-    except NoKernels:
-        library = None
-    can_share = torch.tensor([memory is not None and library is not None]).int()
-    distributed.all_reduce(can_share, distributed.ReduceOp.MIN, group=group)
-    if memory is None or library is None or not can_share:
-        return None
+        with ExitStack() as closing:
+            memory_fd = _open_file(store, key, shard, size)
+            if memory_fd is not None:
+                # The first process keeps it open until the others have opened it.
+                closing.callback(os.close, memory_fd)
+            library = _find_library()
+            can_share = torch.tensor([None not in (memory_fd, library)]).int()
+            distributed.all_reduce(can_share, distributed.ReduceOp.MIN, group=group)
+            if memory_fd is None or library is None or not can_share:
+                return None
+            memory = mmap.mmap(memory_fd, size)
+    except RuntimeError as error:
+        raise StageLost(f"shards did not connect: {shorten_message(error)}") from error
     return SharedExchange(
         library,
         memory,
@@ -95,28 +106,42 @@ def share_memory(
     )
 
 
-def _open(store: Any, key: str, shard: Shard) -> mmap.mmap | None:
-    size = count_exchange_bytes(shard.count)
+def _find_library() -> Library | None:
+    try:
+        return open_library()
+    except NoKernels:
+        return None
+
+
+def _open_file(store: Any, key: str, shard: Shard, size: int) -> int | None:
+    """Return a descriptor of memory that all processes open; None if this one cannot.
+
+    A token is behind the memory, `size` bytes from its begin.
+    """
     if shard.is_first:
         memory_fd = os.memfd_create("trioserve-shards", os.MFD_CLOEXEC)
         os.ftruncate(memory_fd, size + _TOKEN_BYTES)
         token = secrets.token_bytes(_TOKEN_BYTES)
         os.pwrite(memory_fd, token, size)
         store.set(key, f"/proc/{os.getpid()}/fd/{memory_fd}\n{token.hex()}")
-    else:
-        path, token_text = store.get(key).decode().split("\n")
-        try:
-            memory_fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            # It is on another machine, or in another container.
+        return memory_fd
+    path, token_text = store.get(key).decode().split("\n")
+    return open_with_token(path, bytes.fromhex(token_text), size)
+
+
+def open_with_token(path: str, token: bytes, size: int) -> int | None:
+    """Open a path of another process.
+
+    That process may be on another machine or in another container. There, the path may
+    name nothing, or anything: a file, a pipe, a terminal.
+    """
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
             return None
-        token = bytes.fromhex(token_text)
-    # The same path may name something else here.
-    if os.pread(memory_fd, _TOKEN_BYTES, size) != token:
-        os.close(memory_fd)
+        memory_fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError:
         return None
-    # The first process keeps it open: the others have yet to come.
-    memory = mmap.mmap(memory_fd, size)
-    if not shard.is_first:
-        os.close(memory_fd)
-    return memory
+    if os.pread(memory_fd, _TOKEN_BYTES, size) == token:
+        return memory_fd
+    os.close(memory_fd)
+    return None
