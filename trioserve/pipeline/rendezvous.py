@@ -68,7 +68,7 @@ class Hello:
 
     Args:
       rank: from 1, because the engine starts the first process itself.
-      local_rank, num_local_ranks: as in messages.LoadStage.
+      local_rank, num_local_ranks: as in messages.Prepare.
     """
 
     rank: int

@@ -26,7 +26,7 @@ class StartedStage:
     """A stage that has received no message yet.
 
     Args:
-      place, local_rank, num_local_ranks, listens_on: as in messages.LoadStage.
+      place, local_rank, num_local_ranks, listens_on: as in messages.Prepare.
     """
 
     peer: StagePeer
@@ -62,8 +62,8 @@ def _check(torchrun: Torchrun, config: ParallelConfig) -> None:
     if torchrun.rank > 0:
         raise InvalidConfig(
             "pipeline_parallel_size",
-            f"torchrun has started this process as stage {torchrun.rank}; only the "
-            "command `trioserve serve` can run such a stage",
+            f"torchrun has started this process with rank {torchrun.rank}; only the "
+            "command `trioserve serve` can have a rank above 0",
         )
 
 

@@ -109,7 +109,7 @@ def run_joining_stage(torchrun: Torchrun, log_level: int | str) -> NoReturn:
 
     Exit codes: 0 when the engine has closed the connection; 2 if there is no engine.
     """
-    set_up_logging(log_level, origin=f"stage {torchrun.rank}")
+    set_up_logging(log_level, origin=f"rank {torchrun.rank}")
     # Before the stage joins an engine, nothing has to be cleaned up: a signal may kill.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)

@@ -57,7 +57,7 @@ def test_two_processes_write_the_same_as_one_and_notice_each_others_end(
         stages[0].wait()
         # Otherwise it would wait a minute for a message (stage_process.py).
         output, _ = stages[1].communicate("go\n", timeout=30.0)
-        assert "stage 0 is lost" in output
+        assert "rank 0 is lost" in output
         assert stages[1].returncode == 0
     finally:
         for stage in stages:

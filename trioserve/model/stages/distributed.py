@@ -99,7 +99,7 @@ def _telling_loss(peer: int) -> Iterator[None]:
         yield
     except RuntimeError as error:
         # torch.distributed has no class of its own for a lost connection.
-        raise StageLost(f"stage {peer} is lost: {shorten_message(error)}") from error
+        raise StageLost(f"rank {peer} is lost: {shorten_message(error)}") from error
 
 
 @contextmanager
