@@ -20,6 +20,7 @@ from .generation_core import build_generation_core, build_pipeline_core
 from .loaded import LoadedCore
 from .plugins import load_logits_processors
 from .pooling_core import build_pooling_core
+from .shard_count import check_shard_count
 from .shortage import telling_shortage
 from .source import ModelKind, Source, check_one_process, find_source
 
@@ -77,4 +78,5 @@ def _find_for_pipeline(
     if source is None:
         weights = resolve_description(config.model.model)
         source = Source(weights=weights, task="generate")
+    check_shard_count(source.weights.folder, config.parallel.tensor_parallel_size)
     return source, processors
