@@ -213,8 +213,8 @@ def make_requests() -> list[Request]:
     """Make prompts of one step and of several, with all kinds of sampling."""
     greedy = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     # With this seed, no random number is so close to the border of two tokens that
-    # rounding decides, which depends on the batch.
-    seeded = replace(greedy, temperature=0.9, seed=11)
+    # rounding decides, which depends on the batch, and on the order of the sums of shards.
+    seeded = replace(greedy, temperature=0.9, seed=22)
     samplings = [
         greedy,
         seeded,
