@@ -16,10 +16,14 @@ from ..pipeline.pipeline import Pipeline
 from ..types.gguf import GgufFile
 from ..types.logits import LogitsProcessor
 from ..types.model_info import ModelInfo
-from ..types.sampling import DEFAULT_MAX_LOGPROBS
 from ..weights import Weights, complete_weights, read_gguf
 from .grammar_tokenizer import load_grammar_tokenizer
-from .limits import check_room, count_step_tokens, limit_length, make_scheduler
+from .limits import (
+    check_room,
+    limit_length,
+    make_scheduler,
+    measure_step_bytes,
+)
 from .loaded import LoadedCore, fingerprint_model
 from .plugins import load_logits_processors
 from .source import Source
@@ -45,7 +49,7 @@ def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=model.info.max_model_len,
         device=model.device,
-        step_bytes=_measure_steps(config, model),
+        step_bytes=measure_step_bytes(config, model),
     )
     info = _complete_info(config, source, model.info, num_blocks, processors)
     scheduler = make_scheduler(config, info, num_blocks, model.device.type)
@@ -65,29 +69,6 @@ def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
     )
     core = LocalCore(scheduler, executor, info=info)
     return LoadedCore(core=core, info=info)
-
-
-def _measure_steps(config: EngineConfig, model: LoadedModel) -> int:
-    """Return the bytes that steps need, if the KV cache takes what they leave."""
-    from ..model import StepLimits, measure_steps
-
-    if config.cache.kv_cache_memory is not None:
-        return 0
-    max_logprobs = config.model.max_logprobs
-    if max_logprobs < 0:
-        # A step with the whole vocabulary for each token would leave no memory at all.
-        max_logprobs = DEFAULT_MAX_LOGPROBS
-    limits = StepLimits(
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_tokens=count_step_tokens(config.scheduler, model.device.type),
-        max_model_len=model.info.max_model_len,
-        max_logprobs=max_logprobs,
-        block_size=config.cache.block_size,
-    )
-    step_bytes = measure_steps(model, limits)
-    if step_bytes:
-        logger.info("steps need %.2f GiB beside weights", step_bytes / 2**30)
-    return step_bytes
 
 
 def _outline(folder: Path, config: ModelConfig) -> Outline | None:

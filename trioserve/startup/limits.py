@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+import logging
 from typing import TYPE_CHECKING
 
 from ..config import EngineConfig, SchedulerConfig
 from ..errors import InvalidConfig
 from ..scheduler import PoolingScheduler, Scheduler
 from ..types.model_info import ModelInfo
+from ..types.sampling import DEFAULT_MAX_LOGPROBS
 
 if TYPE_CHECKING:
-    from ..model import Outline
+    from ..model import LoadedModel, Outline
+
+logger = logging.getLogger(__name__)
 
 
 def count_sequences(config: SchedulerConfig) -> int:
@@ -61,6 +65,30 @@ def _check_length(config: EngineConfig, num_blocks: int) -> None:
             "max_model_len",
             f"the KV cache holds {room} tokens; give it more by --kv-cache-memory",
         )
+
+
+def measure_step_bytes(config: EngineConfig, model: LoadedModel) -> int:
+    """Return the bytes that steps need, if the KV cache takes what they leave."""
+    # Imported here, because it needs torch.
+    from ..model import StepLimits, measure_steps
+
+    if config.cache.kv_cache_memory is not None:
+        return 0
+    max_logprobs = config.model.max_logprobs
+    if max_logprobs < 0:
+        # A step with the whole vocabulary for each token would leave no memory at all.
+        max_logprobs = DEFAULT_MAX_LOGPROBS
+    limits = StepLimits(
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_tokens=count_step_tokens(config.scheduler, model.device.type),
+        max_model_len=model.info.max_model_len,
+        max_logprobs=max_logprobs,
+        block_size=config.cache.block_size,
+    )
+    step_bytes = measure_steps(model, limits)
+    if step_bytes:
+        logger.info("steps need %.2f GiB beside weights", step_bytes / 2**30)
+    return step_bytes
 
 
 def make_scheduler(

@@ -56,7 +56,7 @@ from ..types.output import StepResult
 from ..types.stage_place import StagePlace
 from ..weights import Weights, complete_weights
 from .grammar_tokenizer import load_grammar_tokenizer
-from .limits import check_room
+from .limits import check_room, measure_step_bytes
 from .plugins import load_logits_processors
 from .shortage import telling_shortage
 from .source import Source, find_source
@@ -277,6 +277,7 @@ def _load(prepared: _Prepared, load: Load) -> _Stage:
     from ..model.stages import open_channels
 
     begin, config = prepared.begin, prepared.config
+    place = begin.place
     weights = prepared.source.weights
     outline = _outline(weights.folder, config.model, begin.place)
     check_room(outline, config, num_sharing=begin.num_local_ranks)
@@ -300,6 +301,8 @@ def _load(prepared: _Prepared, load: Load) -> _Stage:
         max_model_len=model.info.max_model_len,
         device=model.device,
         num_sharing=begin.num_local_ranks,
+        # A stage of a pipeline alone has no input, and cannot try a step.
+        step_bytes=measure_step_bytes(config, model) if place.num_stages == 1 else 0,
     )
     return _Stage(
         config=config,
