@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from hypothesis import given, strategies as st
+import json
 
-from trioserve.errors import escape, escape_ascii, make_line, make_safe
+from hypothesis import given, strategies as st
+import msgspec
+
+from trioserve.errors import escape, escape_ascii, escape_json, make_line, make_safe
 
 
 def test_control_characters_become_pictures() -> None:
@@ -20,6 +23,15 @@ def test_no_text_has_commands(text: str) -> None:
     for one_line in (escape(text), make_line(text), escape_ascii(text)):
         assert one_line.isprintable()
     assert escape_ascii(text).isascii()
+
+
+@given(st.dictionaries(st.text(), st.text()))
+def test_escaped_json_is_one_visible_line_with_the_same_meaning(
+    values: dict[str, str],
+) -> None:
+    escaped = escape_json(msgspec.json.encode(values)).decode()
+    assert escaped.isprintable()
+    assert json.loads(escaped) == values
 
 
 def test_an_escape_says_what_stood_there() -> None:

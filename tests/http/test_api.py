@@ -25,6 +25,7 @@ COMPLETION_PATH = "/v1/completions"
 
 # One error for each status.
 ERROR_TYPES = {
+    400: "BadRequestError",
     404: "NotFoundError",
     405: "MethodNotAllowed",
     415: "UnsupportedMediaType",
@@ -522,9 +523,15 @@ async def test_bodies_that_are_no_request_are_400(
     [
         ("GET", "/nowhere", {}, 404, "There is no such path; GET /openapi.json lists"),
         ("GET", CHAT_PATH, {}, 405, "This path takes OPTIONS and POST, not GET."),
+        ("get", CHAT_PATH, {}, 405, "This path takes OPTIONS and POST, not get."),
+        ("delete", "/v1/requests", {}, 405, "This path takes DELETE, GET, HEAD"),
+        ("get", "/livez", {}, 405, "This path takes GET, HEAD and OPTIONS, not get."),
+        ("get", "/nowhere", {}, 404, "There is no such path; GET /openapi.json lists"),
         ("PUT", "/health", {}, 405, "This path takes GET, HEAD and OPTIONS, not PUT."),
         ("POST", CHAT_PATH, {"Content-Type": "text/plain"}, 415, "Content-Type must"),
         ("POST", CHAT_PATH, {}, 415, "Content-Type must be application/json."),
+        ("POST", CHAT_PATH, {"Content-Type": "APPLICATION/JSON"}, 400, "The body"),
+        ("POST", CHAT_PATH, {"Content-Type": 'X/Y+Json; Z="a;b"'}, 400, "The body"),
     ],
 )
 async def test_http_errors_are_json_too(
@@ -535,7 +542,10 @@ async def test_http_errors_are_json_too(
     status: int,
     message: str,
 ) -> None:
-    response = await client.request(method, path, headers=headers, content=b"")
+    request = client.build_request(method, path, headers=headers, content=b"")
+    # The client has written it in capitals.
+    request.method = method
+    response = await client.send(request)
     assert response.status_code == status
     error = response.json()["error"]
     assert error["message"].startswith(message)

@@ -805,6 +805,18 @@ async def test_a_flooding_client_that_never_reads_is_closed(
                     await stream.send_all(pings)
 
 
+async def test_a_method_in_small_letters_is_another_method(server: FakeServer) -> None:
+    with trio.fail_after(60):
+        async with httpx2.AsyncClient(
+            base_url=server.url, http1=False, http2=True
+        ) as client:
+            request = client.build_request("DELETE", "/v1/requests")
+            # The client would write it in capitals.
+            request.method = "delete"
+            response = await client.send(request)
+    assert (response.http_version, response.status_code) == ("HTTP/2", 405)
+
+
 @pytest.mark.slow
 async def test_httpx_streams_a_chat_over_http2(server: FakeServer) -> None:
     with trio.fail_after(60):

@@ -48,6 +48,7 @@ class Logged:
             await trio.sleep(0.005)
         lines = [json.loads(line) for line in text.splitlines()]
         assert len(lines) == number
+        assert text.replace("\n", "").isprintable()
         assert "secret" not in text
         return lines
 
@@ -255,11 +256,13 @@ async def test_probes_are_left_out_and_unknown_paths_are_not(
             assert (await logged.client.get(path)).status_code == 200
         await logged.client.get("/v1/models")
         await logged.client.get(f"/{'x' * 2000}")
-        known, unknown = await logged.read(2)
+        await logged.client.get("/a%E2%80%A8%E2%80%AEb%0A%7F")
+        known, unknown, unseen = await logged.read(3)
     assert (known["path"], known["status"]) == ("/v1/models", 200)
     assert known["tokens"] is None and list(known["phases"]) == ["body", "write"]
     assert unknown["path"] == f"/{'x' * 511}"
     assert (unknown["status"], unknown["error"]) == (404, "NotFoundError")
+    assert unseen["path"] == "/a\u2028\u202eb\n\x7f"
 
 
 async def test_pooled_texts_have_tokens(open_logged: OpenLogged) -> None:

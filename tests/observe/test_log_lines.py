@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 from pathlib import Path
+import subprocess
 import sys
 
 from hypothesis import given, strategies as st
@@ -65,6 +66,32 @@ def test_visible_characters_stay() -> None:
 def test_an_escaped_text_is_one_visible_line(text: str) -> None:
     assert escape(text).isprintable()
     assert escape(escape(text)) == escape(text)
+
+
+_KEYS_IN_HEADERS = """
+import logging, sys
+from trioserve.observe.log_lines import set_up_logging
+set_up_logging(sys.argv[1])
+from hpack import Decoder, Encoder
+Decoder().decode(Encoder().encode([("authorization", "Bearer sk-secret")]))
+for name in ("trioserve.http", "h2", "hypercorn.error", "httpcore", "trioserve"):
+    for level in ("debug", "info", "warning", "error"):
+        getattr(logging.getLogger(name), level)("%s of %s", level, name)
+"""
+
+
+@pytest.mark.parametrize("level", ["DEBUG", "INFO", "WARNING", "ERROR"])
+def test_libraries_log_at_warning_at_the_lowest(level: str) -> None:
+    command = [sys.executable, "-c", _KEYS_IN_HEADERS, level]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = [line.rpartition(": ")[2] for line in done.stderr.splitlines()]
+    levels = ["debug", "info", "warning", "error"]
+    ours = levels[levels.index(level.lower()) :]
+    assert lines == [
+        f"{each} of {name}"
+        for name in ("trioserve.http", "h2", "hypercorn.error", "httpcore", "trioserve")
+        for each in (ours if name.startswith("trioserve") else ours[-2:])
+    ]
 
 
 def test_no_process_sets_its_logging_up_another_way() -> None:

@@ -89,7 +89,14 @@ from .client import (
 )
 from .ended import DeadlineExceeded, RequestCancelled, RequestEnded
 from .engine import EngineDied, EngineStalled, InternalError
-from .foreign_text import escape, escape_ascii, make_line, make_safe, shorten_message
+from .foreign_text import (
+    escape,
+    escape_ascii,
+    escape_json,
+    make_line,
+    make_safe,
+    shorten_message,
+)
 from .operator import (
     ForeignOption,
     InvalidConfig,
@@ -156,6 +163,7 @@ __all__ = [
     "needing_extra",
     "escape",
     "escape_ascii",
+    "escape_json",
     "make_line",
     "make_safe",
     "shorten_message",

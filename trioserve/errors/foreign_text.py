@@ -6,6 +6,7 @@ window, or type an answer into the program. In a log, a line end would forge a l
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Final
 
@@ -32,6 +33,14 @@ def escape(text: str) -> str:
 def escape_ascii(text: str) -> str:
     """Do the same, and escape all that is not ASCII: its width in a terminal is not known."""
     return escape(text).encode("ascii", "backslashreplace").decode()
+
+
+def escape_json(encoded: bytes) -> bytes:
+    """Do the same in JSON, whose meaning stays: its escapes stand inside of texts alone."""
+    text = encoded.decode()
+    if text.isprintable():
+        return encoded
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text).encode()
 
 
 def make_line(text: str) -> str:

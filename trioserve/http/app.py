@@ -97,6 +97,7 @@ def create_http_app(state: ServerState) -> ServingApp:
     # Before the key is checked: browsers ask without it.
     app.before_request(_answer_preflight(state))
     app.before_request(_check_key(state, {*probes, *_list_documents(state)}))
+    app.before_request(_check_method)
     app.after_request(_count_request(state))
     app.after_request(_name_request)
     app.after_request(_tell_limits)
@@ -221,6 +222,15 @@ def _check_key(
             scoped.ticket = Ticket(state.key_uses.find(scoped.live.key))
 
     return check
+
+
+async def _check_method() -> None:
+    """Refuse a method that is not in capitals, which Werkzeug takes for the one that is."""
+    scoped = _current_request()
+    if scoped.url_rule is not None and scoped.method != scoped.method.upper():
+        paths = cast(ServingApp, current_app).create_url_adapter(scoped)
+        assert paths is not None, "there is a request"
+        raise MethodNotAllowed([*paths.allowed_methods()])
 
 
 def _count_request(state: ServerState) -> Callable[[Response], Awaitable[Response]]:

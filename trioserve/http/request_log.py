@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from ..errors import InvalidConfig
+from ..errors import InvalidConfig, escape_json
 from ..threads.line_writer import LineWriter
 from ..types.output import FinishReason
 from .ended_request import EndedRequest, Ending, TokenCounts
@@ -62,7 +62,9 @@ class RequestLog:
         self._writer.start()
 
     def take(self, ended: EndedRequest) -> None:
-        self._writer.write(msgspec.json.encode(_to_line(ended)) + b"\n")
+        # Viewers break lines at some characters, and terminals obey others.
+        line = escape_json(msgspec.json.encode(_to_line(ended)))
+        self._writer.write(line + b"\n")
 
     def reopen(self) -> None:
         """Open the file again; it may have been moved away."""

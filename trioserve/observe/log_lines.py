@@ -35,8 +35,11 @@ def set_up_logging(level: int | str, *, origin: str = "", again: bool = False) -
     For our own processes. It also disables the progress bars of Hugging Face's
     libraries, which read the variable when they are imported.
 
+    Libraries log at WARNING at the lowest. At DEBUG, hpack would write the keys of clients, and as
+    many lines as a stranger likes.
+
     Args:
-      level: as in logging.
+      level: that of our own loggers, as in logging.
       origin: a name of the process for each line, if there are several of its kind.
       again: replace an earlier set-up.
     """
@@ -46,4 +49,9 @@ def set_up_logging(level: int | str, *, origin: str = "", again: bool = False) -
     handler.setFormatter(
         LineFormatter(f"%(asctime)s %(levelname)s {origin}%(name)s: %(message)s")
     )
-    logging.basicConfig(level=level, handlers=[handler], force=again)
+    root = logging.getLogger()
+    if again or not root.handlers:
+        logging.basicConfig(handlers=[handler], force=again)
+        ours = logging.getLogger("trioserve")
+        ours.setLevel(level)
+        root.setLevel(max(logging.WARNING, ours.level))

@@ -123,6 +123,7 @@ _PRIVATE = {
     "hypercorn.protocol.h2:H2Protocol.handle": "self event",
     "hypercorn.protocol.h2:H2Protocol.stream_send": "self event",
     "hypercorn.protocol.h2:H2Protocol._handle_events": "self events",
+    "hypercorn.protocol.h2:H2Protocol._create_stream": "self request",
     "hypercorn.protocol.h2:H2Protocol._send_data": "self stream_id",
     "hypercorn.protocol.h2:H2Protocol._close_stream": "self stream_id",
     "hypercorn.protocol.h2:H2Protocol._flush": "self",

@@ -185,6 +185,8 @@ class GuardedH11(H11Protocol):
         await super()._create_stream(request)
         stream = self.stream
         if isinstance(stream, HTTPStream):
+            # RFC 9110, 9.1: methods are case-sensitive, and hypercorn writes capitals.
+            stream.scope["method"] = request.method.decode()
             extensions: dict[str, Any] = stream.scope["extensions"]
             extensions[INVITE_BODY] = self._invite_body
             if hasattr(stream, "app_put"):

@@ -11,6 +11,7 @@ from h2.exceptions import DenialOfServiceError, ProtocolError
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol.events import Event as StreamEvent, StreamClosed
 from hypercorn.protocol.h2 import H2Protocol
+from hypercorn.protocol.http_stream import HTTPStream
 import trio
 
 from .buffer import GuardedBuffer
@@ -132,6 +133,13 @@ class GuardedH2(H2Protocol):
             # the running requests.
             self.keep_alive_requests = 0
             await super()._handle_events([event])
+
+    async def _create_stream(self, request: h2.events.RequestReceived) -> None:
+        await super()._create_stream(request)
+        stream = self.streams[request.stream_id]
+        if isinstance(stream, HTTPStream):
+            # As in HTTP/1.
+            stream.scope["method"] = dict(request.headers)[b":method"].decode()
 
     @property
     def _is_crowded(self) -> bool:

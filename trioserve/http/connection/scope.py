@@ -168,6 +168,8 @@ class ScopedConnection(TrioASGIHTTPConnection):
     def _create_request_from_scope(self, send: ASGISendCallable) -> Request:
         request = super()._create_request_from_scope(send)
         scoped = cast(ScopedRequest, request)
+        # Werkzeug writes it in capitals.
+        scoped.method = self.scope["method"]
         scoped.id = RequestId(scoped.headers.get(HEADER, ""))
         owner = find_owner()
         assert owner is not None, "the connection holds an owner"

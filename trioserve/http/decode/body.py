@@ -134,6 +134,8 @@ async def read_json_body(request: ScopedRequest) -> list[bytes | bytearray]:
       UploadTooSlow, MemoryFull, RequestEntityTooLarge: as read_chunks.
     """
     kind, _ = parse_options_header(request.headers.get("Content-Type"))
+    # RFC 9110, 8.3.1: names of media types have no case.
+    kind = kind.lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise UnsupportedMediaType("Content-Type", "application/json")
     # A compressed body may be a thousand times longer than its declared length, and
