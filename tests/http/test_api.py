@@ -31,6 +31,9 @@ ERROR_TYPES = {
     415: "UnsupportedMediaType",
 }
 
+PATHS = "There is no such path; GET /openapi.json lists all paths."
+MEANT = f"{PATHS} You may mean "
+
 Post = Callable[..., Awaitable[httpx.Response]]
 
 
@@ -523,6 +526,17 @@ async def test_bodies_that_are_no_request_are_400(
     [
         ("GET", "/nowhere", {}, 404, "There is no such path; GET /openapi.json lists"),
         ("GET", CHAT_PATH, {}, 405, "This path takes OPTIONS and POST, not GET."),
+        ("POST", "/chat/completions", {}, 404, MEANT + "POST /v1/chat/completions."),
+        ("POST", "/v1/v1/chat/completions/", {}, 404, MEANT + "POST /v1/chat/compl"),
+        ("POST", "//v1/Completions", {}, 404, MEANT + "POST /v1/completions."),
+        ("POST", "/api/chat", {}, 404, MEANT + "POST /v1/chat/completions."),
+        ("POST", "/api/generate", {}, 404, MEANT + "POST /v1/completions."),
+        ("GET", "/openai/v1/models/a/b", {}, 404, MEANT + "GET /v1/models/a/b."),
+        ("GET", "/requests", {}, 404, MEANT + "DELETE or GET /v1/requests."),
+        ("GET", "/v1/health", {}, 404, MEANT + "GET /health."),
+        ("POST", "/message", {}, 404, MEANT + "POST /v1/messages."),
+        ("GET", f"/v1/models/{'x' * 300}/v1", {}, 404, "The model `x"),
+        ("GET", f"/v1/v1/models/{'x' * 300}", {}, 404, PATHS),
         ("get", CHAT_PATH, {}, 405, "This path takes OPTIONS and POST, not get."),
         ("delete", "/v1/requests", {}, 405, "This path takes DELETE, GET, HEAD"),
         ("get", "/livez", {}, 405, "This path takes GET, HEAD and OPTIONS, not get."),

@@ -25,7 +25,7 @@ KEY = "sk-one"
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
 OPEN = {
     *("/health", "/livez", "/readyz", "/progressz", "/metrics", "/version"),
-    *("/", "/docs"),
+    *("/", "/docs", "/ping"),
 }
 
 PATHS = [(route.method, path) for route in ROUTES for path in route.documented_paths]

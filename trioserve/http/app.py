@@ -34,6 +34,7 @@ from .connection.time_limit import HEADER as TIMEOUT_HEADER
 from .endpoints.admin import answer_metrics
 from .endpoints.resumed import resume_stream
 from .key_use import Ticket
+from .meant_path import find_meant_path
 from .probes import AsgiApp, Probe, ProbesFirst
 from .rate_limit_fields import list_anthropic_limits, list_openai_limits
 from .rates import log_rates
@@ -230,7 +231,7 @@ async def _check_method() -> None:
     if scoped.url_rule is not None and scoped.method != scoped.method.upper():
         paths = cast(ServingApp, current_app).create_url_adapter(scoped)
         assert paths is not None, "there is a request"
-        raise MethodNotAllowed([*paths.allowed_methods()])
+        raise MethodNotAllowed(paths.allowed_methods())
 
 
 def _count_request(state: ServerState) -> Callable[[Response], Awaitable[Response]]:
@@ -320,7 +321,11 @@ def _describe_http_exception(error: HTTPException) -> str:
     if isinstance(error, NotFound):
         if request.path.rstrip("/") in _BASES:
             return _explain_base()
-        return "There is no such path; GET /openapi.json lists all paths."
+        paths = cast(ServingApp, current_app).create_url_adapter(request)
+        assert paths is not None, "there is a request"
+        meant = find_meant_path(request.path, paths.allowed_methods)
+        hint = "" if meant is None else f" You may mean {meant}."
+        return f"There is no such path; GET /openapi.json lists all paths.{hint}"
     if isinstance(error, MethodNotAllowed) and error.valid_methods:
         *others, last = sorted(error.valid_methods)
         taken = f"{', '.join(others)} and {last}" if others else last

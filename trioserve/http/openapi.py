@@ -141,7 +141,7 @@ def _describe_query(name: str, meaning: str) -> _Json:
     }
 
 
-def _json(struct: type[msgspec.Struct]) -> _Json:
+def _json(struct: type[msgspec.Struct] | UnionType) -> _Json:
     return {JSON: _describe_content(struct)}
 
 
@@ -165,7 +165,7 @@ def _describe_schemas(routes: Sequence[Route]) -> _Json:
         schema_hook=_describe_object,
     )
     for route in routes:
-        if route.request is not None:
+        if isinstance(route.request, type):
             _bound_fields(schemas[route.request.__name__]["properties"])
     return schemas
 

@@ -30,7 +30,8 @@ class Route:
       paths: as Werkzeug writes them. All of them lead to the same handler.
       handler: a Probe is also called without quart, and has no parameters.
       summary: one sentence that OpenAPI shows; docs/api.rst begins with it, too.
-      request: the struct of the body; None where there is no body.
+      request: the struct of the body, or a union of the structs of other endpoints; None where
+        there is no body.
       example: a body that shows what the endpoint needs.
       answers: the struct or type of a successful answer, by content type. None means
         bytes, or JSON without a fixed shape. For event streams, it is the data of one
@@ -46,7 +47,7 @@ class Route:
     paths: tuple[str, ...]
     handler: Handler
     summary: str
-    request: type[msgspec.Struct] | None = None
+    request: type[msgspec.Struct] | UnionType | None = None
     example: Mapping[str, object] = field(default_factory=dict)
     answers: Mapping[str, type | UnionType | None] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)

@@ -38,6 +38,7 @@ from .endpoints.cohere import answer_embed, answer_embed_v1
 from .endpoints.completions import answer_completion
 from .endpoints.documents import answer_page, respond_document
 from .endpoints.embeddings import answer_embeddings, answer_pooling
+from .endpoints.invocations import answer_invocation
 from .endpoints.messages import answer_count_tokens, answer_messages
 from .endpoints.requests import (
     answer_cancel_request,
@@ -281,6 +282,24 @@ _POOLING: Final = (
     ),
 )
 
+_SAGEMAKER: Final = (
+    Route(
+        method="POST",
+        paths=("/invocations",),
+        handler=answer_invocation,
+        summary="Answer a body of another endpoint, for SageMaker.",
+        request=ChatRequest
+        | CompletionRequest
+        | pooling_requests.EmbeddingRequest
+        | pooling_requests.ClassificationRequest
+        | pooling_requests.ScoreRequest
+        | pooling_requests.RerankRequest
+        | pooling_requests.PoolingRequest,
+        example={"messages": _HELLO},
+        answers={JSON: None, EVENTS: None, BYTES: None},
+    ),
+)
+
 _TOKENS: Final = (
     Route(
         method="POST",
@@ -362,7 +381,7 @@ _ADMIN: Final = (
     ),
     Route(
         method="GET",
-        paths=("/health",),
+        paths=("/health", "/ping"),
         handler=answer_health,
         summary="Answer 200 while the server takes requests, and 503 otherwise.",
         errors={"503": "The engine failed, or the server is stopping."},
@@ -435,6 +454,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *_GENERATION,
     *_ANTHROPIC,
     *_POOLING,
+    *_SAGEMAKER,
     *_TOKENS,
     *_ADMIN,
     *_DOCUMENTS,

@@ -112,6 +112,10 @@ class ChunkedBody(TrioBody):
         chunks, self._chunks = self._chunks, []
         return chunks
 
+    def put_back(self, content: bytes) -> None:
+        """Let the next take_chunks return a body that was taken."""
+        self._chunks = [content]
+
     def release(self) -> None:
         """Give the memory of the body back, and drop the pieces that still come.
 

@@ -29,6 +29,7 @@ _DECODED_BYTES_PER_SECOND: Final = 8e8
 _BYTES_PER_CHARACTER: Final = 4
 
 
+T = TypeVar("T")
 RequestT = TypeVar("RequestT", bound=ModelRequest)
 EngineT = TypeVar("EngineT", TextEngine, PoolingEngine, TextEngine | PoolingEngine)
 
@@ -75,23 +76,36 @@ async def _read(
     request_type: type[RequestT],
     require: Callable[[str | None], EngineT],
 ) -> tuple[RequestT, EngineT]:
-    # A drain ends this wait, because the sender of a body could delay the drain.
-    with state.lifecycle.until_drain():
-        chunks = await read_json_body(request)
-    request.progress.enter("render")
+    chunks = await wait_body(state, request)
     engine = require(None)
     work = partial(
         decode_chunks, chunks, request_type, engine.info.max_model_len, str(request.id)
     )
-    num_bytes = sum(map(len, chunks))
-    if num_bytes <= _SMALL_BYTES:
-        body = work()
-    else:
-        body = await engine.renderer.workers.run(
-            work, expected_seconds=num_bytes / _DECODED_BYTES_PER_SECOND
-        )
+    body = await run_decoding(engine, work, num_bytes=sum(map(len, chunks)))
     request.time_limit.shorten("timeout", body.timeout)
     return body, require(body.model)
+
+
+async def wait_body(
+    state: ServerState, request: ScopedRequest
+) -> list[bytes | bytearray]:
+    """Read a body; raises as read_json_body, and ShuttingDown."""
+    # A drain ends this wait, because the sender of a body could delay the drain.
+    with state.lifecycle.until_drain():
+        chunks = await read_json_body(request)
+    request.progress.enter("render")
+    return chunks
+
+
+async def run_decoding(
+    engine: TextEngine | PoolingEngine, decode: Callable[[], T], *, num_bytes: int
+) -> T:
+    """Decode a body, or look at it, in a renderer worker if it is large."""
+    if num_bytes <= _SMALL_BYTES:
+        return decode()
+    return await engine.renderer.workers.run(
+        decode, expected_seconds=num_bytes / _DECODED_BYTES_PER_SECOND
+    )
 
 
 def decode_chunks(
@@ -105,15 +119,25 @@ def decode_chunks(
     Raises:
       MemoryFull: the system has no memory for that.
     """
+    content = join_chunks(chunks)
+    body = decode_body(request_type, content, max_model_len)
+    log_unknown_fields(content, request_type, request_id)
+    return body
+
+
+def join_chunks(chunks: list[bytes | bytearray]) -> bytes:
+    """Join the parts of a body, and empty `chunks`.
+
+    Raises:
+      MemoryFull: the system has no memory for that, or for the texts of the body.
+    """
     try:
         content = b"".join(chunks)
         _probe_memory(len(content))
     except MemoryError:
         raise MemoryFull("bodies") from None
     chunks.clear()
-    body = decode_body(request_type, content, max_model_len)
-    log_unknown_fields(content, request_type, request_id)
-    return body
+    return content
 
 
 def _probe_memory(num_bytes: int) -> None:
