@@ -99,7 +99,10 @@ async def stream_answer(
         async for event in stream:
             if event.type == "chunk":
                 chunks.append(event.chunk)
-        return await stream.get_final_completion(), chunks
+        try:
+            return await stream.get_final_completion(), chunks
+        except openai.LengthFinishReasonError as error:
+            return error.completion, chunks
 
 
 def list_calls(message: Any) -> list[tuple[str, str]]:
@@ -255,6 +258,52 @@ async def test_an_answer_that_ends_in_a_call_has_its_length_as_the_reason(
         [(name, arguments)] = list_calls(choice.message)
         assert name == "weather"
         assert FIRST.startswith(arguments) and "Wi" in arguments
+
+
+async def test_an_answer_is_cut_off_alike_in_a_stream_and_without(
+    tokenizer_folder: Path,
+) -> None:
+    async with open_client(tokenizer_folder) as (server, client):
+        length = len(server.answer_ids)
+        for num_tokens in range(1, length, length // 8):
+            whole = await ask(client, max_tokens=num_tokens)
+            streamed, _ = await stream_answer(client, max_tokens=num_tokens)
+            [choice], [other] = whole.choices, streamed.choices
+            assert choice.finish_reason == other.finish_reason == "length"
+            assert choice.message.content == other.message.content
+            assert list_calls(choice.message) == list_calls(other.message)
+            # The beginning of a tag may be text, and what follows it may not.
+            assert "<tool_call>" not in (choice.message.content or "")
+            response = await client.responses.create(
+                model="fake",
+                input=MESSAGES,
+                tools=[{"type": "function", **tool["function"]} for tool in TOOLS],
+                max_output_tokens=num_tokens,
+            )
+            assert response.output_text == (choice.message.content or "")
+            assert [
+                (item.name, item.arguments)
+                for item in response.output
+                if item.type == "function_call"
+            ] == list_calls(choice.message)
+
+
+async def test_a_call_that_was_cut_off_may_be_sent_back(
+    tokenizer_folder: Path,
+) -> None:
+    async with open_client(
+        tokenizer_folder, answer=ANSWER[: ANSWER.index("Wi") + 2]
+    ) as (
+        server,
+        client,
+    ):
+        cut = (await ask(client, max_tokens=len(server.answer_ids))).choices[0].message
+        [call] = cut.tool_calls
+        assert not call.function.arguments.endswith("}")
+        result = {"role": "tool", "tool_call_id": call.id, "content": "not JSON"}
+        messages = [*MESSAGES, cut.model_dump(exclude_none=True), result]
+        answer = await ask(client, messages=messages, max_tokens=1)
+        assert answer.choices[0].finish_reason == "length"
 
 
 @pytest.mark.parametrize("streams", [False, True])

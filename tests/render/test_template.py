@@ -183,6 +183,7 @@ CALL = {
     "type": "function",
     "function": {"name": "look_up", "arguments": '{"word":"ä"}'},
 }
+CUT = '{"word": "\u00e4'
 RESULT = {"role": "tool", "content": "42", "tool_call_id": "1"}
 
 
@@ -276,11 +277,49 @@ async def test_a_template_that_wants_descriptions_gets_them(load: Load) -> None:
     )
 
 
+# Like Qwen3-Coder's and Gemma 4's, which list the parameters.
+ITEM_CALLS = CALLS.replace(
+    "{{ call.function.arguments | tojson }}",
+    "{% for key, value in call.function.arguments | items %}{{ key }}={{ value }}{% endfor %}",
+)
+# Like Qwen3's.
+EITHER_CALLS = CALLS.replace(
+    "{{ call.function.arguments | tojson }}",
+    "{% if call.function.arguments is string %}{{ call.function.arguments }}"
+    "{% else %}{{ call.function.arguments | tojson }}{% endif %}",
+)
+# Shows nothing of a text.
+MAPPING_CALLS = ITEM_CALLS.replace(
+    "{% for key,", "{% if call.function.arguments is mapping %}{% for key,"
+).replace("{% endfor %}>", "{% endfor %}{% endif %}>")
+
+
+@pytest.mark.parametrize(
+    ("template", "shown"),
+    [
+        (CALLS, json.dumps(CUT, ensure_ascii=False)),
+        (STRICT_CALLS, json.dumps(CUT, ensure_ascii=False)),
+        (EITHER_CALLS, CUT),
+        (TEXT_CALLS, CUT),
+        (ITEM_CALLS, f"arguments={CUT}"),
+        (MAPPING_CALLS, f"arguments={CUT}"),
+    ],
+)
+async def test_arguments_that_were_cut_off_are_shown_as_text(
+    load: Load, template: str, shown: str
+) -> None:
+    cut = {"id": "1", "function": {"name": "look_up", "arguments": CUT}}
+    text = await render(load(template), USER, call(None, cut), RESULT)
+    assert f"<look_up {shown}>" in text
+
+
 async def test_arguments_are_not_nested_too_deeply(load: Load) -> None:
-    deep = {"function": {"name": "f", "arguments": "[" * 200 + "]" * 200}}
-    with pytest.raises(InvalidParameter, match="at most 64 lists and obj") as caught:
-        await render(load(CALLS), call(None, deep))
-    assert caught.value.param == "messages[0].tool_calls[0].function.arguments"
+    # Python's decoder gives up at the second one.
+    for depth in (200, 100_000):
+        deep = {"function": {"name": "f", "arguments": "[" * depth + "]" * depth}}
+        with pytest.raises(InvalidParameter, match="at most 64 lists") as caught:
+            await render(load(CALLS), call(None, deep))
+        assert caught.value.param == "messages[0].tool_calls[0].function.arguments"
 
 
 async def test_long_arguments_are_refused_before_they_are_decoded(load: Load) -> None:

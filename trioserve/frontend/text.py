@@ -148,6 +148,7 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
                 tools=table,
                 takes_one_call=not text.parallel_tool_calls,
                 calls_lead=is_joined,
+                calls_only=bool(text.forced_tools),
             )
 
         self._check_deadline(

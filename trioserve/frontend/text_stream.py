@@ -142,7 +142,7 @@ class TextStream:
         for index in range(self.num_sequences):
             if index not in self._finished:
                 self._tokens.stop(index, is_complete=False)
-                rest = self._find_detokenizer(index).finish()
+                rest = self._find_detokenizer(index).finish(is_cut=True)
                 yield msgspec.structs.replace(
                     rest, index=index, finish_reason=rest.finish_reason or "deadline"
                 )
@@ -153,7 +153,8 @@ class TextStream:
         if text.finish_reason is not None:
             self._tokens.stop(tokens.index, is_complete=True)
         elif tokens.finish_reason is not None:
-            text = self._finish(tokens, text, detokenizer.finish())
+            is_cut = tokens.finish_reason != "stop"
+            text = self._finish(tokens, text, detokenizer.finish(is_cut=is_cut))
         if text.finish_reason is not None:
             self._finished.add(tokens.index)
         return msgspec.structs.replace(

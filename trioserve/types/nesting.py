@@ -32,6 +32,11 @@ def check_nesting(param: str, value: object) -> None:
         ]
         if not level:
             return
-    raise InvalidParameter(
+    raise refuse_nesting(param)
+
+
+def refuse_nesting(param: str) -> InvalidParameter:
+    """Return the refusal of JSON that is nested too deeply."""
+    return InvalidParameter(
         param, f"at most {MAX_NESTING} lists and objects may stand in each other"
     )

@@ -54,11 +54,19 @@ class Split:
     reasoning: str = ""
 
 
-def split(family: str, pieces: list[str], *, takes_one: bool = False) -> Split:
-    scanner = TOOL_FAMILIES[family](TABLE, takes_one=takes_one)
+def split(
+    family: str,
+    pieces: list[str],
+    *,
+    takes_one: bool = False,
+    is_cut: bool = False,
+    calls_only: bool = False,
+) -> Split:
+    scanner = TOOL_FAMILIES[family](TABLE, takes_one=takes_one, calls_only=calls_only)
     deltas = []
     for number, piece in enumerate(pieces, 1):
-        text, calls = scanner.push(piece, is_last=number == len(pieces))
+        is_last = number == len(pieces)
+        text, calls = scanner.push(piece, is_last=is_last, is_cut=is_last and is_cut)
         assert len({call.index for call in calls}) == len(calls)
         reasoning = scanner.take_reasoning()
         deltas.append(TextDelta(text=text, tool_calls=calls, reasoning=reasoning))
@@ -461,12 +469,13 @@ FRAGMENTS = sorted(
     fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=12),
     places=st.lists(st.integers(0, 10_000), max_size=8),
     takes_one=st.booleans(),
+    is_cut=st.booleans(),
 )
 def test_the_division_of_the_text_does_not_matter(
-    family: str, fragments: list[str], places: list[int], takes_one: bool
+    family: str, fragments: list[str], places: list[int], takes_one: bool, is_cut: bool
 ) -> None:
     text = "".join(fragments)
-    check_divisions(family, text, cut(text, places), takes_one)
+    check_divisions(family, text, cut(text, places), takes_one, is_cut=is_cut)
 
 
 @given(
@@ -485,14 +494,16 @@ def test_a_call_may_break_anywhere(
     check_divisions(case.family, text, cut(text, places), takes_one)
 
 
-def check_divisions(family: str, text: str, pieces: list[str], takes_one: bool) -> None:
-    whole = split(family, [text], takes_one=takes_one)
+def check_divisions(
+    family: str, text: str, pieces: list[str], takes_one: bool, *, is_cut: bool = False
+) -> None:
+    whole = split(family, [text], takes_one=takes_one, is_cut=is_cut)
     for division in (pieces, list(text) or [""]):
-        found = split(family, division, takes_one=takes_one)
+        found = split(family, division, takes_one=takes_one, is_cut=is_cut)
         assert (found.text, found.calls) == (whole.text, whole.calls)
         assert found.reasoning == whole.reasoning
     if not whole.calls and not TOOL_FAMILIES[family].splits_reasoning:
-        assert whole.text == text
+        assert text.startswith(whole.text) if is_cut else whole.text == text
     assert not takes_one or len(whole.calls) <= 1
 
 
@@ -554,6 +565,46 @@ def test_a_call_that_is_cut_off_is_not_the_end(case: Case) -> None:
         return
     scanner.push("", is_last=True)
     assert not scanner.is_done
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_a_text_may_be_cut_off_anywhere(case: Case) -> None:
+    """The answer is the same for any division, and has no marker that is not its text."""
+    markers = TOOL_FAMILIES[case.family].markers
+    complete = split(case.family, [case.written])
+    for end in range(len(case.written) + 1):
+        written = case.written[:end]
+        whole = split(case.family, [written], is_cut=True)
+        pieces = [written[begin : begin + 5] for begin in range(0, end, 5)]
+        streamed = split(case.family, pieces or [""], is_cut=True)
+        assert (streamed.text, streamed.calls) == (whole.text, whole.calls)
+        for number, (name, arguments) in enumerate(whole.calls):
+            assert complete.calls[number][0] == name
+            assert complete.calls[number][1].startswith(arguments)
+        for marker in markers:
+            assert whole.text.count(marker) <= case.text.count(marker)
+
+
+# No text stands beside their calls, or in their reasoning.
+FORCED = [case for case in COMPLETE if not case.text]
+
+
+@pytest.mark.parametrize("case", FORCED, ids=lambda case: case.family)
+def test_a_forced_call_that_is_cut_off_leaves_no_text(case: Case) -> None:
+    for end in range(len(case.written) + 1):
+        found = split(case.family, [case.written[:end]], is_cut=True, calls_only=True)
+        assert found.text.strip() == ""
+
+
+def test_a_text_that_is_cut_off_keeps_what_may_be_an_answer() -> None:
+    assert split("hermes", ["1 <"], is_cut=True).text == "1 <"
+    assert split("llama3_json", ['{"name": "Bo'], is_cut=True).text == '{"name": "Bo'
+    assert split("gpt_oss", ["<|channel|>analysis<|message|>1 <"], is_cut=True) == (
+        Split(text="", calls=[], ids=[], reasoning="1 <")
+    )
+    # It is not a call, whatever follows.
+    broken = "<tool_call>no"
+    assert split("hermes", [broken], is_cut=True).text == broken
 
 
 def test_forced_calls_of_kimi_have_ids_of_their_own() -> None:

@@ -75,7 +75,11 @@ def _build_answer(
         system_fingerprint=header.system_fingerprint,
         choices=tuple(
             _build_choice(
-                body, whole, texts, splits_reasoning=meter.stream.splits_reasoning
+                body,
+                whole,
+                texts,
+                splits_reasoning=meter.stream.splits_reasoning,
+                splits_tool_calls=meter.stream.splits_tool_calls,
             )
             for whole in completed
         ),
@@ -98,6 +102,7 @@ def _build_choice(
     texts: TokenTexts,
     *,
     splits_reasoning: bool,
+    splits_tool_calls: bool,
 ) -> ChatChoice:
     shows_reasoning = splits_reasoning and body.includes_reasoning
     calls = tuple(map(_build_call, whole.tool_calls))
@@ -105,7 +110,7 @@ def _build_choice(
     return ChatChoice(
         index=whole.index,
         message=ChatMessage(
-            content=text if text or not calls else None,
+            content=text if text or not splits_tool_calls else None,
             reasoning=(whole.reasoning or None) if shows_reasoning else UNSET,
             tool_calls=calls or UNSET,
         ),

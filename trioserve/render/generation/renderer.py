@@ -264,6 +264,7 @@ class Renderer(BaseRenderer):
         tools: ToolTable | None = None,
         takes_one_call: bool = False,
         calls_lead: bool = False,
+        calls_only: bool = False,
     ) -> SequenceText:
         """Open the detokenizer of a sequence that continues `prompt`.
 
@@ -275,6 +276,7 @@ class Renderer(BaseRenderer):
           tools: the tools that the model may call, if calls are separated from the answer.
           takes_one_call: end the sequence behind its first call.
           calls_lead: calls stand at the beginning of the answer, or nowhere.
+          calls_only: the answer has nothing but calls.
 
         Raises:
           InvalidParameter: a stop string is empty, or they are too long in all.
@@ -300,7 +302,12 @@ class Renderer(BaseRenderer):
         )
         if form is None or tools is None:
             return text
-        scanner = form.scanner(tools, takes_one=takes_one_call, calls_lead=calls_lead)
+        scanner = form.scanner(
+            tools,
+            takes_one=takes_one_call,
+            calls_lead=calls_lead,
+            calls_only=calls_only,
+        )
         return ToolDetokenizer(text, scanner)
 
     def fill_in(self, text: str, suffix: str) -> str:

@@ -88,8 +88,12 @@ class Detokenizer:
             return TextDelta(text=self._read(token_ids), token_ids=tuple(token_ids))
         return self._push_scanned(token_ids, self._scanner)
 
-    def finish(self) -> TextDelta:
-        """End the text: return the held back part, with U+FFFD for half a character."""
+    def finish(self, *, is_cut: bool = False) -> TextDelta:
+        """End the text: return the held back part, with U+FFFD for half a character.
+
+        Args:
+          is_cut: the model has not ended it itself; all the same here.
+        """
         if self._finished:
             return self._end("")
         text = self._utf8.decode(b"", final=True)

@@ -122,6 +122,7 @@ class TemplateProbe:
                 for each in contents
             ),
             takes_arguments_as_text=as_text,
+            shows_broken_arguments=as_text or self._shows_broken(contents),
             shows_results=self._shows_results(),
             wants_descriptions=wants_descriptions,
             joins_reasoning="text" in contents and self._refuses_reasoning(as_text),
@@ -150,6 +151,16 @@ class TemplateProbe:
         """Return whether the last of one or two calls shows; None if none renders."""
         names = [_WORD] if word == _WORD else [_WORD, word]
         return self._shows(word, *self._talk(names, beside, as_text))
+
+    def _shows_broken(self, contents: frozenset[CallContent]) -> bool:
+        """Whether it shows the arguments of a call that was cut off."""
+        conversations = [
+            talk for each in contents for talk in self._talk(["f"], each, False)
+        ]
+        for messages in conversations:
+            [call] = messages[1]["tool_calls"]
+            call["function"]["arguments"] = f'{{"key": "{_WORD}'
+        return bool(self._shows(_WORD, *conversations))
 
     def _prints_none(self, as_text: bool) -> bool:
         """Whether the template writes "None" for a message without content."""

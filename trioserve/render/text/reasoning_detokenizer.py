@@ -58,8 +58,8 @@ class ReasoningDetokenizer(Detokenizer):
             return self._push_one(token_ids[0])
         return TextDelta.join([self._push_one(token_id) for token_id in token_ids])
 
-    def finish(self) -> TextDelta:
-        return self._split(super().finish())
+    def finish(self, *, is_cut: bool = False) -> TextDelta:
+        return self._split(super().finish(is_cut=is_cut))
 
     def _push_one(self, token_id: int) -> TextDelta:
         num_held = self.num_held

@@ -35,6 +35,7 @@ class TemplateForm:
       shows_all_calls: it shows all calls of a message, not only the first one.
       takes_arguments_as_text: it reads the arguments of a call as JSON in a string,
         otherwise as an object.
+      shows_broken_arguments: it shows arguments that are a text and not JSON.
       shows_results: it shows messages of the role `tool`.
       joins_reasoning: it refuses a message with calls, a text and reasoning, so the text
         becomes reasoning.
@@ -52,6 +53,7 @@ class TemplateForm:
     shows_calls_beside: frozenset[CallContent] = frozenset(CALL_CONTENTS)
     shows_all_calls: bool = True
     takes_arguments_as_text: bool = False
+    shows_broken_arguments: bool = False
     shows_results: bool = True
     joins_reasoning: bool = False
     wants_descriptions: bool = False

@@ -11,7 +11,7 @@ import json
 from typing import Any, Final
 
 from ...errors import InvalidParameter
-from ...types.nesting import check_nesting
+from ...types.nesting import check_nesting, refuse_nesting
 from .fields import read_fields
 from .template_form import TemplateForm, text_part
 from .tool_prompt import write_calls
@@ -102,12 +102,25 @@ class ToolHistory:
         if sent is None or sent == "":
             sent = {}
         is_text = isinstance(sent, str)
-        arguments = _decode(str(sent), param) if is_text else sent
+        try:
+            arguments = _decode(str(sent), param) if is_text else sent
+        except ValueError:
+            return self._show_broken(str(sent))
         check_nesting(param, arguments)
         if not (self._form.takes_arguments_as_text or self._form.writes_calls):
             return arguments
         # The client's own text stays unchanged, so that the prefix cache finds it.
         return sent if is_text else json.dumps(arguments, ensure_ascii=False)
+
+    def _show_broken(self, text: str) -> object:
+        """Return arguments that are not JSON, such as those that max_tokens cut off.
+
+        The model sees its own text, also where a template lists the items of an object.
+        """
+        form = self._form
+        if form.shows_broken_arguments or form.writes_calls:
+            return text
+        return {"arguments": text}
 
     def _place(self, content: object, param: str, has_content: bool) -> object:
         """Return the content with which the template shows the message's calls."""
@@ -133,9 +146,15 @@ def _join_reasoning(message: dict[str, Any]) -> None:
 
 
 def _decode(text: str, param: str) -> object:
+    """Decode arguments.
+
+    Raises:
+      ValueError: they are not JSON.
+      InvalidParameter: they are too long, or nested too deeply.
+    """
     if len(text) > MAX_ARGUMENTS:
         raise InvalidParameter(param, f"at most {MAX_ARGUMENTS} characters are taken")
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):
-        raise InvalidParameter(param, "is not valid JSON") from None
+    except RecursionError:
+        raise refuse_nesting(param) from None

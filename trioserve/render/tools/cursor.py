@@ -36,28 +36,29 @@ class TextCursor:
 
     Attributes:
       held: text that was taken, and that stays text if it turns out not to be a call.
+      is_cut: the text was cut off, so the model has not ended it. The beginning of a tag
+        at its end is taken, too, and is held.
+      is_short: a step needed more text than there is.
     """
 
     def __init__(self) -> None:
         self.held: list[str] = []
+        self.is_cut = False
+        self.is_short = False
         self._seen = ""
         # The offset in _seen of the next character.
         self._at = 0
         self._ended = False
-
-    @property
-    def is_at_end(self) -> bool:
-        """Whether all text is taken, and none follows."""
-        return self._ended and self._at == len(self._seen)
 
     def add(self, text: str) -> None:
         """Add the next piece of the text."""
         self._seen = self._seen[self._at :] + text
         self._at = 0
 
-    def end(self) -> None:
+    def end(self, *, is_cut: bool = False) -> None:
         """Say that no more text follows."""
         self._ended = True
+        self.is_cut = is_cut
 
     def find(self, *texts: str) -> Steps[str]:
         """Return the one of the texts with which the text goes on; else the empty text.
@@ -70,7 +71,9 @@ class TextCursor:
             for text in texts:
                 if rest.startswith(text):
                     return text
-            if self._ended or not any(text.startswith(rest) for text in texts):
+            if not any(text.startswith(rest) for text in texts):
+                return ""
+            if self._needs_more():
                 return ""
             yield
 
@@ -95,7 +98,7 @@ class TextCursor:
         """Take all whitespace."""
         while True:
             self._take(_match_end(_SPACE, self._seen, self._at, len(self._seen)))
-            if self._at < len(self._seen) or self._ended:
+            if self._at < len(self._seen) or self._needs_more():
                 return
             yield
 
@@ -112,7 +115,7 @@ class TextCursor:
             name += self._take(_match_end(_NAME, self._seen, self._at, stop))
             if name and self._at < len(self._seen):
                 return name
-            if self._at < len(self._seen) or self._ended:
+            if self._at < len(self._seen) or self._needs_more():
                 break
             yield
         raise NotACall
@@ -129,7 +132,7 @@ class TextCursor:
             write(text)
             if reader.is_done:
                 return
-            if reader.is_broken or self._ended:
+            if reader.is_broken or self._needs_more():
                 raise NotACall
             yield
 
@@ -150,7 +153,7 @@ class TextCursor:
             self._take(end)
             if reader.is_done:
                 return "".join(parts)
-            if reader.is_broken or self._ended or num_left == 0:
+            if reader.is_broken or num_left == 0 or self._needs_more():
                 raise NotACall
             yield
 
@@ -171,12 +174,22 @@ class TextCursor:
                 write(self._seen[self._at : begin])
                 self._at = begin
                 return self._take(begin + len(end))
-            begin = len(self._seen) if self._ended else self._find_beginning(ends)
+            begin = len(self._seen)
+            if self.is_cut or not self._ended:
+                begin = self._find_beginning(ends)
             write(self._seen[self._at : begin])
             self._at = begin
-            if self._ended:
+            if self._needs_more():
                 return ""
             yield
+
+    def _needs_more(self) -> bool:
+        """Note that a step needs more text; returns whether none follows."""
+        if self._ended:
+            self.is_short = True
+            if self.is_cut:
+                self._take(len(self._seen))
+        return self._ended
 
     def _take(self, end: int) -> str:
         taken = self._seen[self._at : end]

@@ -17,8 +17,12 @@ class SequenceText(Protocol):
     def push(self, token_ids: Sequence[int]) -> TextDelta:
         """Read the next output ids; after the end of the text they are ignored."""
 
-    def finish(self) -> TextDelta:
-        """End the text: return what is held back."""
+    def finish(self, *, is_cut: bool = False) -> TextDelta:
+        """End the text: return what is held back.
+
+        Args:
+          is_cut: the model has not ended it itself.
+        """
 
 
 class ToolDetokenizer:
@@ -51,13 +55,21 @@ class ToolDetokenizer:
                 break
         return TextDelta.join(deltas)
 
-    def finish(self) -> TextDelta:
-        return self._split(self._text.finish(), is_last=True)
+    def finish(self, *, is_cut: bool = False) -> TextDelta:
+        rest = self._text.finish(is_cut=is_cut)
+        return self._split(rest, is_last=True, is_cut=is_cut)
 
-    def _split(self, delta: TextDelta, *, is_last: bool = False) -> TextDelta:
+    def _split(
+        self, delta: TextDelta, *, is_last: bool = False, is_cut: bool = False
+    ) -> TextDelta:
         scanner, reason = self._scanner, delta.finish_reason
         was_reasoning = scanner.is_reasoning
-        text, calls = scanner.push(delta.text, is_last=is_last or reason is not None)
+        # A stop string is the client's own end of the text, also where it was held back.
+        text, calls = scanner.push(
+            delta.text,
+            is_last=is_last or reason is not None,
+            is_cut=is_cut and reason is None,
+        )
         if scanner.splits_reasoning:
             counts = was_reasoning or scanner.is_reasoning
             delta = msgspec.structs.replace(

@@ -48,15 +48,13 @@ class GptOssScanner(JsonCallScanner):
     tags = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, _END, _CALL, _RETURN)
     template_parts = (_CHANNEL, "<|message|>", "functions.")
 
-    def __init__(
-        self, tools: ToolTable, *, takes_one: bool = False, calls_lead: bool = False
-    ) -> None:
+    def __init__(self, tools: ToolTable, **options: bool) -> None:
         self._reasoning: list[str] = []
         # Whether the answer has text, and reasoning, to separate further ones from.
         self._has_text = False
         self._has_reasoning = False
         self._write: Callable[[str], None] = self._write_text
-        super().__init__(tools, takes_one=takes_one, calls_lead=calls_lead)
+        super().__init__(tools, **options)
 
     @property
     def is_reasoning(self) -> bool:
@@ -77,6 +75,7 @@ class GptOssScanner(JsonCallScanner):
             if tag in self.markers:
                 yield from self.try_calls(tag)
             self.held.clear()
+        self.release(self._write)
 
     def read_calls(self, marker: str) -> Steps[None]:
         """Read a header, and the call behind it if there is one."""
@@ -90,6 +89,10 @@ class GptOssScanner(JsonCallScanner):
             raise NotACall
         self.begin_call(recipient.removeprefix("functions."))
         yield from self.pass_arguments()
+
+    def is_markup(self, marker: str) -> bool:
+        is_header = not {_TO, *self.tags}.isdisjoint(self.held)
+        return is_header or super().is_markup(marker)
 
     def _read_header(self, marker: str) -> Steps[tuple[str, str]]:
         """Return the channel and the recipient, which may be empty.

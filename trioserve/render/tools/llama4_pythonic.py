@@ -98,6 +98,6 @@ class Llama4PythonicScanner(NestedValueScanner):
             write(f"\\u{digits}")
         elif escape:
             write(quote(_ESCAPES[escape])[1:-1])
-        else:
+        elif not self.is_short:
             # Python leaves a backslash before any other character as it is.
             write("\\\\")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 import secrets
 from typing import ClassVar
 
@@ -20,6 +21,7 @@ class ToolScanner(TextCursor, ABC):
       tools: the tools of the request.
       takes_one: everything behind the first call is dropped.
       calls_lead: calls stand at the beginning of the text, or nowhere.
+      calls_only: the text has nothing but calls, because a grammar forces them.
 
     Attributes:
       answer_form: the text around the text of an answer; None if there is nothing.
@@ -36,12 +38,18 @@ class ToolScanner(TextCursor, ABC):
     splits_reasoning: ClassVar[bool] = False
 
     def __init__(
-        self, tools: ToolTable, *, takes_one: bool = False, calls_lead: bool = False
+        self,
+        tools: ToolTable,
+        *,
+        takes_one: bool = False,
+        calls_lead: bool = False,
+        calls_only: bool = False,
     ) -> None:
         super().__init__()
         self.tools = tools
         self.takes_one = takes_one
         self.calls_lead = calls_lead
+        self.calls_only = calls_only
         self.writer = CallWriter(takes_one=takes_one)
         self._in_call = False
         self._steps = self.read_text()
@@ -62,16 +70,18 @@ class ToolScanner(TextCursor, ABC):
         return ""
 
     def push(
-        self, text: str, *, is_last: bool = False
+        self, text: str, *, is_last: bool = False, is_cut: bool = False
     ) -> tuple[str, tuple[ToolCallDelta, ...]]:
         """Take the next piece; returns the text and the pieces of calls that it adds.
 
         Args:
           is_last: no more text follows. Text that is held is released.
+          is_cut: the last text is not the model's own end, as with max_tokens. The beginning
+            of a call is not released.
         """
         self.add(text)
         if is_last:
-            self.end()
+            self.end(is_cut=is_cut)
         next(self._steps, None)
         if is_last:
             self.writer.finish()
@@ -93,6 +103,13 @@ class ToolScanner(TextCursor, ABC):
             yield from self.read_until(write)
         while marker := (yield from self.read_until(write, *self.markers)):
             yield from self.try_calls(marker)
+        self.release(write)
+
+    def release(self, write: Callable[[str], None]) -> None:
+        """Make text of the beginning of a tag, at which the text was cut off."""
+        if not self.calls_only:
+            write("".join(self.held))
+        self.held.clear()
 
     def make_id(self, header: str) -> str:
         """Return the id of the next call.
@@ -122,13 +139,17 @@ class ToolScanner(TextCursor, ABC):
             yield from self.read_calls(marker)
             self.held.clear()
         except NotACall:
-            self._break_off()
+            self._break_off(marker)
         self._in_call = False
 
     def give_back(self) -> None:
         """Make text of the answer of all that is held: it is no call."""
         self.writer.write_text("".join(self.held))
         self.held.clear()
+
+    def is_markup(self, marker: str) -> bool:
+        """Whether the held text cannot be an answer; the marker before it may be empty."""
+        return bool(marker) or self.calls_only or self.writer.num_calls > 0
 
     def begin_call(self, name: str, header: str = "") -> None:
         """Announce a call. From here on its text does not become text of the answer."""
@@ -141,11 +162,11 @@ class ToolScanner(TextCursor, ABC):
         self.held.clear()
         self.writer.end_call()
 
-    def _break_off(self) -> None:
-        if self._in_call:
-            if self.is_at_end:
-                # The end is missing, perhaps because of max_tokens: the call is not whole.
-                self.held.clear()
-            else:
-                self.writer.end_call()
+    def _break_off(self, marker: str) -> None:
+        is_unfinished = self._in_call or (self.is_cut and self.is_markup(marker))
+        if self.is_short and is_unfinished:
+            # The end is missing, perhaps because of max_tokens: the call is not whole.
+            self.held.clear()
+        elif self._in_call:
+            self.writer.end_call()
         self.give_back()
