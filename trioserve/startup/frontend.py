@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ..config import EngineConfig
 from ..engine import TensorEngine, TokenEngine
-from ..errors import InvalidConfig
 from ..frontend import PoolingEngine, TextEngine
 from ..render import (
     PoolingParts,
@@ -30,7 +28,7 @@ from .limits import count_sequences
 from .loaded import LoadedCore
 from .plugins import load_logits_processors
 from .shortage import telling_shortage
-from .source import ModelKind, Source, find_source, guess_source
+from .source import ModelKind, Source, find_source, guess_source, read_template
 
 Reopen = Callable[[], Awaitable[Any]]
 
@@ -112,7 +110,7 @@ class _Prepared:
 def _prepare(config: EngineConfig, find: Callable[[], Source]) -> _Prepared:
     """Load everything that needs no weights; blocks for seconds if it needs torch."""
     # First, because it needs no imports.
-    template = _read_template(config.model.chat_template)
+    template = read_template(config.model.chat_template)
     source = find()
     if source.task == "generate":
         return _prepare_text(config, source, template)
@@ -186,13 +184,3 @@ def _finish_pooling(
     )
     served = PoolingEngine(engine, renderer, long_texts=config.pooling.long_texts)
     return LoadedFrontend(served=served, engine=engine)
-
-
-def _read_template(given: str | None) -> str | None:
-    """Return the template of --chat-template, which is a file or the template itself."""
-    if given is None or "{{" in given or "{%" in given:
-        return given
-    try:
-        return Path(given).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfig.of_file("chat_template", "read", given, error) from error

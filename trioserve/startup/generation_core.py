@@ -26,7 +26,8 @@ from .limits import (
 )
 from .loaded import LoadedCore, fingerprint_model
 from .plugins import load_logits_processors
-from .source import Source
+from .source import Source, read_template
+from .turn_ends import find_turn_ends
 
 if TYPE_CHECKING:
     from ..model import LoadedModel, Outline
@@ -147,8 +148,11 @@ def _complete_info(
     processors: Sequence[type[LogitsProcessor]],
 ) -> ModelInfo:
     """Add to a model's facts those that depend on the configuration."""
+    template = read_template(config.model.chat_template)
+    ends = find_turn_ends(source.weights, info, template)
     return replace(
         limit_length(info, config, num_blocks),
+        eos_token_ids=info.eos_token_ids | ends,
         default_sampling=_resolve_sampling(info, config.model),
         fingerprint=fingerprint_model(source.weights.folder, info.dtype, info.kernels),
         logits_processors=tuple(processor.name for processor in processors),

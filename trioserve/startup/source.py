@@ -139,3 +139,17 @@ def _check_task(task: Task, model: str, model_kind: ModelKind) -> None:
         raise InvalidConfig(
             "model", f"{model} generates: open it by open_engine, or name a task"
         )
+
+
+def read_template(given: str | None) -> str | None:
+    """Return the template of --chat-template, which is a file or the template itself.
+
+    Raises:
+      InvalidConfig: the file cannot be read.
+    """
+    if given is None or "{{" in given or "{%" in given:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfig.of_file("chat_template", "read", given, error) from error

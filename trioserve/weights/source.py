@@ -62,7 +62,7 @@ def complete_weights(weights: Weights) -> Weights:
     if weights.gguf is not None:
         source = str(weights.gguf)
         folder = resolve_converted_gguf(weights.gguf, weights.folder, source)
-        return Weights(folder=folder, name=weights.name)
+        return Weights(folder=folder, name=weights.name, gguf=weights.gguf)
     return Weights(folder=resolve_hub(weights.name), name=weights.name)
 
 
