@@ -240,13 +240,33 @@ def test_the_value_none_unsets_an_option_of_the_file(
     [
         (["first", "second"], "--model: name one model; here are first and second"),
         (["first", "--model=second"], "--model: name one model; here are first and"),
-        (["--enable-h2c", "true"], "--model: 'true' is no model; a switch takes no"),
-        (["--restart-stages", "1"], "--model: '1' is no model; a switch takes no"),
-        (["--matryoshka", "0"], "--model: '0' is no model; a switch takes no value"),
+        (
+            ["--enable-h2c", "true"],
+            "--enable-h2c: takes no value: write --enable-h2c alone",
+        ),
+        (
+            ["--restart-stages", "1"],
+            "--restart-stages: takes no value: write --restart-stages alone",
+        ),
+        (
+            ["--matryoshka", "0"],
+            "--matryoshka: takes no value: write --no-matryoshka alone",
+        ),
+        (
+            ["--prefix-caching=False"],
+            "--prefix-caching: takes no value: write --no-pref",
+        ),
+        (
+            ["--no-prefix-caching", "no"],
+            "--prefix-caching: takes no value: write --prefix-",
+        ),
         (["-5"], "--model: '-5' is no model"),
         (["-"], "--model: '-' is no model"),
         (["-p", "8"], "-p: there is no such option; --help lists all"),
-        (["--enable-h2c=true"], "--enable-h2c: takes no value: write --enable-h2c or"),
+        (
+            ["--enable-h2c=5"],
+            "--enable-h2c: takes no value: write --enable-h2c or --no",
+        ),
         (["--nonsense", "1"], "--nonsense: there is no such option; --help lists all"),
         (
             ["--max-num-seq", "1"],
@@ -399,6 +419,32 @@ def test_programs_read_keywords_and_nothing_else_is_respelled(
 )
 def test_sizes_are_powers_of_1024(text: str, size: int) -> None:
     assert parse_bytes("kv_cache_memory", text) == size
+
+
+SIZES = [option for option in OPTIONS if option.is_size]
+
+
+def test_the_options_that_are_sizes_are_known() -> None:
+    """Each default that is a size says that its option is one."""
+    looks = {each.name for each in OPTIONS if re.search(r"\d[MG]iB", str(each.default))}
+    assert looks | {"kv_cache_memory"} == {option.name for option in SIZES}
+
+
+@pytest.mark.parametrize("option", SIZES, ids=lambda option: option.name)
+def test_a_size_may_be_a_number_of_bytes(option: Option, tmp_path: Path) -> None:
+    # A size that fits the limits between options.
+    size = parse_bytes(option.name, option.default or "96MiB")
+    config = build_config(ServeConfig, {option.name: size})
+    if option.default is None:
+        assert list_changes(config) == [(option, 96 << 20)]
+    path = tmp_path / "serve.toml"
+    path.write_text(f"{option.name} = {size}\n")
+    assert parse_serve(["--config", str(path)]) == config
+    for wrong in (1.5, True, [1]):
+        with pytest.raises(InvalidConfig, match="not a size .* or a number of bytes"):
+            build_config(ServeConfig, {option.name: wrong})
+    with pytest.raises(InvalidConfig, match="not greater than zero"):
+        build_config(ServeConfig, {option.name: -1})
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "0", "1e400", "nan", "2 PiB"])

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from ..errors import InvalidConfig
 
 if TYPE_CHECKING:
     from ..config.flags import CommandLine
-
-# Values that users write behind a switch by mistake; they would be read as a model.
-_SWITCH_VALUES: Final = {"true", "false", "on", "off", "yes", "no", "1", "0"}
 
 
 def name_model(line: CommandLine) -> dict[str, str]:
@@ -27,9 +24,6 @@ def name_model(line: CommandLine) -> dict[str, str]:
     if not line.words:
         return {}
     [word] = line.words
-    if word.lower() in _SWITCH_VALUES:
-        reason = "is no model; a switch takes no value: write --NAME or --no-NAME"
-        raise InvalidConfig("model", f"{word!r} {reason}")
     if word.startswith("-"):
         raise InvalidConfig("model", f"{word!r} is no model")
     return {"model": word}

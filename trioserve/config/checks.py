@@ -10,21 +10,26 @@ from ..errors import InvalidConfig
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
-def parse_bytes(name: str, text: str) -> int:
+# A text such as 2GiB, or a number of bytes.
+Size = str | int
+
+
+def parse_bytes(name: str, size: Size) -> int:
     """Read a size such as 2GiB, 512M or 65536 (powers of 1024).
 
     Raises:
       InvalidConfig: the text is not a size, or a size of zero; `name` is the field.
     """
+    text = str(size)
     number = text.strip().upper().removesuffix("B").removesuffix("I")
     unit = number[-1:] if number[-1:] in _UNITS else ""
     try:
-        size = int(float(number.removesuffix(unit)) * _UNITS[unit])
+        num_bytes = int(float(number.removesuffix(unit)) * _UNITS[unit])
     except (ValueError, OverflowError):
         raise InvalidConfig(name, f"{text!r} is not a size such as 2GiB") from None
-    if size < 1:
+    if num_bytes < 1:
         raise InvalidConfig(name, f"{text!r} is not greater than zero")
-    return size
+    return num_bytes
 
 
 def check_at_least(name: str, value: int | None, low: int) -> None:

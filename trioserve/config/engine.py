@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import InvalidConfig
-from .checks import check_at_least, check_seconds, parse_bytes
+from .checks import Size, check_at_least, check_seconds, parse_bytes
 
 # Order in which requests are served; see SchedulerConfig.
 SchedulingPolicy = Literal["fcfs", "priority"]
@@ -30,7 +30,7 @@ class CacheConfig:
       prefix_caching: Keep the blocks of finished requests and share them by content.
     """
 
-    kv_cache_memory: str | None = None
+    kv_cache_memory: Size | None = None
     kv_cache_fraction: float | None = None
     block_size: int = 16
     prefix_caching: bool = True

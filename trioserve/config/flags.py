@@ -19,6 +19,10 @@ _SEE_HELP = "there is no such option; --help lists all"
 # A lone dash, and a negative number such as -2GiB or -.5, are no flags.
 _FLAG = re.compile(r"-[^\d.]")
 
+# Values that users write behind a switch, although it has none.
+_ON = frozenset({"true", "on", "yes", "1"})
+_OFF = frozenset({"false", "off", "no", "0"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandLine:
@@ -116,10 +120,10 @@ class _Reader:
 
     def _turn(self, flag: str, given: list[str]) -> None:
         name, is_on = self._switches[flag]
+        if not given and self._left and self._left[0].lower() in _ON | _OFF:
+            given = [self._left[0]]
         if given:
-            positive = f"--{name.replace('_', '-')}"
-            reason = f"takes no value: write {positive} or --no-{positive[2:]}"
-            raise InvalidConfig(name, reason)
+            raise InvalidConfig(name, _explain_switch(name, is_on, given[0].lower()))
         self.values[name] = is_on
 
     def _take_values(self, flag: str, values: list[str]) -> None:
@@ -140,6 +144,19 @@ class _Reader:
 
     def _has_word(self) -> bool:
         return bool(self._left) and not _is_flag(self._left[0])
+
+
+def _explain_switch(name: str, is_on: bool, value: str) -> str:
+    """Say what to write for a switch that was given a value.
+
+    Args:
+      is_on: the switch was not written with --no-.
+    """
+    flags = {True: f"--{name}".replace("_", "-")}
+    flags[False] = f"--no-{flags[True][2:]}"
+    if value not in _ON | _OFF:
+        return f"takes no value: write {flags[True]} or {flags[False]}"
+    return f"takes no value: write {flags[is_on is (value in _ON)]} alone"
 
 
 def _count_values(option: Option | None) -> tuple[int, float]:

@@ -69,10 +69,15 @@ class Option:
 
     @property
     def plain_hint(self) -> Any:
-        """The type without None."""
+        """The type without None. That of a size is str."""
         if get_origin(self.hint) in (Union, types.UnionType):
             return next(each for each in get_args(self.hint) if each is not type(None))
         return self.hint
+
+    @property
+    def is_size(self) -> bool:
+        """Whether it takes a text such as 2GiB, or a number of bytes."""
+        return {str, int} <= set(get_args(self.hint))
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -112,7 +117,7 @@ class Option:
             raise self._refuse(value) from None
 
     def _is_unset_by(self, value: object) -> bool:
-        is_optional = self.plain_hint is not self.hint
+        is_optional = type(None) in get_args(self.hint)
         return is_optional and isinstance(value, str) and value.lower() == "none"
 
     def _refuse(self, value: object) -> InvalidConfig:
@@ -127,6 +132,8 @@ class Option:
 
     def _describe_type(self) -> str:
         hint = self.plain_hint
+        if self.is_size:
+            return "a size such as 2GiB, or a number of bytes"
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         if get_origin(hint) is not tuple:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import InvalidConfig
-from .checks import check_at_least, check_seconds, parse_bytes
+from .checks import Size, check_at_least, check_seconds, parse_bytes
 from .paths import FilePath
 
 
@@ -45,7 +45,7 @@ class RenderConfig:
 
     renderer_num_workers: int = 2
     renderer_max_requests: int = 4096
-    renderer_max_text: str = "128MiB"
+    renderer_max_text: Size = "128MiB"
     template_timeout: float = 10.0
     renderer_processes: int = 0
     trust_request_chat_template: bool = False
@@ -114,15 +114,15 @@ class MediaConfig:
     """
 
     max_images: int = 16
-    max_image_bytes: str = "32MiB"
+    max_image_bytes: Size = "32MiB"
     max_image_pixels: int = 2**25
     allowed_media_domains: tuple[str, ...] = ()
     allowed_local_media_path: FilePath | None = None
     media_timeout: float = 10.0
     media_num_connections: int = 8
     media_num_workers: int = 1
-    max_images_memory: str = "4GiB"
-    processor_cache_memory: str = "512MiB"
+    max_images_memory: Size = "4GiB"
+    processor_cache_memory: Size = "512MiB"
 
     def __post_init__(self) -> None:
         check_at_least("max_images", self.max_images, 0)
@@ -132,7 +132,7 @@ class MediaConfig:
         check_at_least("media_num_connections", self.media_num_connections, 1)
         check_at_least("media_num_workers", self.media_num_workers, 1)
         room = parse_bytes("max_images_memory", self.max_images_memory)
-        if self.processor_cache_memory != "0":
+        if self.processor_cache_memory not in ("0", 0):
             kept = parse_bytes("processor_cache_memory", self.processor_cache_memory)
             if kept >= room:
                 raise InvalidConfig(

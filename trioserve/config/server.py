@@ -8,7 +8,7 @@ import re
 from typing import Literal
 
 from ..errors import InvalidConfig
-from .checks import check_at_least, check_seconds, parse_bytes
+from .checks import Size, check_at_least, check_seconds, parse_bytes
 from .paths import FilePath
 
 # As browsers write an origin: in lower case, and without a slash behind it. Extensions of
@@ -94,8 +94,8 @@ class HttpConfig:
         further one is answered 429; 0 allows none.
     """
 
-    max_body_size: str = "64MiB"
-    max_bodies_memory: str = "1GiB"
+    max_body_size: Size = "64MiB"
+    max_bodies_memory: Size = "1GiB"
     body_timeout: float = 10.0
     api_key: tuple[str, ...] = ()
     api_key_file: FilePath | None = None
@@ -108,17 +108,17 @@ class HttpConfig:
     max_connections: int | None = None
     max_connections_per_address: int | None = None
     write_timeout: float = 30.0
-    max_unread_memory: str = "256MiB"
+    max_unread_memory: Size = "256MiB"
     sse_keepalive: float = 15.0
     request_log: FilePath | None = None
     otlp_traces_endpoint: str | None = None
     refuse_late: bool = True
     resume_seconds: float = 0.0
-    max_resume_memory: str = "64MiB"
+    max_resume_memory: Size = "64MiB"
     enable_h2c: bool = False
     drain_timeout: float = 30.0
     progress_timeout: float = 60.0
-    max_responses_memory: str = "256MiB"
+    max_responses_memory: Size = "256MiB"
     response_max_age: float = 3600.0
     enable_tokenizer_info_endpoint: bool = False
     max_background_responses: int = 64

@@ -168,7 +168,7 @@ def _find_token_id(
 
 
 def _read_capacity(config: MediaConfig) -> int:
-    if config.processor_cache_memory == "0":
+    if config.processor_cache_memory in ("0", 0):
         return 0
     return parse_bytes("processor_cache_memory", config.processor_cache_memory)
 

@@ -32,9 +32,9 @@ def find_turn_end(tokenizer: ModelTokenizer) -> int | None:
 
 def _render_end(tokenizer: ModelTokenizer) -> str:
     """Return the text behind the last answer."""
-    source = tokenizer.chat_templates.get("default")
+    source = tokenizer.chat_templates.get("default", "")
     contents: tuple[Any, ...] = (str, lambda text: [text_part(text)])
-    for make in contents if source is not None else ():
+    for make in contents:
         call = TemplateCall(
             source=source,
             messages=[
