@@ -54,7 +54,7 @@ class SchedulerConfig:
       max_num_batched_tokens: Most tokens that one step computes; longer prompts are cut
         into chunks. The default is 2048 on a GPU and 512 on a CPU, where a step of 2048
         tokens takes seconds. For models that pool it is 16384 and 2048.
-      max_step_seconds: Longest step while streams of other requests wait for it, in
+      max_step_seconds: Longest step that computes a prompt or that requests share, in
         seconds. To keep it, chunks of long prompts shrink, and the sequences of a
         request with many sequences take turns. If prompts wait, three quarters of the
         time are theirs. The step exceeds its limit if one token for each request takes

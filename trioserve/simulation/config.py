@@ -30,8 +30,8 @@ class SimulateConfig:
       block_size: Tokens in one KV block.
       max_num_seqs: Sequences that run at once.
       max_num_batched_tokens: Most tokens that one step computes.
-      max_step_seconds: Longest step while streams of other requests wait for it; inf sets
-        no limit. Its effect depends on attention, whose time is not simulated.
+      max_step_seconds: Longest step that computes a prompt or that requests share; inf
+        sets no limit. Its effect depends on attention, whose time is not simulated.
       trace: File with the requests; by default they are random. The file is CSV with a
         header, or JSON lines, with arrival_seconds, prompt_tokens and output_tokens.
       requests: Number of random requests.

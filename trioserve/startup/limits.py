@@ -125,7 +125,7 @@ def make_pooling_scheduler(
 
 
 def _resolve_step_seconds(config: SchedulerConfig, device_type: str) -> float:
-    """Return the limit of a step for which other requests wait."""
+    """Return the limit of a step that computes prompts, or that several requests share."""
     if config.max_step_seconds is not None:
         return config.max_step_seconds
     return 0.25 if device_type == "cpu" else 0.1

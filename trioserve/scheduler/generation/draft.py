@@ -25,7 +25,7 @@ class Draft:
 
     Attributes:
       num_tokens: tokens that the step can still take.
-      seconds: time for further rows; infinite if no stream waits for the step.
+      seconds: time for further rows; infinite without a limit.
       prompt_flows: requests whose prompts have had their turn.
       num_cached: tokens that were found in the prefix cache.
       is_closed: no further sequence can be admitted.

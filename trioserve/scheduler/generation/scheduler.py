@@ -86,8 +86,8 @@ class Scheduler:
         that one sequence alone always fits.
       prefix_caching: share full blocks by content.
       num_stages: stages of the pipeline that executes the plans.
-      max_step_seconds: how long a step may take while streams of other requests wait for
-        it. In a pipeline that is the time from one token of a stream to its next one, and
+      max_step_seconds: how long a step may take while a prompt is computed, or while
+        streams of several requests wait for it. In a pipeline that is the time from one token of a stream to its next one, and
         each stage has an equal part of it.
     """
 
@@ -293,10 +293,9 @@ class Scheduler:
             decoding, prompts = self._micro_batches.choose(
                 step_id, *self._list_candidates()
             )
-            if self._time.is_limited and self._is_shared(decoding):
-                decoding = self._time.limit(
-                    draft, decoding, has_prompts=self._has_prompts(prompts)
-                )
+            has_prompts = self._has_prompts(prompts)
+            if self._time.is_limited and (has_prompts or self._is_shared(decoding)):
+                decoding = self._time.limit(draft, decoding, has_prompts=has_prompts)
             if self._find_blocks(decoding, prompts):
                 decoding = [each for each in decoding if each.slot is not None]
                 prompts = [each for each in prompts if each.slot is not None]

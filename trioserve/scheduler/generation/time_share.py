@@ -1,17 +1,19 @@
 """The time of a step, shared between decoding and prompts.
 
-While streams of other requests wait for a step, the step may take `max_step_seconds`, as
-far as its cost is known (step_cost.py). Chunks of prompts shrink as their context grows. If
-decoding takes too long, the rows of a request with many sequences take turns (turns.py),
-and each request keeps at least one row. If several clients have streams, their requests take
-turns, too, and each client keeps at least one row.
+A step may take `max_step_seconds` while a prompt is computed, as far as its cost is known
+(step_cost.py), even if no other request is there: one that comes waits for the steps in flight.
+Chunks of prompts shrink as their context grows. The same limit holds while streams of several
+requests wait for a step. If decoding takes too long, the rows of a request with many sequences
+take turns (turns.py), and each request keeps at least one row. If several clients have streams,
+their requests take turns, too, and each client keeps at least one row. Only the decoding of
+one request alone has no limit.
 
 Prompts have PROMPT_SHARE of each step, and at least one block of tokens, however long
 decoding takes: otherwise a busy server would never compute them. So a step exceeds its
 limit in two cases: by one block of tokens, or if one row for each request (of several
-clients: for each client) takes more than a quarter of the limit. Then the step takes at most four times as long as these rows.
-A request that is alone has no limit: the longer its chunks, the sooner its prompts are
-computed.
+clients: for each client) takes more than a quarter of the limit. Then the step takes at most
+four times as long as these rows. Without rows, that is four times the fixed cost of a step, so
+a slow device does not spend most of its time on that.
 """
 
 from __future__ import annotations
