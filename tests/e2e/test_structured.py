@@ -316,12 +316,20 @@ async def test_what_cannot_be_honoured_is_refused(
     assert caught.value.param == param
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_choice": ["yes"], "bad_words": ["y", "ye", "yes"]},
+        {"allowed_token_ids": [5], "min_tokens": 2, "stop_token_ids": [5]},
+        {"allowed_token_ids": [4], "bad_words": ["##"]},
+    ],
+)
 async def test_an_answer_without_a_token_left_ends_with_an_error(
-    client: openai.AsyncOpenAI,
+    client: openai.AsyncOpenAI, fields: dict[str, Any]
 ) -> None:
-    form = {"guided_choice": ["yes"], "bad_words": ["y", "ye", "yes"]}
-    with pytest.raises(openai.BadRequestError, match="no token is left"):
-        await ask(client, extra_body=form)
+    with pytest.raises(openai.BadRequestError, match="no token is left") as caught:
+        await ask(client, extra_body=fields)
+    assert caught.value.param == next(iter(fields))
     # The server goes on.
     assert (
         await ask(client, extra_body={"guided_choice": ["b"]})

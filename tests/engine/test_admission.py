@@ -223,6 +223,59 @@ def test_many_alternatives_are_bounded_in_all(
     )
 
 
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        (
+            {"allowed_token_ids": (5, 6), "bad_words": ((5,), (6,))},
+            "allowed_token_ids and bad_words",
+        ),
+        (
+            {"allowed_token_ids": (7, 2), "min_tokens": 1, "stop_token_ids": (7,)},
+            "allowed_token_ids and min_tokens",
+        ),
+        (
+            {
+                "allowed_token_ids": (7, 5),
+                "bad_words": ((5,),),
+                "min_tokens": 1,
+                "stop_token_ids": (7,),
+            },
+            "allowed_token_ids and bad_words and min_tokens",
+        ),
+        (
+            {"bad_words": tuple((i,) for i in range(255)), "stop_token_ids": (9,)},
+            None,
+        ),
+        # Tokens may be left.
+        ({"allowed_token_ids": (5, 6), "bad_words": ((5,), (6, 6))}, None),
+        ({"allowed_token_ids": (2,), "min_tokens": 1, "ignore_eos": True}, None),
+        ({"allowed_token_ids": (2,)}, None),
+    ],
+)
+def test_parameters_that_leave_no_token_are_refused(
+    fields: dict[str, Any], reason: str | None
+) -> None:
+    info = replace(INFO, eos_token_ids=frozenset({2}))
+    with (
+        nullcontext()
+        if reason is None
+        else pytest.raises(
+            InvalidParameter,
+            match=f"^allowed_token_ids: no token is left; all are excluded by {reason}$",
+        )
+    ):
+        check_request([make_prompt()], replace(ONE, **fields), info)
+
+
+def test_a_small_vocabulary_may_be_excluded_as_a_whole() -> None:
+    words = tuple((i,) for i in range(200))
+    sampling = replace(ONE, bad_words=words, min_tokens=1, stop_token_ids=(200,))
+    check_request([make_prompt()], sampling, make_info(32, vocab_size=202))
+    with pytest.raises(InvalidParameter, match="^bad_words: .* bad_words and min_to"):
+        check_request([make_prompt()], sampling, make_info(32, vocab_size=201))
+
+
 def test_the_error_says_that_no_plug_in_is_loaded() -> None:
     sampling = replace(ONE, logits_processors=(("left", {}),))
     with pytest.raises(

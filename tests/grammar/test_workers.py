@@ -25,7 +25,9 @@ from trioserve.types.structured import Grammar, StructuredOutput
 IM_END, VOCAB_SIZE = 1, 520
 EOS = frozenset({IM_END})
 
-TOO_LONG = SequenceError(reason="it takes too long to follow")
+TOO_LONG = SequenceError(
+    reason="it takes too long to follow", param="structured_outputs"
+)
 
 
 class Ids:

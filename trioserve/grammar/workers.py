@@ -219,7 +219,8 @@ class GuideWorkers:
             with raising_library_failures():
                 yield
         except GrammarError as error:
-            self._fail(sequence, SequenceError(reason=str(error)))
+            param = sequence.grammar.param
+            self._fail(sequence, SequenceError(param=param, reason=str(error)))
         except LibraryFailed:
             self._fail(sequence, SequenceError())
 

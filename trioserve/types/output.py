@@ -48,9 +48,21 @@ class SequenceError(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     Args:
       reason: a message for the client; empty if the fault is ours. Then the log has it.
+      param: the field of the request that is the reason.
     """
 
     reason: str = ""
+    param: str | None = None
+
+    @classmethod
+    def exclude_all(cls, names: Sequence[str]) -> SequenceError:
+        """Return the error of a sequence for which no token is left.
+
+        Args:
+          names: the fields of the request that exclude tokens; at least one.
+        """
+        reason = f"no token is left; all are excluded by {' and '.join(names)}"
+        return cls(reason=reason, param=names[0])
 
     @property
     def is_internal(self) -> bool:

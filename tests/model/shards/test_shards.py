@@ -30,6 +30,7 @@ _PIPELINE = runpy.run_path(
 write_all = _PIPELINE["write_all"]
 make_sequences = _PIPELINE["make_sequences"]
 make_prompts = _PIPELINE["make_prompts"]
+end_one = _PIPELINE["end_one"]
 SIZES = {**_PIPELINE["SIZES"], "max_model_len": 64}
 
 
@@ -95,6 +96,18 @@ def test_shards_write_what_the_whole_model_writes(
     shards = make_shards(model.shards(count, kernels), **SIZES)
     written = write_all(shards.launch, make_sequences(make_prompts()), depth=2)
     assert written == expected
+
+
+def test_a_sequence_without_a_token_left_ends_and_no_other(
+    split: Callable[..., Any], make_shards: Any
+) -> None:
+    model = split("llama")
+    sequences = make_sequences(make_prompts())
+    launch = ModelRunner(model.loaded, **SIZES).launch
+    expected = write_all(launch, sequences, depth=1)
+    shards = make_shards(model.shards(2), **SIZES)
+    sequences = end_one(make_sequences(make_prompts()))
+    assert write_all(shards.launch, sequences, depth=2) == expected | {2: [5]}
 
 
 def test_one_shard_samples_for_all_and_logprobs_are_the_whole_models(

@@ -103,6 +103,14 @@ def make_runner(model: Any) -> ModelRunner:
     return ModelRunner(model, **SIZES, max_model_len=64)
 
 
+def end_one(sequences: list[Scheduled]) -> list[Scheduled]:
+    """Leave a sequence no token behind its first one."""
+    sequences[2].sampling = dataclasses.replace(
+        GREEDY, allowed_token_ids=(5, 6), bad_words=((6,), (5, 5))
+    )
+    return sequences
+
+
 def list_rows(pipeline: Any, stage: int, kind: str, what: str) -> list[int]:
     """Return the number of rows of each message of a kind, in order."""
     record = pipeline.records[stage]
@@ -126,6 +134,19 @@ def assert_exchanged(pipeline: Any, num_stages: int) -> None:
             num_left = num_stages + 1 if what == "sampled" else 0
             assert received == wanted[: len(received)]
             assert len(wanted) - len(received) <= num_left
+
+
+def test_a_sequence_without_a_token_left_ends_and_no_other(
+    cut: Callable[..., Any], make_pipeline: Any
+) -> None:
+    model = cut("llama")
+    sequences = make_sequences(make_prompts())
+    expected = write_all(make_runner(model.loaded).launch, sequences, depth=1)
+    pipeline = make_pipeline(model.stages(3), **SIZES, max_model_len=64)
+    sequences = end_one(make_sequences(make_prompts()))
+    written = write_all(pipeline.launch, sequences, depth=4)
+    assert written == expected | {2: [5]}
+    assert_exchanged(pipeline, 3)
 
 
 @pytest.mark.parametrize(

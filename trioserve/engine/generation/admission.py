@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ...errors import ContextLengthExceeded, InvalidParameter
 from ...types.model_info import ModelInfo
+from ...types.output import SequenceError
 from ...types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput, Prompt
 from ...types.sampling import DEFAULT_MAX_LOGPROBS, SamplingParams
 from ...types.structured import Grammar
@@ -27,8 +28,8 @@ def check_request(
 
     Raises:
       InvalidParameter: a token id lies outside the vocabulary, there is no prompt,
-        vectors have another width or type than the model's, a plug-in is not loaded, or
-        too many log probabilities are asked for.
+        vectors have another width or type than the model's, a plug-in is not loaded,
+        too many log probabilities are asked for, or no token may be written.
       ContextLengthExceeded: a prompt with its max_tokens is longer than the model allows.
     """
     if not prompts:
@@ -45,6 +46,7 @@ def check_request(
     _check_token_ids("allowed_token_ids", sampling.allowed_token_ids, info.vocab_size)
     biased = tuple(token_id for token_id, _ in sampling.logit_bias)
     _check_token_ids("logit_bias", biased, info.vocab_size)
+    _check_exclusions(sampling, info)
     if sampling.reasoning_budget is not None:
         for tag in (
             sampling.reasoning_budget.start_token_ids,
@@ -125,6 +127,28 @@ def _check_token_ids(param: str, token_ids: Sequence[int], vocab_size: int) -> N
         raise InvalidParameter(
             param, f"token ids must be between 0 and {vocab_size - 1}"
         )
+
+
+def _check_exclusions(sampling: SamplingParams, info: ModelInfo) -> None:
+    """Refuse parameters that leave no token to begin with.
+
+    Sequences for which none is left later, or by other means, end with an error.
+    """
+    excluded: dict[str, set[int]] = {
+        "bad_words": {word[0] for word in sampling.bad_words if len(word) == 1},
+        "min_tokens": {*sampling.stop_token_ids} if sampling.min_tokens else set(),
+    }
+    if sampling.min_tokens and not sampling.ignore_eos:
+        excluded["min_tokens"] |= info.eos_token_ids
+    allowed = sampling.allowed_token_ids
+    gone = set().union(*excluded.values())
+    # Stops at the first token that is left.
+    if not all(token_id in gone for token_id in allowed or range(info.vocab_size)):
+        return
+    names = ["allowed_token_ids"] if allowed else []
+    names += [name for name, token_ids in excluded.items() if token_ids]
+    error = SequenceError.exclude_all(names)
+    raise InvalidParameter(error.param, error.reason)
 
 
 def _check_grammar(grammar: Grammar, info: ModelInfo) -> None:

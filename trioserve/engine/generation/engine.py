@@ -174,7 +174,6 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
             len(ids),
             lambda index, is_complete: self._stop(ids[index], is_complete),
             self._wakes.add,
-            None if sampling.grammar is None else sampling.grammar.param,
         )
         with self._requests.hold(stream):
             self._streams.update(dict.fromkeys(ids, stream))

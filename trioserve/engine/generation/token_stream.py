@@ -41,7 +41,6 @@ class TokenStream(Owned):
       stop: is called with the index of a sequence that the reader stops, and whether its
         answer is complete.
       wake: sets the event for which the reader waits, now or soon.
-      param: the field of the request that a failed sequence is due to.
 
     Attributes:
       phase: the phase of the most advanced sequence.
@@ -54,7 +53,6 @@ class TokenStream(Owned):
         num_sequences: int,
         stop: Callable[[int, bool], None],
         wake: Callable[[trio.Event], None] = trio.Event.set,
-        param: str | None = None,
     ) -> None:
         super().__init__()
         self.phase: StreamPhase = "queue"
@@ -62,7 +60,6 @@ class TokenStream(Owned):
         self._num_open = num_sequences
         self._stop = stop
         self._wake = wake
-        self._param = param
         # Sequences with unread deltas, the one that has waited longest first.
         self._pending: dict[int, deque[TokenDelta]] = {}
         self._finished: set[int] = set()
@@ -140,7 +137,7 @@ class TokenStream(Owned):
             self.fail(
                 InternalError()
                 if delta.error.is_internal
-                else InvalidParameter(self._param, delta.error.reason)
+                else InvalidParameter(delta.error.param, delta.error.reason)
             )
             return
         if delta.token_ids:

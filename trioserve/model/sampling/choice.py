@@ -29,6 +29,7 @@ class Choice:
       top_k: how many tokens may be sampled; the whole vocabulary if it is off.
       is_greedy: always take the likeliest token.
       is_cut: top_k or top_p excludes some tokens.
+      has_exclusions: a parameter may exclude tokens in any step.
     """
 
     sampling: SamplingParams
@@ -42,6 +43,7 @@ class Choice:
     is_greedy: bool
     is_cut: bool
     has_penalties: bool
+    has_exclusions: bool
 
     @property
     def way(self) -> tuple[bool, bool]:
@@ -50,6 +52,20 @@ class Choice:
 
     def holds_back_stops(self, num_outputs: int) -> bool:
         return num_outputs < self.sampling.min_tokens and len(self.stop_ids) > 0
+
+    def list_exclusions(self, num_outputs: int) -> list[str]:
+        """Return the fields of the request that may exclude tokens in a step."""
+        sampling = self.sampling
+        fields = {
+            "allowed_token_ids": sampling.allowed_token_ids,
+            "bad_words": sampling.bad_words,
+            "min_tokens": self.holds_back_stops(num_outputs),
+        }
+        names = [name for name, value in fields.items() if value]
+        names += [f"logits_processors.{name}" for name, _ in sampling.logits_processors]
+        if sampling.grammar is not None:
+            names.insert(0, sampling.grammar.param)
+        return names
 
     def is_argmax(self, num_outputs: int) -> bool:
         """Whether the largest raw logit wins unless it completes a bad word."""
@@ -84,6 +100,12 @@ def prepare_choice(start: SlotStart, vocab_size: int, device: torch.device) -> C
         is_greedy=sampling.temperature < _LOWEST_TEMPERATURE,
         is_cut=top_k < vocab_size or sampling.top_p < 1.0,
         has_penalties=has_penalties(sampling),
+        has_exclusions=bool(
+            sampling.allowed_token_ids
+            or sampling.bad_words
+            or sampling.logits_processors
+            or sampling.grammar
+        ),
     )
 
 

@@ -14,7 +14,7 @@ row comes after.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
@@ -24,7 +24,6 @@ from torch import Tensor
 from ...types.output import SequenceError
 from ...types.plan import SlotStart
 from ..tensors import send_ids
-from .host_copy import HostCopy, copy_to_host
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -42,34 +41,6 @@ _PATIENCE_SECONDS_A_ROW: Final = 0.0001
 # A step in which no row can go on waits for the first one. Bounded, so that new requests
 # can join.
 _LONG_PATIENCE_SECONDS: Final = 0.05
-
-_NO_TOKEN: Final = SequenceError(
-    reason="no token is left that fits the grammar and the other parameters of the request"
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StructuredRows:
-    """The rows of a step that have grammars.
-
-    Args:
-      masked: rows whose tokens fit their grammars, unless no token did.
-      errors: row -> why its sequence cannot go on.
-      misfits: whether the tokens of `masked` do not fit; None if there are none.
-    """
-
-    masked: tuple[int, ...] = ()
-    errors: dict[int, SequenceError] = field(default_factory=dict)
-    misfits: HostCopy | None = None
-
-    def read_errors(self) -> dict[int, SequenceError]:
-        """Wait for the step's tokens, and return all errors by row."""
-        if self.misfits is None:
-            return self.errors
-        misfits = self.misfits.read().tolist()
-        return self.errors | {
-            row: _NO_TOKEN for row, misfit in zip(self.masked, misfits) if misfit
-        }
 
 
 class Grammars:
@@ -174,8 +145,6 @@ class Grammars:
             rows=tuple(masked),
             index=rows,
             excluded=excluded,
-            # Other parameters may have excluded all tokens that fit.
-            is_empty=part.amax(dim=-1) == -torch.inf,
             errors={
                 row: each.error
                 for row, each in members.items()
@@ -251,30 +220,22 @@ class MaskedRows:
     Args:
       rows, index: the masked rows, on the host and on the device.
       excluded: (num_rows, vocab_size) bool
-      is_empty: (num_rows,) bool, whether no token is left
-      errors: see StructuredRows.
+      errors: row -> why its sequence cannot go on.
     """
 
     rows: tuple[int, ...]
     index: Tensor
     excluded: Tensor
-    is_empty: Tensor
     errors: dict[int, SequenceError]
 
-    def check(self, token_ids: Tensor) -> StructuredRows:
-        """Find out whether the sampled tokens fit.
+    def note_misfits(self, is_dead: Tensor, token_ids: Tensor) -> None:
+        """Also set those of `is_dead` whose tokens do not fit; a forced one may not.
 
         Args:
-          token_ids: (num_slots,) int64, of all rows of the step.
+          is_dead: (num_slots,) bool, of all rows of the step
+          token_ids: (num_slots,) int64
         """
-        misfits = None
         if self.rows:
             chosen = token_ids[self.index, None]
-            misfits = copy_to_host(
-                self.excluded.gather(1, chosen)[:, 0] | self.is_empty
-            )
-        return StructuredRows(
-            masked=self.rows,
-            errors=self.errors,
-            misfits=misfits,
-        )
+            is_misfit = self.excluded.gather(1, chosen)[:, 0]
+            is_dead[self.index] = is_dead[self.index] | is_misfit

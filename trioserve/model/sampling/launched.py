@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ...types.output import SequenceError, StepResult
+from ...types.output import StepResult
 from .logprobs import LogprobReports
 from .sampled import Sampled
 
@@ -43,16 +43,11 @@ class LaunchedStep:
             tokens += zip(sampled.ids.read())
         for place in self.skipped:
             tokens.insert(place, ())
-        errors: dict[int, SequenceError] = {}
-        if sampled is not None and sampled.structure is not None:
-            errors = {
-                self.slots[row]: error
-                for row, error in sampled.structure.read_errors().items()
-            }
+        errors = {} if sampled is None else sampled.read_errors()
         return StepResult(
             step_id=self.step_id,
             sampled=tuple(tokens),
-            errors=errors,
+            errors={self.slots[row]: error for row, error in errors.items()},
             late=self.late,
             logprobs={self.slots[row]: (report,) for row, report in reports.items()},
             prompt_logprobs={

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ...types.output import TokenLogprobs
-from .grammars import StructuredRows
+from ...types.output import SequenceError, TokenLogprobs
+from .dead_ends import DeadEnds
 from .host_copy import copy_to_host
 from .logprobs import LogprobReports
 
@@ -39,13 +39,17 @@ class Sampled:
       ids: one for each row.
       reported: the rows that asked for log probabilities.
       reports: their log probabilities; None if no row asked.
-      structure: the rows with grammars; None if there are none.
+      dead_ends: the rows that may have no token; None if there are none.
     """
 
     ids: SampledIds
     reported: tuple[int, ...] = ()
     reports: LogprobReports | None = None
-    structure: StructuredRows | None = None
+    dead_ends: DeadEnds | None = None
+
+    def read_errors(self) -> dict[int, SequenceError]:
+        """Wait for the tokens; returns why sequences cannot go on, by row."""
+        return {} if self.dead_ends is None else self.dead_ends.read_errors()
 
     def read_reports(self) -> dict[int, TokenLogprobs]:
         """Wait for the log probabilities; returns them by row."""

@@ -9,9 +9,7 @@ Nothing here waits for the device. The host may not know the last tokens yet, so
 that depends on them is kept and updated on the device. Only a plug-in that needs output
 tokens waits, and a step with grammars.
 
-If these rules exclude all tokens of a row, the row still gets one: a greedy row the
-first token of the vocabulary, as in transformers' generate, and a drawn row any token. A
-sequence with a grammar ends with an error then.
+If these rules exclude all tokens of a row, its sequence ends with an error (dead_ends.py).
 """
 
 from __future__ import annotations
@@ -27,7 +25,9 @@ from ..scans import Scans, TorchScans
 from ..tensors import send_ids
 from .bad_words import BadWords
 from .choice import Choice, prepare_choice
+from .dead_ends import DeadEnds, find_dead_ends, list_exclusions
 from .grammars import Grammars, LoadTokenizer, MaskedRows
+from .host_copy import copy_to_host
 from .logprobs import LogprobReports
 from .operators import SamplingOperators, TorchOperators
 from .penalties import PenaltyCounts
@@ -106,7 +106,8 @@ class Sampler:
           logits: (num_slots, vocab_size); not changed
         """
         choices = [self._choices[slot] for slot in slots]
-        masked = None
+        masked = is_dead = None
+        exclusions = list_exclusions(choices, num_outputs)
         if self._takes_best(slots, choices, num_outputs):
             chosen = self._scans.find_best(logits)
         else:
@@ -114,9 +115,13 @@ class Sampler:
             self._change(scores, slots, choices, num_outputs)
             if self._grammars.has_any(slots):
                 masked = self._grammars.mask(scores, slots)
+            if exclusions:
+                is_dead = find_dead_ends(scores)
             chosen = self._operators.choose(scores, choices, num_outputs)
         self._reasoning.force(slots, chosen)
-        sampled = self._report(logits, chosen, choices, masked)
+        sampled = self._report(
+            logits, chosen, choices, _check(exclusions, is_dead, masked, chosen)
+        )
         self._remember(slots, sampled.ids)
         if masked is not None:
             self._grammars.append(slots, masked.rows, sampled.ids)
@@ -184,9 +189,8 @@ class Sampler:
         logits: Tensor,
         token_ids: Tensor,
         choices: list[Choice],
-        masked: MaskedRows | None,
+        dead_ends: DeadEnds | None,
     ) -> Sampled:
-        structure = None if masked is None else masked.check(token_ids)
         num_top, named = {}, []
         for row, choice in enumerate(choices):
             if choice.sampling.logprobs is not None:
@@ -194,11 +198,11 @@ class Sampler:
                 num_top[row] = 0 if ids else choice.sampling.logprobs
                 named.append(ids)
         if not num_top:
-            return Sampled(ids=SampledIds(token_ids), structure=structure)
+            return Sampled(ids=SampledIds(token_ids), dead_ends=dead_ends)
         index = self._make_ids(list(num_top))
         return Sampled(
             ids=SampledIds(token_ids),
-            structure=structure,
+            dead_ends=dead_ends,
             reported=tuple(num_top),
             reports=LogprobReports(
                 logits[index],
@@ -211,3 +215,21 @@ class Sampler:
 
     def _make_ids(self, values: list[int]) -> Tensor:
         return send_ids(values, self._device)
+
+
+def _check(
+    exclusions: dict[int, list[str]],
+    is_dead: Tensor | None,
+    masked: MaskedRows | None,
+    chosen: Tensor,
+) -> DeadEnds | None:
+    """Find the rows whose sequences cannot go on."""
+    if is_dead is None:
+        return None
+    if masked is not None:
+        masked.note_misfits(is_dead, chosen)
+    return DeadEnds(
+        exclusions=exclusions,
+        is_dead=copy_to_host(is_dead),
+        errors={} if masked is None else masked.errors,
+    )
