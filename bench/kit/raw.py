@@ -27,7 +27,7 @@ class Request:
     @property
     def head(self) -> bytes:
         return (
-            f"POST {self.path} HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n"
+            f"POST {self.path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
             f"Content-Type: application/json\r\n"
             f"Content-Length: {len(self.body)}\r\n\r\n"
         ).encode()

@@ -198,12 +198,10 @@ def test_a_killed_engine_ends_requests_of_every_phase(server: SilentServer) -> N
 
     async def main() -> None:
         # One uploads, some run, and others wait for them.
-        upload = (
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"
-        )
+        upload = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"
         body = b'{"prompt": "a", "max_tokens": 400, "ignore_eos": true, "stream": true}'
         whole = (
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
             b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
             % (len(body), body)
         )

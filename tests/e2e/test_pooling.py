@@ -189,7 +189,7 @@ def test_a_client_that_disappears_leaves_no_query_on_the_device(server: Any) -> 
     documents = [f"{index} " + "people " * 100 for index in range(500)]
     body = json.dumps({"query": "who?", "documents": documents}).encode()
     head = (
-        "POST /rerank HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        "POST /rerank HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     before = read_metrics(server)["trioserve_pooling_texts_total"]

@@ -44,7 +44,7 @@ START_SECONDS, END_SECONDS = SIBLING["START_SECONDS"], SIBLING["END_SECONDS"]
 def request_of(body: dict[str, object]) -> bytes:
     content = json.dumps(body).encode()
     return (
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
         b"Content-Type: application/json\r\n"
         b"Content-Length: %d\r\n\r\n%s" % (len(content), content)
     )

@@ -170,6 +170,31 @@ def test_a_file_names_its_keys_and_is_read_again(
     assert ring.check(show("sk-c")) == Key(name="ann")
 
 
+async def test_what_belongs_to_a_key_belongs_to_its_name(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "keys"
+    path.write_text("ann sk-old\nbob sk-bob\n")
+    config = HttpConfig(api_key_file=str(path))
+    async with open_fake_server(tokenizer_folder, http=config) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
+
+            async def ask(key: str, method: str, target: str, **options: Any) -> Any:
+                headers = {"Authorization": f"Bearer {key}"}
+                return await client.request(method, target, headers=headers, **options)
+
+            body = {"input": "Hi", "max_output_tokens": 3}
+            stored = await ask("sk-old", "POST", "/v1/responses", json=body)
+            target = f"/v1/responses/{stored.json()['id']}"
+            path.write_text("ann sk-new\nbob sk-bob\n")
+            server.state.keys.reload()
+            statuses = [
+                (await ask(key, "GET", target)).status_code
+                for key in ("sk-old", "sk-bob", "sk-new")
+            ]
+    assert statuses == [401, 404, 200]
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from trioserve.config import ServeConfig, build_config
-from trioserve.startup.server import describe_config
+import pytest
+
+from trioserve.config import HttpConfig, ServeConfig, build_config
+from trioserve.startup.server import describe_config, is_open_to_others
 
 # As long as the time, the level and the logger of a line.
 PREFIX = "2026-11-22 15:52:09,037 INFO trioserve.startup.server: "
@@ -53,3 +55,23 @@ def test_many_options_take_several_lines() -> None:
     assert {name.replace("_", "-") for name in options} == {
         flag.split()[0].removeprefix("--") for flag in flags.split(" --")
     }
+
+
+@pytest.mark.parametrize(
+    ("address", "is_open"),
+    [
+        (("127.0.0.1", 80), False),
+        (("::1", 80, 0, 0), False),
+        ("/run/socket", False),
+        (("0.0.0.0", 80), True),
+        (("::", 80, 0, 0), True),
+        (("fe80::1%eth0", 80, 0, 2), True),
+        (("10.0.0.1", 80), True),
+    ],
+)
+def test_a_server_without_keys_warns_on_addresses_that_others_reach(
+    address: object, is_open: bool
+) -> None:
+    assert is_open_to_others(HttpConfig(), address) == is_open
+    for config in (HttpConfig(api_key=("a",)), HttpConfig(api_key_file="keys")):
+        assert not is_open_to_others(config, address)

@@ -15,6 +15,8 @@ from .paths import FilePath
 # browsers have schemes of their own.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@A-Z]+")
 
+_HOST_NAME = re.compile(r"\*|[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+
 _ENDPOINT = re.compile(r"https?://[^\s/?#]+[^\s?#]*")
 
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
@@ -50,6 +52,9 @@ class HttpConfig:
         request without a limit gets this one. By default there is none.
       allowed_origins: Origins whose pages may use the API in a browser (CORS); * stands
         for all. They are written as https://chat.example. By default there are none.
+      allowed_host: Hosts that requests may name, besides localhost and addresses. Others are
+        answered 421. * stands for all. By default others are only refused over loopback,
+        without a key and without TLS: a page in a browser may have led its name there.
       root_path: Path before all paths of the API, as clients of a proxy see them. The proxy
         may cut it off or not.
       ui: Serve a page with a chat and the running requests at /, and /docs. They need no
@@ -103,6 +108,7 @@ class HttpConfig:
     request_timeout: float | None = None
     max_request_timeout: float | None = None
     allowed_origins: tuple[str, ...] = ()
+    allowed_host: tuple[str, ...] = ()
     root_path: str | None = None
     ui: bool = True
     max_connections: int | None = None
@@ -141,6 +147,7 @@ class HttpConfig:
                 "request_timeout", "must not exceed --max-request-timeout"
             )
         _check_origins(self.allowed_origins)
+        _check_hosts(self.allowed_host)
         _check_root_path(self.root_path or "")
         check_at_least("max_connections", self.max_connections, 1)
         name = "max_connections_per_address"
@@ -171,6 +178,15 @@ def _check_origins(origins: tuple[str, ...]) -> None:
             raise InvalidConfig(
                 "allowed_origins",
                 f"{origin!r} is no origin such as https://chat.example, without a path",
+            )
+
+
+def _check_hosts(names: tuple[str, ...]) -> None:
+    for name in names:
+        if not _HOST_NAME.fullmatch(name):
+            raise InvalidConfig(
+                "allowed_host",
+                f"{name!r} is no name such as llm.example, without a port, or *",
             )
 
 

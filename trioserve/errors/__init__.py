@@ -17,6 +17,7 @@
       - ReaderTooSlow               408; only in streams
       - PayloadTooLarge             413
       - UnsupportedMediaType        415
+      - HostNotAllowed              421
       - MalformedRequest            400, 431, 501 or 505
     * Unavailable                   capacity.py: full or stopping; has `retry_after_seconds`
       - QueueFull                   429
@@ -71,6 +72,7 @@ from .capacity import (
 from .client import (
     ContextLengthExceeded,
     EndpointOff,
+    HostNotAllowed,
     InvalidParameter,
     MalformedRequest,
     ModelNotFound,
@@ -130,6 +132,7 @@ __all__ = [
     "ReaderTooSlow",
     "PayloadTooLarge",
     "UnsupportedMediaType",
+    "HostNotAllowed",
     "MalformedRequest",
     "Unavailable",
     "QueueFull",

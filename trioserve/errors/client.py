@@ -197,6 +197,19 @@ class PayloadTooLarge(RequestError):
         super().__init__(f"The request body is longer than {limit_bytes} bytes.")
 
 
+class HostNotAllowed(RequestError):
+    """Raised when a request comes by a name that may be a page's on another origin."""
+
+    status = 421
+    code = "MisdirectedRequest"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"The server does not know the host {name[:128]!r}. If it is a name of the server, "
+            "start it with --allowed-host and this name, or with a key."
+        )
+
+
 class UnsupportedMediaType(RequestError):
     """Raised when a header declares a body that the server does not read.
 

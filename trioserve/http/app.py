@@ -7,6 +7,7 @@ import errno
 import logging
 from typing import Any, cast
 
+from hypercorn.typing import HTTPScope
 from quart import Response, current_app, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
@@ -17,6 +18,7 @@ from ..engine import TensorEngine, TokenEngine
 from ..errors import (
     DeadlineExceeded,
     DescriptorsFull,
+    HostNotAllowed,
     InternalError,
     InvalidConfig,
     ModelNotFound,
@@ -95,6 +97,7 @@ def create_http_app(state: ServerState) -> ServingApp:
     app.register_error_handler(Exception, _respond_unexpected)
     state.audit.list_connections = list_connections
     probes = _find_probes(state)
+    app.before_request(_check_host(state))
     # Before the key is checked: browsers ask without it.
     app.before_request(_answer_preflight(state))
     app.before_request(_check_key(state, {*probes, *_list_documents(state)}))
@@ -198,6 +201,17 @@ def _bind(route: Route, state: ServerState) -> Callable[..., Awaitable[Response]
 def _current_request() -> ScopedRequest:
     """The object behind quart's proxy, which is bound to this task's context."""
     return cast(ScopedRequest, cast(Any, request)._get_current_object())
+
+
+def _check_host(state: ServerState) -> Callable[[], Awaitable[None]]:
+    async def check() -> None:
+        # No websocket comes here (connection/http1.py).
+        scope = cast(HTTPScope, _current_request().scope)
+        name = state.hosts.find_foreign(scope)
+        if name is not None:
+            raise HostNotAllowed(name)
+
+    return check
 
 
 def _answer_preflight(

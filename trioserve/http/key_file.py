@@ -62,7 +62,8 @@ class Key:
 def name_key(key: Key | None) -> str | None:
     """Return the name of a client's key; None without one.
 
-    What belongs to a key remembers its name, because the file may change.
+    What belongs to a key remembers its name, because the file may change: a new key with the
+    name of an old one belongs to the same client.
     """
     return None if key is None else key.name
 

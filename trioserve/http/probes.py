@@ -3,7 +3,7 @@
 Probes are the endpoints that monitors and load balancers ask all the time, and that need
 the state of the server and nothing of the request. quart has routes to them, too: it
 answers whatever is not the plain form of their request, such as another method, a slash
-at the end of the path, or a request with a body. Both paths give the same answer.
+at the end of the path, a request with a body, or one by a foreign name. Both paths give the same answer.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class ProbesFirst:
         self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
     ) -> None:
         if scope["type"] == "http" and scope["path"] in self._probes:
-            if _is_plain(scope) and await self._answer(scope, send):
+            is_foreign = self._state.hosts.find_foreign(scope) is not None
+            if _is_plain(scope) and not is_foreign and await self._answer(scope, send):
                 return
         await self._app(scope, receive, send)
 

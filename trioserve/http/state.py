@@ -25,6 +25,7 @@ from .bodies.heap import HeapTrimmer, find_malloc_trim
 from .bodies.memory_budget import MemoryBudget
 from .cors import Cors
 from .ended_request import EndedRequest, RequestSink
+from .hosts import AllowedHosts
 from .keepalive import KeepAlive
 from .key_use import KeyUses
 from .keys import KeyRing
@@ -70,6 +71,7 @@ class ServerState:
     responses: ResponseStore = field(init=False)
     background: BackgroundTasks = field(init=False)
     cors: Cors = field(init=False)
+    hosts: AllowedHosts = field(init=False)
     keepalive: KeepAlive = field(init=False)
     unread: UnreadLimit = field(init=False)
     resumable: ResumableStreams = field(init=False)
@@ -98,6 +100,7 @@ class ServerState:
         )
         self.background = BackgroundTasks(self.config.max_background_responses)
         self.cors = Cors(self.config.allowed_origins)
+        self.hosts = AllowedHosts(self.config)
         self.unread = UnreadLimit(
             parse_bytes("max_unread_memory", self.config.max_unread_memory), self.live
         )

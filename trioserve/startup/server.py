@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+import ipaddress
 import logging
 import signal
 import socket
@@ -20,7 +21,7 @@ from typing import Protocol
 import trio
 
 from .._version import __version__
-from ..config import ServeConfig
+from ..config import HttpConfig, ServeConfig
 from ..config.flags import write_flags
 from ..engine import EngineProcessDied
 from ..errors import EngineDied, StartupError, find_first
@@ -65,6 +66,7 @@ class Server:
 
     def __init__(self, config: ServeConfig, sock: socket.socket) -> None:
         self._config = config
+        self._address = sock.getsockname()
         self._service = self.make_service(config, sock)
         self._everything = trio.CancelScope()
         self._exit_code = 0
@@ -94,6 +96,12 @@ class Server:
                 await nursery.start(self._watch_signals)
                 for line in describe_config(self._config):
                     logger.info("%s", line)
+                if is_open_to_others(self._config.http, self._address):
+                    logger.warning(
+                        "--host %s lets everybody who reaches this machine use the model; "
+                        "--api-key-file asks for keys",
+                        self._config.bind.host,
+                    )
                 await self._service.serve(self._note_ready)
                 nursery.cancel_scope.cancel()
             self._service.log_stalls()
@@ -154,6 +162,20 @@ class Server:
             self._everything.cancel()
         else:
             self._service.begin_drain()
+
+
+def is_open_to_others(config: HttpConfig, address: object) -> bool:
+    """Whether other machines reach a server that has no keys.
+
+    Args:
+      address: of its socket; a text for a Unix socket.
+    """
+    has_keys = bool(config.api_key or config.api_key_file)
+    return (
+        not has_keys
+        and isinstance(address, tuple)
+        and not ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
+    )
 
 
 def describe_config(config: ServeConfig) -> list[str]:

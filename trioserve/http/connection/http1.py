@@ -253,20 +253,27 @@ def _plain_request(request: h11.Request) -> h11.Request:
     """Return a request whose target is a path, and which has no upgrade."""
     # RFC 9112, 3.2: servers must accept the absolute form. The authority form belongs to
     # CONNECT, which is not for an origin server.
-    target = _AUTHORITY.sub(b"", request.target, count=1)
-    if target != request.target and not target.startswith(b"/"):
-        target = b"/" + target
+    authority = _AUTHORITY.match(request.target)
+    headers = [field for field in request.headers if field[0] != b"upgrade"]
+    target = request.target
+    if authority is not None:
+        target = target[authority.end() :]
+        if not target.startswith(b"/"):
+            target = b"/" + target
+        # It counts in place of the header.
+        headers = [field for field in headers if field[0] != b"host"]
+        headers.append((b"host", authority[1]))
     if not is_path(target):
         raise h11.RemoteProtocolError("the target has no path", error_status_hint=400)
     return h11.Request(
         method=request.method,
-        headers=[field for field in request.headers if field[0] != b"upgrade"],
+        headers=headers,
         target=target,
         http_version=request.http_version,
     )
 
 
-_AUTHORITY = re.compile(rb"\Ahttps?://[^/?]*", re.IGNORECASE)
+_AUTHORITY = re.compile(rb"https?://([^/?]*)", re.IGNORECASE)
 
 
 def is_path(target: bytes) -> bool:
