@@ -29,6 +29,7 @@
       - MemoryFull                  503
       - DescriptorsFull             503
       - ShuttingDown                503
+      - ModelLoading                503
       - EngineRestarting            503
     * RequestEnded                  ended.py: ended before its time, by the client's wish
       - RequestCancelled            499; somebody ended the request by its id
@@ -63,6 +64,7 @@ from .capacity import (
     EngineRestarting,
     KeyLimitReached,
     MemoryFull,
+    ModelLoading,
     QueueFull,
     RendererFull,
     RendererStuck,
@@ -144,6 +146,7 @@ __all__ = [
     "MemoryFull",
     "DescriptorsFull",
     "ShuttingDown",
+    "ModelLoading",
     "EngineRestarting",
     "RequestEnded",
     "RequestCancelled",

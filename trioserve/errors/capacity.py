@@ -163,6 +163,13 @@ class ShuttingDown(Unavailable):
         super().__init__("The server is shutting down.", retry_after_seconds=10)
 
 
+class ModelLoading(Unavailable):
+    """Raised when a request comes before the model is loaded."""
+
+    def __init__(self) -> None:
+        super().__init__("The model is being loaded.", retry_after_seconds=10)
+
+
 class EngineRestarting(Unavailable):
     """Raised when the engine has failed and is being started again."""
 

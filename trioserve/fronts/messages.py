@@ -3,7 +3,7 @@
 StartFront -->              the first message
            <-- NotLoaded    the front process cannot start
 ConnectEngine -->           when the engine has loaded the model
-           <-- FrontReady   clients can connect
+           <-- FrontReady   requests are answered
 
 Then, at any time:
 
@@ -48,6 +48,7 @@ class StartFront(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     Args:
       number: no other front process of the server has it, or had it.
       slot: the place among those that run, from 0; a successor has that of its predecessor.
+      is_successor: the others serve until it is ready.
       log_level: as in logging.
       sock: bound; a Unix socket may listen already.
     """
@@ -55,6 +56,7 @@ class StartFront(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     config: ServeConfig
     number: int
     slot: int
+    is_successor: bool
     log_level: int
     sock: Descriptor
 
@@ -68,7 +70,7 @@ class ConnectEngine(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class FrontReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The front process listens.
+    """The front process answers requests.
 
     Args:
       address: as the log shows it.

@@ -11,6 +11,7 @@ import trio
 from ..config import HttpConfig, parse_bytes
 from ..errors import (
     EngineRestarting,
+    ModelLoading,
     ModelNotFound,
     RendererStuck,
     ShuttingDown,
@@ -56,7 +57,7 @@ class ServerState:
       traces: None if there are no traces.
       sinks: take each request that has ended, but no probes.
       keys: those that clients must show.
-      engine: None until the model is loaded, if the server starts before that.
+      engine: None until the model is loaded.
       siblings: the other front processes; None if this process is the only one.
       loop_stall: an instrument. The owner of the event loop adds it to the loop.
     """
@@ -172,7 +173,8 @@ class ServerState:
     @property
     def makes_progress(self) -> bool:
         if self.engine is None:
-            return False
+            # A restart would only begin the load again.
+            return True
         try:
             self.engine.check_alive()
         except EngineRestarting:
@@ -212,11 +214,11 @@ class ServerState:
         """Return the engine if it takes requests, and serves the model if one is named.
 
         Raises:
-          ShuttingDown, ModelNotFound
+          ShuttingDown, ModelLoading, ModelNotFound
         """
         self.lifecycle.check_open()
         if self.engine is None:
-            raise ShuttingDown()
+            raise ModelLoading()
         if model and model != self.engine.info.name:
             raise ModelNotFound(model, served=self.engine.info.name)
         return self.engine
@@ -225,7 +227,7 @@ class ServerState:
         """Return the engine if its model generates text.
 
         Raises:
-          ShuttingDown, ModelNotFound, TaskNotServed
+          ShuttingDown, ModelLoading, ModelNotFound, TaskNotServed
         """
         engine = self.require_engine(model)
         if isinstance(engine, PoolingEngine):
@@ -238,7 +240,7 @@ class ServerState:
         """Return the engine if its model pools.
 
         Raises:
-          ShuttingDown, ModelNotFound, TaskNotServed
+          ShuttingDown, ModelLoading, ModelNotFound, TaskNotServed
         """
         engine = self.require_engine(model)
         if isinstance(engine, TextEngine):

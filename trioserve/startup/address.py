@@ -19,8 +19,8 @@ from ..errors import InvalidConfig
 def open_address(config: BindConfig) -> Iterator[socket.socket]:
     """Take the address until the block is left, without listening yet.
 
-    An address that is taken is reported at once instead of after the load. Until the model
-    is loaded clients are refused: they would hang if the socket listened.
+    An address that is taken is reported at once. Clients are refused until HTTP is imported:
+    they would hang if the socket listened.
 
     Raises:
       InvalidConfig: the address cannot be taken.

@@ -78,6 +78,7 @@ class _Front:
 
     def __init__(self, begin: StartFront, stream: MessageStream[Any]) -> None:
         self._config = begin.config
+        self._is_successor = begin.is_successor
         self._first_id = find_first_id(begin.number)
         self._link = FrontLink(begin.slot, stream)
         self._server = FrontServer(
@@ -103,7 +104,10 @@ class _Front:
                 nursery.start_soon(self._link.run, self)
                 nursery.start_soon(self._publish)
                 await self._server.serve(
-                    self._open_engine, self._note_ready, self._wait_end
+                    self._open_engine,
+                    self._note_ready,
+                    self._wait_end,
+                    waits_for_engine=self._is_successor,
                 )
                 nursery.cancel_scope.cancel()
         if self._is_ready.is_set():

@@ -1,4 +1,4 @@
-"""HTTP over an engine, in this process: hypercorn inside the engine's block."""
+"""HTTP over an engine, in this process: hypercorn begins before the engine, and ends before it."""
 
 from __future__ import annotations
 
@@ -63,33 +63,56 @@ class FrontServer:
         ],
         on_ready: Callable[[str], None],
         wait_end: Callable[[], Awaitable[None]],
+        *,
+        waits_for_engine: bool = False,
     ) -> None:
-        """Load the model, and serve.
+        """Load the model, and serve. Probes are answered meanwhile; other requests get 503.
 
         Args:
-          on_ready: is called with the address when the server listens.
+          on_ready: is called with the address when requests are answered.
           wait_end: returns when no request is left after a drain, and the server may end.
+          waits_for_engine: listen after the load alone, because others serve the address.
 
         Raises:
           StartupError: the model cannot be served.
         """
-        state = self.state
         raise_descriptor_limit()
         guard_connections(self._config.http)
-        trio.lowlevel.add_instrument(state.loop_stall)
+        trio.lowlevel.add_instrument(self.state.loop_stall)
         prepare_interpreter()
-        async with (
-            open_fresh_thread(_import_app) as importing,
-            open_engine() as state.engine,
-        ):
-            create_app = await importing.wait()
-            await settle_interpreter()
-            with state.recording():
-                async with trio.open_nursery() as nursery:
-                    binds = await nursery.start(
-                        self._serve_http, create_app(state), wait_end
-                    )
-                    on_ready(binds[0])
+        http = _Http()
+        if not waits_for_engine:
+            http.may_listen.set()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run_http, http, wait_end)
+            async with open_engine() as engine:
+                try:
+                    await settle_interpreter()
+                    self.state.engine = engine
+                    http.may_listen.set()
+                    on_ready(await http.wait_address())
+                    await http.has_ended.wait()
+                finally:
+                    # Requests end before the engine does.
+                    http.scope.cancel()
+                    with trio.CancelScope(shield=True):
+                        await http.has_ended.wait()
+
+    async def _run_http(
+        self, http: _Http, wait_end: Callable[[], Awaitable[None]]
+    ) -> None:
+        try:
+            with http.scope:
+                async with open_fresh_thread(_import_app) as importing:
+                    create_app = await importing.wait()
+                await http.may_listen.wait()
+                with self.state.recording():
+                    async with trio.open_nursery() as nursery:
+                        app = create_app(self.state)
+                        binds = await nursery.start(self._serve_http, app, wait_end)
+                        http.note_address(binds[0])
+        finally:
+            http.has_ended.set()
 
     async def reload(self) -> None:
         """Read keys and certificates again, and open the request log again."""
@@ -139,6 +162,31 @@ class FrontServer:
         await hypercorn.trio.serve(
             app, config, shutdown_trigger=wait_end, task_status=task_status
         )
+
+
+class _Http:
+    """HTTP that runs beside the load of the model.
+
+    Attributes:
+      scope: ends it.
+      may_listen: clients may connect.
+      has_ended: no request is left.
+    """
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.may_listen = trio.Event()
+        self.has_ended = trio.Event()
+        self._listens = trio.Event()
+        self._address = ""
+
+    def note_address(self, address: str) -> None:
+        self._address = address
+        self._listens.set()
+
+    async def wait_address(self) -> str:
+        await self._listens.wait()
+        return self._address
 
 
 def _import_app() -> Callable[[ServerState], ServingApp]:

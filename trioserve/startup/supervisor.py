@@ -192,6 +192,7 @@ class Supervisor:
                     config=self._config,
                     number=number,
                     slot=slot,
+                    is_successor=not self._num_missing,
                     log_level=logging.getLogger("trioserve").getEffectiveLevel(),
                     sock=Descriptor(sock.fileno()),
                 )

@@ -46,7 +46,7 @@ async def read_request(
 
     Raises:
       RequestError: a field is wrong, or the model is not served here.
-      ShuttingDown: the server is draining, or has no model yet.
+      ShuttingDown, ModelLoading: the server is draining, or has no model yet.
       UnsupportedMediaType, HTTPException: as read_json_body.
     """
     return await _read(state, request, request_type, state.require_text)
