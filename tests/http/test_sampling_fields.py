@@ -14,6 +14,7 @@ from trioserve.http.decode.chat_request import ChatRequest
 from trioserve.http.decode.completion_request import CompletionRequest
 from trioserve.http.decode.sampling import to_sampling
 from trioserve.http.decode.schema import decode_body
+from trioserve.types.repetition import RepetitionDetection
 from trioserve.types.sampling import SAMPLING_BOUNDS, SamplingParams
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -73,6 +74,17 @@ def test_every_sampling_field_is_passed_on() -> None:
     extras = {"stop_token_ids": [1, 2], "logit_bias": {"5": -100, "6": 1.5}}
     assert to_sampling(chat(**fields, **extras), {}) == expected
     assert to_sampling(completion(**fields, **extras), {}) == expected
+
+
+@pytest.mark.parametrize("make", [chat, completion])
+def test_a_rule_for_repetitions_is_passed_on(make: Callable[..., Any]) -> None:
+    rule = {"max_pattern_size": 9, "min_pattern_size": 2, "min_count": 3}
+    sampling = to_sampling(make(repetition_detection=rule), {})
+    assert sampling.repetition_detection == RepetitionDetection(**rule)
+    sampling = to_sampling(make(repetition_detection={}), {})
+    assert sampling.repetition_detection == RepetitionDetection()
+    with pytest.raises(InvalidParameter, match="min_count: must be between 2 and"):
+        to_sampling(make(repetition_detection={"max_pattern_size": 9}), {})
 
 
 def test_max_completion_tokens_wins() -> None:

@@ -13,6 +13,7 @@ from trioserve.startup.unused_options import check_options
 from trioserve.types.pooling import Task
 
 GENERATION: dict[str, Any] = {
+    "stop_repetition": (1, 2, 3),
     "logits_processor": ("a:A",),
     "kv_cache_memory": "1GiB",
     "kv_cache_fraction": 0.5,

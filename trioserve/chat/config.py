@@ -17,6 +17,10 @@ from ..config import (
 from ..errors import InvalidConfig, InvalidParameter, StartupError
 from ..types.sampling import SamplingParams
 
+# The limit of one answer in the terminal, where /continue goes on. An answer to a question
+# of every day has 50 to 700 tokens. In a pipe nobody could go on.
+MAX_TOKENS_IN_TERMINAL = 1024
+
 # One person waits for one answer; the next may begin while a cancelled one is in its step.
 _MAX_NUM_SEQS = 4
 
@@ -57,7 +61,8 @@ class SamplingConfig:
       min_p: Least probability of a token, as a share of the likeliest one's.
       repetition_penalty: Penalty for tokens that were used before; 1 is none.
       seed: Number that makes answers repeatable.
-      max_tokens: Most tokens of one answer.
+      max_tokens: Most tokens of one answer; by default 1024 in the terminal, and in a pipe
+        as many as the model has room for.
       stop: Texts that end an answer.
     """
 
@@ -112,8 +117,11 @@ class LocalModelConfig:
         0.9 on a GPU and 0.25 on a CPU.
       chat_template: Jinja chat template in place of the model's own: a file or its text.
       generation_config: Source of the sampling defaults. auto takes the model's
-        generation_config.json (and temperature 0 for the default model), none takes
-        OpenAI's defaults.
+        generation_config.json, none takes OpenAI's defaults. The default model has no such
+        file. Its defaults are a temperature of 0, a repetition penalty of 1.1 and
+        --stop-repetition 16 256 4.
+      stop_repetition: Repetition that ends an answer, as MIN MAX COUNT. Its last tokens are
+        then COUNT copies of one pattern that is MIN to MAX tokens long. 0 0 0 ends none.
       reasoning_parser: Family of models whose tags mark the reasoning. Reasoning is then
         dimmed, and it is not sent back to the model. none leaves it in the text.
       kernels: Kernels of a model, of this project or of PyTorch.
@@ -134,6 +142,7 @@ class LocalModelConfig:
     kv_cache_fraction: float | None = None
     chat_template: FilePath | None = None
     generation_config: Literal["auto", "none"] = "auto"
+    stop_repetition: tuple[int, int, int] | None = None
     reasoning_parser: Literal[
         "none",
         "deepseek_r1",

@@ -16,7 +16,13 @@ Nothing is written back, and nothing is read from the environment.
 
 from .checks import check_plain_file, parse_bytes
 from .engine import CacheConfig, ParallelConfig, SchedulerConfig, SchedulingPolicy
-from .model import DEFAULT_MODEL, DEFAULT_MODEL_SAMPLING, ModelConfig, PoolingConfig
+from .model import (
+    DEFAULT_MODEL,
+    DEFAULT_MODEL_REPETITION,
+    DEFAULT_MODEL_SAMPLING,
+    ModelConfig,
+    PoolingConfig,
+)
 from .options import Option, build_config, list_changes, list_options
 from .paths import FilePath
 from .remote import RemoteConfig, find_base_path
@@ -27,6 +33,7 @@ from .whole import EngineConfig, ServeConfig
 __all__ = [
     "STREAM_LOG_BYTES",
     "DEFAULT_MODEL",
+    "DEFAULT_MODEL_REPETITION",
     "DEFAULT_MODEL_SAMPLING",
     "BindConfig",
     "CacheConfig",

@@ -26,6 +26,7 @@ from ..scheduler import PoolingScheduler, Scheduler
 from ..types.logits import LogitsProcessor
 from ..types.plan import StepPlan
 from ..types.pooling import LongText, PoolingTask
+from ..types.repetition import RepetitionDetection
 from ..types.sentence import SentenceFolder
 from .fake_device import (
     FakeDevice,
@@ -82,6 +83,7 @@ async def open_fake_server(
     is_remote: bool = False,
     answer: str | Sequence[str] = ANSWER,
     eos_token: str | None = None,
+    stop_repetition: RepetitionDetection | None = None,
     chat_template: str | None = None,
 ) -> AsyncIterator[FakeServer]:
     """Serve until the block is left; the device does not call the plug-ins.
@@ -106,6 +108,7 @@ async def open_fake_server(
         ),
         logits_processors=tuple(each.name for each in logits_processors),
         eos_token_ids=frozenset(ends),
+        stop_repetition=stop_repetition,
     )
     executor = FakeExecutor(
         device.step,

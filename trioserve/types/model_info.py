@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .repetition import RepetitionDetection
 from .sampling import DEFAULT_MAX_LOGPROBS
 
 
@@ -19,6 +20,7 @@ class ModelInfo:
       eos_token_ids: generation ends after any of these.
       default_sampling: fields of SamplingParams that the model's own
         generation_config sets.
+      stop_repetition: rule for sequences whose requests have none; None lets them go on.
       kv_bytes_per_token: bytes of keys and values that all layers keep for a token.
       hidden_size: width of the vectors that the first layer reads.
       dtype: torch's name of their type.
@@ -35,6 +37,7 @@ class ModelInfo:
     max_model_len: int
     eos_token_ids: frozenset[int]
     default_sampling: tuple[tuple[str, float], ...] = ()
+    stop_repetition: RepetitionDetection | None = None
     kv_bytes_per_token: int = 0
     hidden_size: int = 0
     dtype: str = "float32"

@@ -18,7 +18,7 @@ from .ids import SequenceId
 
 T = TypeVar("T")
 
-FinishReason = Literal["stop", "length", "deadline"]
+FinishReason = Literal["stop", "length", "repetition", "deadline"]
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):

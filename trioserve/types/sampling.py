@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import math
 
 from ..errors import InvalidParameter
+from .repetition import RepetitionDetection
 from .structured import Grammar
 
 # Inclusive bounds of every number that a client may send. One table serves the check
@@ -80,6 +81,8 @@ class SamplingParams:
       min_tokens: no stop token is sampled before this many tokens.
       max_tokens: None is the number of tokens that the prompt leaves.
       ignore_eos: go on past the model's end-of-sequence tokens.
+      repetition_detection: end a sequence that repeats itself; None is the server's rule, or
+        none with ignore_eos.
       stop_token_ids: ids that end a sequence, in addition to the model's own.
       logprobs: alternatives reported with each token; None reports nothing, and -1 the
         whole vocabulary.
@@ -112,6 +115,7 @@ class SamplingParams:
     min_tokens: int = 0
     max_tokens: int | None = None
     ignore_eos: bool = False
+    repetition_detection: RepetitionDetection | None = None
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None

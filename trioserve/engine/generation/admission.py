@@ -69,7 +69,14 @@ def check_request(
 def resolve_sampling(
     prompt: Prompt, sampling: SamplingParams, info: ModelInfo
 ) -> SamplingParams:
-    """Replace max_tokens of None by the number of tokens that the prompt leaves."""
+    """Replace what a request leaves open.
+
+    max_tokens is the number of tokens that the prompt leaves, and the rule for repetitions
+    that of the server. A client that ignores the ends of texts wants a number of tokens, so
+    the rule does not end its sequences.
+    """
+    if sampling.repetition_detection is None and not sampling.ignore_eos:
+        sampling = replace(sampling, repetition_detection=info.stop_repetition)
     if sampling.max_tokens is not None:
         return sampling
     room = info.max_model_len - len(prompt.token_ids)

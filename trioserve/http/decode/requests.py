@@ -55,6 +55,14 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     timeout: Seconds | None = None
 
 
+class RepetitionFields(msgspec.Struct, frozen=True, kw_only=True):
+    """vLLM's field: the pattern that ends an answer if it is repeated."""
+
+    max_pattern_size: Int64 | None = None
+    min_pattern_size: Int64 | None = None
+    min_count: Int64 | None = None
+
+
 class SampledRequest(ModelRequest, frozen=True, kw_only=True):
     """The fields that have one name and one meaning for all endpoints that generate."""
 
@@ -67,6 +75,7 @@ class SampledRequest(ModelRequest, frozen=True, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
+    repetition_detection: RepetitionFields | None = None
     logit_bias: dict[str, float] | None = None
     min_tokens: Int64 | None = None
     ignore_eos: bool | None = None

@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from ...errors import InvalidParameter
+from ...types.repetition import RepetitionDetection
 from ...types.sampling import DEFAULT_MAX_LOGPROBS, SamplingParams
 from .chat_request import ChatRequest
 from .completion_request import CompletionRequest
-from .requests import GenerationRequest
+from .requests import GenerationRequest, RepetitionFields
 
 # OpenAI's default for plain completions.
 COMPLETION_MAX_TOKENS: Final = 16
@@ -72,6 +73,8 @@ def to_sampling(
     # A token is reported once, however often it was sent.
     if request.logprob_token_ids:
         values["logprob_token_ids"] = tuple(dict.fromkeys(request.logprob_token_ids))
+    if request.repetition_detection is not None:
+        values["repetition_detection"] = _read_repetition(request.repetition_detection)
     values["logit_bias"] = _parse_logit_bias(request.logit_bias or {})
     values["logits_processors"] = tuple(
         (name, arguments or {})
@@ -125,6 +128,14 @@ def _take_completion_fields(request: CompletionRequest, values: dict[str, Any]) 
     # Echoed tokens are reported with their log probabilities, too.
     if request.echo:
         values.setdefault("prompt_logprobs", request.logprobs)
+
+
+def _read_repetition(fields: RepetitionFields) -> RepetitionDetection:
+    return RepetitionDetection(
+        max_pattern_size=fields.max_pattern_size or 0,
+        min_pattern_size=fields.min_pattern_size or 0,
+        min_count=fields.min_count or 0,
+    )
 
 
 def _parse_logit_bias(bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:

@@ -31,7 +31,6 @@ BOTH: Final[Mapping[str, Neutral]] = {
     "ec_transfer_params": ({},),
     "vllm_xargs": ({},),
     "watermarking": (False,),
-    "repetition_detection": (),
     "stream_interval": (1,),
     "return_token_offsets": (False,),
     "return_weight_versions": (False,),

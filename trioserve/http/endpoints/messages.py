@@ -103,8 +103,8 @@ class _Answer:
         reason: StopReason
         if last.finish_reason == "stop":
             reason = "tool_use" if has_calls else "end_turn"
-        elif last.finish_reason == "deadline":
-            reason = "deadline"
+        elif last.finish_reason in ("repetition", "deadline"):
+            reason = last.finish_reason
         else:
             reason = "max_tokens"
             if self.fills_context:

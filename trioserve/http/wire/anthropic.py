@@ -14,12 +14,13 @@ from ...errors import ContextLengthExceeded, NotSupported, TrioserveError
 from .responses import encode
 from .usage import Usage
 
-# Anthropic's API has no deadlines, so "deadline" is this server's own.
+# "deadline" and "repetition" are this server's own: Anthropic's API has nothing of the kind.
 StopReason = Literal[
     "deadline",
     "end_turn",
     "max_tokens",
     "model_context_window_exceeded",
+    "repetition",
     "stop_sequence",
     "tool_use",
 ]

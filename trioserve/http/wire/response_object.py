@@ -147,9 +147,13 @@ class ResponseError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IncompleteDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """The reason why a response ended early; OpenAI's API has no deadlines."""
+    """The reason why a response ended early.
 
-    reason: Literal["max_output_tokens", "deadline"]
+    Args:
+      reason: OpenAI's API knows the first one; the others are this server's own.
+    """
+
+    reason: Literal["max_output_tokens", "repetition", "deadline"]
 
 
 class TextOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -112,8 +112,8 @@ class ResponseWriter:
             yield from self._add_call(piece)
         if delta.finish_reason == "length":
             self._cut = IncompleteDetails(reason="max_output_tokens")
-        elif delta.finish_reason == "deadline":
-            self._cut = IncompleteDetails(reason="deadline")
+        elif delta.finish_reason in ("repetition", "deadline"):
+            self._cut = IncompleteDetails(reason=delta.finish_reason)
 
     def finish(self, usage: Usage) -> list[ResponseEvent]:
         """Write the events behind the last delta."""

@@ -11,6 +11,7 @@ from ...types.plan import SlotStart
 from ...types.prompt import EmbeddedInput
 from ...types.sampling import SamplingParams
 from .block_hashes import BlockHashes
+from .repetition import RepetitionDetector
 
 # Waiting time that one level of priority is worth. A guess: longer than most requests wait
 # on a server that is not overloaded, short enough for a person to wait.
@@ -158,6 +159,7 @@ class Sequence:
         "_num_computed_before",
         "_num_planned_blocks",
         "_num_reported",
+        "_repetition",
     )
 
     def __init__(
@@ -207,6 +209,8 @@ class Sequence:
         self._num_reported = 0
         self._num_planned_blocks = 0
         self._num_computed_before = 0
+        # Made with the first token: many sequences may wait.
+        self._repetition: RepetitionDetector | None = None
         self._hashes = BlockHashes(
             prompt_token_ids,
             self.output_token_ids,
@@ -307,7 +311,19 @@ class Sequence:
                     return num_taken, "stop", token_id
             if self.num_tokens >= self.max_num_tokens:
                 return num_taken, "length", None
+            if self._is_repeating():
+                return num_taken, "repetition", None
         return len(token_ids), None, None
+
+    def _is_repeating(self) -> bool:
+        rule = self.sampling.repetition_detection
+        if rule is None or not rule.is_on:
+            return False
+        if self._repetition is None:
+            self._repetition = RepetitionDetector(rule)
+        is_long_enough = len(self.output_token_ids) >= self.sampling.min_tokens
+        # The detector sees each token, whether or not the sequence may end.
+        return self._repetition.is_repeating(self.output_token_ids) and is_long_enough
 
     def _append(self, token_id: int) -> None:
         """Fill the first placeholder, or add a token if there is none."""

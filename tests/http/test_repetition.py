@@ -1,0 +1,121 @@
+"""An answer that repeats itself ends early, and each API says why."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import pytest
+
+from trioserve.testing.server import FakeServer, open_fake_server
+from trioserve.types.repetition import RepetitionDetection
+
+# The client leaves generators of its HTTP library to the garbage collector.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+MESSAGES: Any = [{"role": "user", "content": "a"}]
+RULE = RepetitionDetection(max_pattern_size=64, min_count=3)
+FIELDS = {"max_pattern_size": 64, "min_count": 2}
+OFF: dict[str, int] = {}
+
+
+@pytest.fixture
+async def server(tokenizer_folder: Path) -> AsyncIterator[FakeServer]:
+    """Serve a model that writes one sentence again and again."""
+    async with open_fake_server(tokenizer_folder, stop_repetition=RULE) as server:
+        yield server
+
+
+async def post(server: FakeServer, path: str, **body: object) -> Any:
+    async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+        answer = await client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    if body.get("stream"):
+        lines = [line for line in answer.text.splitlines() if line[:6] == "data: "]
+        return [json.loads(line[6:]) for line in lines if line != "data: [DONE]"]
+    return answer.json()
+
+
+@pytest.mark.parametrize(
+    ("fields", "times", "reason"),
+    [
+        pytest.param({}, 3, "repetition", id="server"),
+        pytest.param({"repetition_detection": FIELDS}, 2, "repetition", id="request"),
+        pytest.param({"repetition_detection": OFF}, 5, "length", id="off"),
+        pytest.param({"ignore_eos": True}, 5, "length", id="ignore_eos"),
+        pytest.param(
+            {"ignore_eos": True, "repetition_detection": FIELDS},
+            *(2, "repetition"),
+            id="both",
+        ),
+    ],
+)
+async def test_a_request_decides_and_else_the_server(
+    server: FakeServer, fields: dict[str, Any], times: int, reason: str
+) -> None:
+    size = len(server.answer_ids)
+    body = {"prompt": "a", "n": 2, "max_tokens": 5 * size, **fields}
+    answer = await post(server, "/v1/completions", **body)
+    for choice in answer["choices"]:
+        assert (choice["finish_reason"], choice["stop_reason"]) == (reason, None)
+        assert choice["text"] == times * server.answer
+    assert answer["usage"]["completion_tokens"] == 2 * times * size
+
+
+async def test_a_stop_string_in_the_last_text_counts(server: FakeServer) -> None:
+    body = {"prompt": "a", "max_tokens": 200, "repetition_detection": FIELDS}
+    half = server.answer.rpartition("lazy")[2]
+    stop = half + server.answer[:9]
+    answer = await post(server, "/v1/completions", **body, stop=stop)
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    # The text that might have become the stop string is not lost.
+    stop = half + "jumps"
+    answer = await post(server, "/v1/completions", **body, stop=stop)
+    assert answer["choices"][0]["finish_reason"] == "repetition"
+    assert answer["choices"][0]["text"] == 2 * server.answer
+
+
+async def test_the_official_client_takes_the_reason(server: FakeServer) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="-") as client:
+        whole = await client.chat.completions.create(
+            model="fake", messages=MESSAGES, max_tokens=200
+        )
+        assert str(whole.choices[0].finish_reason) == "repetition"
+        stream = await client.chat.completions.create(
+            model="fake", messages=MESSAGES, max_tokens=200, stream=True
+        )
+        chunks = [chunk async for chunk in stream]
+        assert str(chunks[-1].choices[0].finish_reason) == "repetition"
+        response = await client.responses.create(model="fake", input="a")
+    assert response.status == "incomplete"
+    assert response.incomplete_details is not None
+    assert str(response.incomplete_details.reason) == "repetition"
+    assert response.output_text == 3 * server.answer
+
+
+async def test_messages_and_streams_of_responses_say_it(server: FakeServer) -> None:
+    chat = {"messages": MESSAGES, "max_tokens": 200}
+    message = await post(server, "/v1/messages", **chat)
+    assert message["stop_reason"] == "repetition"
+    events = await post(server, "/v1/messages", **chat, stream=True)
+    [end] = [each for each in events if each["type"] == "message_delta"]
+    assert end["delta"]["stop_reason"] == "repetition"
+    events = await post(server, "/v1/responses", input="a", stream=True)
+    assert events[-1]["type"] == "response.incomplete"
+    assert events[-1]["response"]["incomplete_details"] == {"reason": "repetition"}
+
+
+async def test_metrics_count_it(server: FakeServer) -> None:
+    await post(server, "/v1/completions", prompt="a", max_tokens=200)
+    async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+        text = (await client.get("/metrics")).text
+    [line] = [each for each in text.splitlines() if '="repetition"' in each]
+    assert line.startswith("trioserve_request_success_total")
+    assert line.endswith(" 1") or line.endswith(" 1.0")
