@@ -56,6 +56,22 @@ def test_regenerate_replaces_an_answer(
     assert list_texts(conversation) == ["a?", "right"]
 
 
+def test_an_answer_goes_on(conversation: Conversation, commands: SlashCommands) -> None:
+    assert commands.run("/continue").is_error
+    talk(conversation, "a?", "one, ")
+    assert commands.run("/continue").next == "answer"
+    assert conversation.write()[-1] == {"role": "assistant", "content": "one, "}
+    conversation.answer("two, ")
+    commands.run("/continue")
+    # It breaks off at once.
+    conversation.answer("")
+    assert list_texts(conversation) == ["a?", "one, two, "]
+    # The last question has no answer that could go on.
+    talk(conversation, "b?", "")
+    assert commands.run("/continue").is_error
+    assert list_texts(conversation) == ["a?", "one, two, "]
+
+
 def test_undo_and_clear(conversation: Conversation, commands: SlashCommands) -> None:
     assert commands.run("/undo").is_error
     commands.run("/system be brief")

@@ -78,6 +78,10 @@ async def test_an_answer_without_its_end_is_told(
     code, out, err = await run("-p", "?")
     assert (code, out) == (0, "It is\n")
     assert err.startswith("trioserve: the answer has reached the limit of its tokens")
+    assert "max_tokens" not in canned.requests[-1][1]
+    answer(canned, "a a", {"choices": [{"delta": {}, "finish_reason": "repetition"}]})
+    code, out, err = await run("-p", "?")
+    assert err == "trioserve: the answer repeated itself, so it was ended\n"
     answer(canned, "It is")
     code, out, err = await run("-p", "?")
     assert (code, out) == (1, "It is\n")

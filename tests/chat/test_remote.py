@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from trioserve.chat.answers import AnswerFailed, Piece
+from trioserve.chat.answers import AnswerFailed, Piece, open_fitting_answer
 from trioserve.chat.remote import find_base, open_remote
 from trioserve.config import HttpConfig, RemoteConfig
 from trioserve.testing.server import open_fake_server
@@ -22,6 +22,36 @@ async def ask(config: RemoteConfig, **sampling: object) -> list[Piece]:
     async with open_remote(config, None) as model:
         async with model.open_answer(HELLO, sampling) as pieces:
             return [piece async for piece in pieces]
+
+
+async def test_an_answer_has_what_room_is_left(tokenizer_folder: Path) -> None:
+    async with open_fake_server(tokenizer_folder, max_model_len=64) as server:
+        async with open_remote(RemoteConfig(url=server.url), None) as model:
+            with trio.fail_after(60):
+                sampling = {"max_tokens": 1000, "temperature": 0.0}
+                async with open_fitting_answer(model, HELLO, sampling) as pieces:
+                    reasons = [piece.finish_reason async for piece in pieces]
+                assert reasons[-1] == "length"
+                # Without any room, the reason is told.
+                long = [{"role": "user", "content": "Hello " * 100}]
+                with pytest.raises(AnswerFailed) as caught:
+                    async with open_fitting_answer(model, long, sampling):
+                        pass
+    assert caught.value.is_context_full
+
+
+async def test_the_beginning_of_an_answer_is_continued(canned: CannedServer) -> None:
+    canned.answers["/chat/completions"] = make_answer(make_events("b", END))
+    begun = [*HELLO, {"role": "assistant", "content": "a"}]
+    async with open_remote(RemoteConfig(url=canned.url), None) as model:
+        for messages in (HELLO, begun):
+            async with model.open_answer(messages, {}) as pieces:
+                assert [piece.text async for piece in pieces] == ["b", ""]
+    *_, (_, plain), (_, body) = canned.requests
+    assert "continue_final_message" not in plain
+    assert body["messages"] == begun
+    assert body["continue_final_message"] is True
+    assert body["add_generation_prompt"] is False
 
 
 async def ask_canned(server: CannedServer, answer: bytes) -> list[Piece]:

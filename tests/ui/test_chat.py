@@ -15,6 +15,7 @@ from trioserve.testing.server import (
     open_fake_pooling_server,
     open_fake_server,
 )
+from trioserve.types.repetition import RepetitionDetection
 
 from .conftest import FAILED_LOAD, run_server, wait_for, wait_for_look, wait_until
 
@@ -88,6 +89,58 @@ def test_an_answer_is_streamed_and_can_be_asked_for_again(
     assert page.is_visible("#welcome")
     messages = send_and_list(page, "Other")
     assert messages == [{"role": "user", "content": "Other"}]
+
+
+def test_an_answer_has_a_limit_and_can_go_on(
+    tokenizer_folder: Path, open_page: OpenPage
+) -> None:
+    rule = RepetitionDetection(max_pattern_size=64, min_count=3)
+    running = open_fake_server(
+        tokenizer_folder, max_model_len=4096, stop_repetition=rule
+    )
+    with run_server(running) as server:
+        page = open_page(server.url)
+        assert page.get_attribute("#max_tokens", "placeholder") == "1024"
+        bodies = find_bodies(page)
+        send(page, "Hello")
+        page.wait_for_selector(ANSWERED)
+        assert bodies[-1]["max_tokens"] == 1024
+        text = page.inner_text(".message.assistant .text").strip()
+        assert text == (3 * server.answer).strip()
+        assert "repeated itself" in page.inner_text(".message.assistant .note")
+        page.locator("#settings").evaluate("node => { node.open = true; }")
+        page.fill("#max_tokens", "9")
+        for _ in range(2):
+            with page.expect_request("**/v1/chat/completions"):
+                page.click("text=Continue")
+            page.wait_for_selector(ANSWERED)
+            assert "limit of tokens" in page.inner_text(".message.assistant .note")
+            question, begun = bodies[-1]["messages"]
+            assert question == {"role": "user", "content": "Hello"}
+            assert (begun["role"], begun["content"].strip()) == ("assistant", text)
+            assert bodies[-1]["continue_final_message"] is True
+            assert bodies[-1]["add_generation_prompt"] is False
+            assert bodies[-1]["max_tokens"] == 9
+            before, text = text, page.inner_text(".message.assistant .text").strip()
+            assert len(text) > len(before) and text.startswith(before)
+        # It is still one message, with one row of buttons.
+        assert page.locator(".message.assistant").count() == 1
+        assert page.locator(".actions").count() == 1
+        messages = send_and_list(page, "More")
+        assert [each["role"] for each in messages] == ["user", "assistant", "user"]
+        assert messages[1]["content"].strip() == text
+
+
+def test_without_room_for_the_limit_an_answer_has_what_is_left(
+    server: FakeServer, open_page: OpenPage
+) -> None:
+    page = open_page(server.url)
+    bodies = find_bodies(page)
+    send(page, "Hello", max_tokens=10_000)
+    page.wait_for_selector(ANSWERED)
+    assert [body.get("max_tokens") for body in bodies] == [10_000, None]
+    assert len(page.failed_loads) == 1
+    assert "limit of tokens" in page.inner_text(".message.assistant .note")
 
 
 def test_an_answer_that_is_stopped_is_cancelled_in_the_server(
@@ -214,7 +267,8 @@ def test_a_refusal_is_told_in_its_place(
     send(page, "word " * 400)
     page.wait_for_selector(".note.wrong")
     assert "tokens" in page.inner_text(".note.wrong")
-    wait_until(lambda: page.evaluate("1") and len(page.failed_loads) == 1)
+    # The page asks again without its limit of tokens.
+    wait_until(lambda: page.evaluate("1") and len(page.failed_loads) == 2)
 
 
 def test_reasoning_is_folded(tokenizer_folder: Path, open_page: OpenPage) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+)
 from dataclasses import dataclass
 import re
 from typing import Any, Final, Protocol
@@ -35,7 +39,8 @@ class Piece:
     Args:
       text: of the answer itself.
       reasoning: what the model thinks before its answer.
-      finish_reason: in the last piece; "stop" or "length", and others of other servers.
+      finish_reason: in the last piece; "stop", "length" or "repetition", and others of other
+        servers.
     """
 
     text: str = ""
@@ -59,6 +64,36 @@ class Answerer(Protocol):
     ) -> AbstractAsyncContextManager[AsyncIterator[Piece]]:
         """Begin an answer; to leave the block stops it.
 
+        Args:
+          messages: if the last one is the assistant's, the answer continues it.
+
         Raises:
           AnswerFailed: also raised by the iterator.
         """
+
+
+def is_open(messages: Sequence[Message]) -> bool:
+    """Whether the last message is the beginning of the answer."""
+    return bool(messages) and messages[-1]["role"] == "assistant"
+
+
+@asynccontextmanager
+async def open_fitting_answer(
+    model: Answerer, messages: Sequence[Message], sampling: Mapping[str, object]
+) -> AsyncIterator[AsyncIterator[Piece]]:
+    """Begin an answer; if the model has no room for its max_tokens, it has what is left.
+
+    Raises:
+      AnswerFailed: also raised by the iterator.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            opening = model.open_answer(messages, sampling)
+            pieces = await stack.enter_async_context(opening)
+        except AnswerFailed as error:
+            if not error.is_context_full or "max_tokens" not in sampling:
+                raise
+            rest = {name: sampling[name] for name in sampling if name != "max_tokens"}
+            opening = model.open_answer(messages, rest)
+            pieces = await stack.enter_async_context(opening)
+        yield pieces

@@ -1,6 +1,6 @@
 """The messages of a conversation, and the question that waits for an answer.
 
-ask --> answer
+ask --> answer --> go_on --> answer
     \\-> drop, if there is no answer; the question may be asked again
 """
 
@@ -56,6 +56,8 @@ class Conversation:
         self.turns: list[Turn] = []
         self.images: list[Image] = []
         self._asked: Question | None = None
+        # The answer so far, if it goes on.
+        self._begun = ""
         self._dropped: Question | None = None
 
     def ask(self, text: str) -> None:
@@ -74,9 +76,18 @@ class Conversation:
             return None
         return self._asked
 
+    def go_on(self) -> bool:
+        """Continue the last answer; returns whether there is one."""
+        if not self.turns or self._dropped is not None:
+            return False
+        turn = self.turns.pop()
+        self._asked, self._begun = turn.question, turn.answer
+        return True
+
     def answer(self, text: str) -> None:
-        """Keep the answer. Without any text, the question is dropped."""
+        """Keep the answer, or the rest of it. Without any text, the question is dropped."""
         assert self._asked is not None, "an answer follows a question"
+        text, self._begun = self._begun + text, ""
         if text.strip():
             self.turns.append(Turn(question=self._asked, answer=text))
         else:
@@ -119,4 +130,6 @@ class Conversation:
             messages.append({"role": "assistant", "content": turn.answer})
         if self._asked is not None:
             messages.append(self._asked.write())
+        if self._begun:
+            messages.append({"role": "assistant", "content": self._begun})
         return messages

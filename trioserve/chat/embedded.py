@@ -10,7 +10,7 @@ from ..config import EngineConfig
 from ..errors import EngineDied, StartupError, TrioserveError
 from ..frontend import TextEngine, TextStream
 from ..startup.open import open_served_engine
-from .answers import Answerer, AnswerFailed, Message, Piece
+from .answers import Answerer, AnswerFailed, Message, Piece, is_open
 
 
 class EmbeddedModel:
@@ -30,7 +30,9 @@ class EmbeddedModel:
             for name, value in sampling.items()
         }
         try:
-            async with self._engine.open_chat(messages, **options) as stream:
+            async with self._engine.open_chat(
+                messages, continues=is_open(messages), **options
+            ) as stream:
                 yield _PieceReader(stream)
         except EngineDied:
             # The engine's own block tells the cause, and the program ends.

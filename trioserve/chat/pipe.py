@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 import os
 import sys
-from typing import TextIO
+from typing import Final, TextIO
 
 from ..errors import InvalidConfig, StartupError, make_line, make_safe
-from .answers import Answerer
+from .answers import Answerer, open_fitting_answer
 from .config import ChatConfig
 from .conversation import Conversation
 from .images import ImageRefused, read_image
 
-CUT = "the answer has reached the limit of its tokens, so it may lack its end"
+# By the reason for which an answer ended.
+_EARLY_ENDS: Final = {
+    "length": "the answer has reached the limit of its tokens, so it may lack its end",
+    "repetition": "the answer repeated itself, so it was ended",
+}
+
+
+def explain_end(finish_reason: str | None) -> str:
+    """Say why an answer ended early; empty if it did not."""
+    return _EARLY_ENDS.get(finish_reason or "", "")
 
 
 def read_question(prompt: str) -> str:
@@ -69,8 +78,8 @@ async def answer_once(
     writer = AnswerWriter(sys.stdout)
     finish_reason = None
     try:
-        async with model.open_answer(
-            conversation.write(), config.sampling.list_given()
+        async with open_fitting_answer(
+            model, conversation.write(), config.sampling.list_given()
         ) as pieces:
             async for piece in pieces:
                 writer.write(piece.text)
@@ -80,8 +89,8 @@ async def answer_once(
         return 0
     finally:
         writer.finish()
-    if finish_reason == "length":
-        sys.stderr.write(f"trioserve: {CUT}\n")
+    if end := explain_end(finish_reason):
+        sys.stderr.write(f"trioserve: {end}\n")
     return 0
 
 

@@ -23,7 +23,7 @@ from ..config import RemoteConfig, find_base_path
 from ..config.remote import find_netloc
 from ..errors.connections import explain_connection, explain_no_answer, find_cause
 from ..errors.error_bodies import read_reason
-from .answers import Answerer, AnswerFailed, Message, Piece
+from .answers import Answerer, AnswerFailed, Message, Piece, is_open
 from .events import EventReader
 from .proxy import Route, find_route
 
@@ -132,6 +132,9 @@ class RemoteModel:
             "stream": True,
             **sampling,
         }
+        if is_open(messages):
+            # Fields of trioserve and vLLM; llama-server needs none.
+            body |= {"continue_final_message": True, "add_generation_prompt": False}
         # json and not msgspec, which refuses the lone surrogates of a pasted text.
         content = json.dumps(body).encode()
         with self.explaining():

@@ -107,6 +107,11 @@ class SlashCommands:
                 aliases=("retry",),
             ),
             SlashCommand(
+                name="continue",
+                summary="go on with the last answer, for example if it was cut off",
+                run=self._continue,
+            ),
+            SlashCommand(
                 name="undo",
                 summary="forget the last question and its answer",
                 run=self._undo,
@@ -181,6 +186,11 @@ class SlashCommands:
         question = self._conversation.ask_again()
         if question is None:
             return _fail("there is no question yet")
+        return Outcome(next="answer")
+
+    def _continue(self, _: str) -> Outcome:
+        if not self._conversation.go_on():
+            return _fail("there is no answer yet")
         return Outcome(next="answer")
 
     def _undo(self, _: str) -> Outcome:

@@ -10,6 +10,7 @@ At the prompt, Ctrl-C is a key; see prompt.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack
 import signal
 import sys
@@ -19,15 +20,15 @@ import trio
 
 from ..errors import make_line, make_safe
 from .answer_view import AnswerView, PlainView, View
-from .answers import Answerer, AnswerFailed
-from .config import ChatConfig
+from .answers import Answerer, AnswerFailed, open_fitting_answer
+from .config import MAX_TOKENS_IN_TERMINAL, ChatConfig
 from .conversation import Conversation
 from .history import open_history
 from .keyboard import keep_quiet
 from .live_lines import LiveLines
 from .loading import show_loading
 from .markup import Markup
-from .pipe import CUT, AnswerWriter, check_images
+from .pipe import AnswerWriter, check_images, explain_end
 from .prompt import Interrupted, Prompt
 from .slash import SlashCommands
 
@@ -185,14 +186,19 @@ class Talk:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_draw, view)
             try:
-                async with self._model.open_answer(
-                    self._conversation.write(), self._commands.sampling.list_given()
+                async with open_fitting_answer(
+                    self._model,
+                    self._conversation.write(),
+                    {
+                        "max_tokens": MAX_TOKENS_IN_TERMINAL,
+                        **self._commands.sampling.list_given(),
+                    },
                 ) as pieces:
                     async for piece in pieces:
                         view.feed(piece)
                         texts.append(piece.text)
-                        if piece.finish_reason == "length":
-                            failure = CUT
+                        if end := explain_end(piece.finish_reason):
+                            failure = f"{end}; {_find_way_on(texts)}"
             except AnswerFailed as error:
                 failure = _explain(error)
             nursery.cancel_scope.cancel()
@@ -220,6 +226,13 @@ async def _draw(view: View) -> None:
     while True:
         view.draw()
         await trio.sleep(view.pause)
+
+
+def _find_way_on(texts: Sequence[str]) -> str:
+    """Name the command for an answer that ended early; its reasoning cannot go on."""
+    if any(text.strip() for text in texts):
+        return "/continue goes on"
+    return "/set max_tokens allows more"
 
 
 def _explain(error: AnswerFailed) -> str:

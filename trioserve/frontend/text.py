@@ -231,6 +231,7 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
         messages: Sequence[Mapping[str, object]],
         *,
         tools: Sequence[Mapping[str, object]] = (),
+        continues: bool = False,
         **options: object,
     ) -> AsyncIterator[TextStream]:
         """Answer a conversation; `options` as in open_completion.
@@ -239,11 +240,17 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
           messages: {"role": ..., "content": ...} each, oldest first; content is a text
             or a list of OpenAI's parts, with images if the model takes images.
           tools: the tools that the model may call, in OpenAI's form.
+          continues: the last message is the beginning of the answer.
         """
         sampling, text, priority = self._split(options)
         with self.admit(1, count_characters(messages), sampling) as prompts:
             rendered = await self.renderer.render_chat(
-                messages, ChatOptions(tools=tools)
+                messages,
+                ChatOptions(
+                    tools=tools,
+                    add_generation_prompt=not continues,
+                    continue_final_message=continues,
+                ),
             )
             prompts.append(rendered)
         async with self.open_text(
