@@ -38,7 +38,8 @@ REQUESTS: Rows[RequestCounts] = (
 GENERATION_REQUESTS: Rows[RequestCounts] = (
     CounterMetric(
         "trioserve_request_success_total",
-        "Finished sequences, by the reason of their end: stop or length.",
+        "Finished sequences, by the reason of their end: stop, length, repetition or "
+        "deadline.",
         lambda counts: counts.finished,
         ("finished_reason",),
     ),
