@@ -138,7 +138,7 @@ class LocalModelConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float", "half"] = "auto"
     device: str = "auto"
     max_model_len: int | None = None
-    kv_cache_memory: str | None = None
+    kv_cache_memory: str | int | None = None
     kv_cache_fraction: float | None = None
     chat_template: FilePath | None = None
     generation_config: Literal["auto", "none"] = "auto"
