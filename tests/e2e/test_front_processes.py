@@ -7,7 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from http.client import HTTPConnection, HTTPResponse, IncompleteRead
+from http.client import (
+    BadStatusLine,
+    HTTPConnection,
+    HTTPResponse,
+    IncompleteRead,
+)
 import json
 from pathlib import Path
 import signal
@@ -120,24 +125,41 @@ def wait_until(condition: Callable[[], bool]) -> None:
 MODULE = "trioserve.testing.supervisor_process"
 
 
-def write_command(folder: Path, keys: Path) -> list[str]:
+# Ends front processes that say nothing for three seconds.
+IMPATIENT = f"""
+import sys
+from trioserve.startup.supervisor import Supervisor
+from {MODULE} import main
+Supervisor.max_silent_seconds = 3
+sys.exit(main())
+"""
+
+
+def write_command(folder: Path, keys: Path, *how: str, **changed: object) -> list[str]:
     options: dict[str, object] = {
         **{"model": str(folder), "port": 0, "api_processes": 2},
         **{"response_max_age": 0, "max_background_responses": 0},
         **{"api_key_file": str(keys)},
     }
-    return [sys.executable, "-m", MODULE, json.dumps(options)]
+    how = how or ("-m", MODULE)
+    return [sys.executable, *how, json.dumps(options | changed)]
 
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
-    """Servers that start together: for most tests, for a dead engine, and for two signals."""
+    """Servers that start together.
+
+    For most tests, for a dead engine, for two signals, and for front processes that stop.
+    """
     folder = tmp_path_factory.mktemp("fronts")
     make_folder(folder)
     (folder / "keys").write_text(KEYS)
-    command = write_command(folder, folder / "keys")
+    keys = folder / "keys"
+    commands = [write_command(folder, keys)] * 3
+    commands.append(write_command(folder, keys, "-c", IMPATIENT))
+    commands.append(write_command(folder, keys, drain_timeout=0.5))
     with ExitStack() as stack:
-        waits = [begin_process(stack, command) for _ in range(3)]
+        waits = [begin_process(stack, command) for command in commands]
         yield [Server(wait()) for wait in waits]
 
 
@@ -224,7 +246,7 @@ def test_a_front_process_that_is_killed_costs_its_own_requests_and_is_replaced(
     server: Server, connections: list[HTTPConnection]
 ) -> None:
     here, there = connections
-    front = server.fronts[1]
+    other, front = server.fronts
     lost, kept = begin_stream(there), begin_stream(here, max_tokens=600)
     assert (
         "_num_requests_running 2.0" in httpx.get(f"{server.started.url}/metrics").text
@@ -237,11 +259,13 @@ def test_a_front_process_that_is_killed_costs_its_own_requests_and_is_replaced(
     wait_until(lambda: "_used_blocks 0.0" in ask(here, "GET", "/metrics")[1])
     assert ask(here, "GET", "/v1/requests")[1]["data"] == []
     wait_until(lambda: len(server.fronts) == 2 and front not in server.fronts)
-    with server.connect(server.fronts[1]) as connection:
-        assert complete(connection) == 200
+    [successor] = {*server.fronts} - {other}
+    # The first connection was idle for too long.
+    with server.connect(successor) as new, server.connect(other) as here:
+        assert complete(new) == 200
         # It has learned of the work of others.
         stream = begin_stream(here, "bob")
-        assert complete(connection, "bob") == 429
+        assert complete(new, "bob") == 429
         stream.close()
         here.close()
 
@@ -295,6 +319,38 @@ def test_a_second_signal_ends_all_processes_at_once(servers: list[Server]) -> No
         wait_until(lambda: httpx.get(f"{server.started.url}/health").status_code == 503)
         server.process.send_signal(signal.SIGTERM)
         assert server.started.process.wait(LATE) == 128 + signal.SIGTERM
+    assert not any(each.is_running() for each in children)
+
+
+def test_a_front_process_that_has_stopped_is_replaced(servers: list[Server]) -> None:
+    server = servers[3]
+    front, other = server.fronts
+    with server.connect(other) as here, server.connect(front) as there:
+        front.suspend()
+        kept = begin_stream(here, max_tokens=600)
+        there.request("GET", "/livez")
+        with pytest.raises((BadStatusLine, ConnectionError)):
+            there.getresponse()
+        wait_until(lambda: len(server.fronts) == 2 and front not in server.fronts)
+        [successor] = {*server.fronts} - {other}
+        assert kept.read().endswith(b"data: [DONE]\n\n")
+    with server.connect(successor) as connection:
+        assert complete(connection) == 200
+    server.process.terminate()
+    assert server.started.process.wait(LATE) == 0
+    log = server.started.read_log()
+    assert "said nothing for 3 s; its requests are lost, and another one begins" in log
+
+
+def test_a_front_process_that_has_stopped_does_not_hold_a_stop_up(
+    servers: list[Server],
+) -> None:
+    server = servers[4]
+    children = server.process.children()
+    server.fronts[0].suspend()
+    server.process.terminate()
+    assert server.started.process.wait(LATE) == 0
+    assert "have not drained, and are ended" in server.started.read_log()
     assert not any(each.is_running() for each in children)
 
 

@@ -17,6 +17,7 @@ Question -->                that question, on its way
 Answer <--                  what a front process answers
 NumAsked, Answered -->      how many were asked, and each answer on its way
 Order -->                   drain and so on
+Alive <--                   a sign of life, each second
 Drained <--                 no request is left
 EngineLost <--              the front process ends because the engine has ended
 """
@@ -160,6 +161,10 @@ class Order(msgspec.Struct, frozen=True, tag=True):
     kind: OrderKind
 
 
+class Alive(msgspec.Struct, frozen=True, tag=True):
+    """The event loop of the front process runs."""
+
+
 class Drained(msgspec.Struct, frozen=True, tag=True):
     """No request is left, after Order("drain")."""
 
@@ -176,6 +181,7 @@ FromFront = (
     | GiveBackPlace
     | Ask
     | Answer
+    | Alive
     | Drained
     | EngineLost
 )

@@ -20,6 +20,7 @@ from ..errors import EngineDied, StartupError, find_first
 from ..frontend import PoolingEngine, TextEngine
 from ..fronts import FrontLink
 from ..fronts.messages import (
+    Alive,
     Drained,
     EngineLost,
     FrontReady,
@@ -30,7 +31,7 @@ from ..fronts.messages import (
 )
 from ..http.key_use import KeyTokens
 from ..observe.log_lines import set_up_logging
-from ..processes import MessageStream, run_as_child
+from ..processes import MessageStream, beat, run_as_child
 from ..types.not_loaded import NotLoaded
 from .front_server import FrontServer
 from .loaded import LoadedCore
@@ -103,6 +104,7 @@ class _Front:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._link.run, self)
                 nursery.start_soon(self._publish)
+                nursery.start_soon(beat, lambda: self._link.send_nowait(Alive()))
                 await self._server.serve(
                     self._open_engine,
                     self._note_ready,

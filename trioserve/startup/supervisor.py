@@ -26,8 +26,9 @@ from ..config import ServeConfig
 from ..engine import EngineProcessDied
 from ..engine.process.messages import AddClient, EngineLoaded
 from ..engine.restarts import Restarts
-from ..fronts import FrontProcessDied, Hub
+from ..fronts import FrontProcessDied, Hub, SilenceWatch
 from ..fronts.messages import (
+    Alive,
     ConnectEngine,
     Drained,
     EngineLost,
@@ -48,6 +49,9 @@ logger = logging.getLogger(__name__)
 # An engine that has failed gives requests a second (engine/requests.py).
 _END_SECONDS: Final = 3.0
 
+# The time behind the deadline of a drain in which streams end, and hypercorn.
+_AFTER_DRAIN_SECONDS: Final = 5.0
+
 
 class Supervisor:
     """Starts the processes of a server, and replaces front processes that die.
@@ -57,8 +61,11 @@ class Supervisor:
 
     Attributes:
       engine_module: the module of the engine process.
+      max_silent_seconds: a front process that sends nothing for so long is ended. Many times
+        the longest stall of an event loop on a machine with too much work.
     """
 
+    max_silent_seconds: ClassVar[int] = 10
     engine_module: ClassVar[str] = "trioserve.startup.engine_process"
 
     def __init__(self, config: ServeConfig, sock: socket.socket) -> None:
@@ -71,6 +78,7 @@ class Supervisor:
         self._num_started = 0
         self._num_slots = config.bind.api_processes
         self._all_slots_ended = trio.Event()
+        self._has_drain_begun = trio.Event()
         # Front processes that have to be ready before the server is.
         self._num_missing = config.bind.api_processes
         self._restarts = Restarts()
@@ -78,7 +86,10 @@ class Supervisor:
         self._has_loaded = trio.Event()
         self._engine_end: str | None = None
         self._engine_has_ended = trio.Event()
-        self.is_draining = False
+
+    @property
+    def is_draining(self) -> bool:
+        return self._has_drain_begun.is_set()
 
     async def serve(self, on_ready: Callable[[str], None]) -> None:
         """Start all processes, and end with them.
@@ -98,7 +109,7 @@ class Supervisor:
             raise EngineProcessDied(self._engine_end)
 
     def begin_drain(self) -> None:
-        self.is_draining = True
+        self._has_drain_begun.set()
         self._order("drain")
 
     async def reload(self) -> None:
@@ -118,6 +129,7 @@ class Supervisor:
             )
             nursery.start_soon(engine.stream.run)
             nursery.start_soon(self._watch_engine, engine)
+            nursery.start_soon(self._limit_drain)
             self._has_loaded.set()
             await self._all_slots_ended.wait()
             nursery.cancel_scope.cancel()
@@ -135,6 +147,15 @@ class Supervisor:
         logger.error("the engine failed: %s", self._engine_end)
         await trio.sleep(_END_SECONDS)
         raise EngineProcessDied(self._engine_end)
+
+    async def _limit_drain(self) -> None:
+        """End front processes that do not end by themselves after a drain."""
+        await self._has_drain_begun.wait()
+        await trio.sleep(self._config.http.drain_timeout + _AFTER_DRAIN_SECONDS)
+        logger.error(
+            "%d front processes have not drained, and are ended", len(self._fronts)
+        )
+        self._all_slots_ended.set()
 
     async def _hold_slot(self, slot: int, start: Callable[[], Awaitable[str]]) -> None:
         """Run a front process, and then its successors.
@@ -172,11 +193,13 @@ class Supervisor:
             self._fronts[number] = child
             self._send_start(number, slot)
             self._hub.join(number, child.stream)
+            watch = SilenceWatch(child.kill, limit=self.max_silent_seconds)
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(child.stream.run)
                     nursery.start_soon(self._connect, number, engine)
-                    text = await self._receive(number, slot, on_ready)
+                    nursery.start_soon(watch.run)
+                    text = await self._receive(number, slot, watch, on_ready)
                     nursery.cancel_scope.cancel()
             finally:
                 del self._fronts[number]
@@ -218,7 +241,11 @@ class Supervisor:
             )
 
     async def _receive(
-        self, number: int, slot: int, on_ready: Callable[[str], None]
+        self,
+        number: int,
+        slot: int,
+        watch: SilenceWatch,
+        on_ready: Callable[[str], None],
     ) -> str:
         """Carry out the messages of a front process; returns how it ended."""
         child = self._fronts[number]
@@ -226,12 +253,19 @@ class Supervisor:
             try:
                 message = await child.stream.receive()
             except PeerGone:
+                if watch.has_ended:
+                    seconds = self.max_silent_seconds
+                    return f"front process {slot} said nothing for {seconds} s"
                 return await child.describe_end()
+            watch.note_message()
             match message:
+                case Alive():
+                    pass
                 case NotLoaded():
                     self._refuse(slot, message)
                 case FrontReady(address=address):
                     self._hub.take(number, message)
+                    watch.begin()
                     self._note_ready(address, on_ready)
                 case Drained():
                     self._drained.add(number)
