@@ -211,9 +211,9 @@ def test_no_tokens_at_all_are_refused_even_with_echo() -> None:
     ],
 )
 def test_sampling_rules_name_the_field(fields: dict[str, Any], param: str) -> None:
-    for request in (chat(**fields), completion(**fields)):
+    for make in (chat, completion):
         with pytest.raises(InvalidParameter) as caught:
-            to_sampling(request, {})
+            to_sampling(make(**fields), {})
         assert caught.value.param == param
 
 

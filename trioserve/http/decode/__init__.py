@@ -9,6 +9,8 @@ pooling_requests the structs of requests to models that pool
 
 Decoders of single fields:
 
+counting         objects, lists and fields are counted before anything is decoded
+pieces           lists of a body, item by item
 lazy_fields      fields that may be megabytes long
 pooling_inputs   texts, token ids and chats that are pooled
 free_form        fields that may hold any JSON

@@ -15,14 +15,13 @@ import msgspec
 from . import unsupported
 from ...errors import InvalidParameter
 from .chat_payloads import CHAT_PAYLOADS
+from .counting import check_size
 from .errors import explain
 from .payloads import Payloads, Strings, take_out
+from .pieces import decode_pieces, find_long_fields, make_shell
 
 # Smaller bodies are decoded within a quarter of a millisecond.
 _LARGE_BYTES: Final = 2**20
-
-# The value of a field that the client did not send.
-_NOTHING: Final = msgspec.Raw()
 
 # More token ids than any body has.
 UNBOUNDED: Final = 2**62
@@ -40,11 +39,13 @@ class BodyDecoder(Generic[RequestT]):
     """Decodes the bodies of one endpoint.
 
     The first pass decodes into a struct that also has the fields which the server
-    refuses (unsupported.py). In that pass these fields and the lazy ones stay bytes.
+    refuses (unsupported.py). In that pass these fields stay bytes, and so does each field
+    that may hold lists or mappings: their sizes are checked before they are decoded.
 
     Args:
       refused: fields that are not implemented, with their neutral values.
-      lazy: fields that may be long, with their decoders.
+      lazy: fields with decoders of their own. All others that may be long are decoded in
+        pieces.
       ignored: names of fields that change nothing.
       bounds_ids: whether token ids are refused if there are more than the model takes.
       payloads: images and tensors, which are not decoded; None for bodies without them.
@@ -63,11 +64,16 @@ class BodyDecoder(Generic[RequestT]):
         self._request_type = request_type
         self.refused = refused
         self.ignored = ignored
-        self._lazy = lazy
+        long_fields = find_long_fields(request_type)
+        self.own_fields = frozenset(lazy)
+        self._lazy = {
+            **{name: _decode_as(kind) for name, kind in long_fields.items()},
+            **lazy,
+        }
         self._bounds_ids = bounds_ids
         self._payloads = payloads
         self._decoder: msgspec.json.Decoder[RequestT] = msgspec.json.Decoder(
-            _make_body_type(request_type, (*refused, *lazy))
+            make_shell(request_type, (*refused, *self._lazy))
         )
 
     def decode(self, body: bytes, max_model_len: int) -> RequestT:
@@ -87,6 +93,7 @@ class BodyDecoder(Generic[RequestT]):
         payloads = self._payloads if len(body) > _LARGE_BYTES else None
         if payloads is not None:
             body, strings = take_out(body, payloads.keys)
+        check_size(None, body)
         parsed = self._parse(body)
         for name, neutral in self.refused.items():
             if value := getattr(parsed, name):
@@ -139,20 +146,5 @@ class BodyDecoder(Generic[RequestT]):
         return fields
 
 
-def _make_body_type(
-    request_type: type[RequestT], raw_fields: tuple[str, ...]
-) -> type[msgspec.Struct]:
-    """Make the struct of the first pass: the request's fields, some of them as bytes."""
-    required = {f.name for f in msgspec.structs.fields(request_type) if f.required}
-    return msgspec.defstruct(
-        f"{request_type.__name__}Body",
-        [
-            (name, msgspec.Raw, msgspec.NODEFAULT if name in required else _NOTHING)
-            for name in raw_fields
-        ],
-        bases=(request_type,),
-        # The request is checked once, when it is complete.
-        namespace={"__post_init__": lambda self: None},
-        frozen=True,
-        kw_only=True,
-    )
+def _decode_as(kind: Any) -> DecodeField:
+    return lambda name, raw, max_tokens: decode_pieces(name, raw, kind)

@@ -42,6 +42,8 @@ def _refuse(field: str, reason: str) -> InvalidParameter:
 _CHOICES: Final = {**CHOICES, **POOLING_CHOICES, **RESPONSE_CHOICES}
 _MISSING: Final = re.compile(r"Object missing required field `(\w+)`")
 _BOUND: Final = re.compile(r"Expected `\w+` (of length )?([<>]=) (\S+)")
+# The message about a list that was split into its items.
+_SPLIT_BOUND: Final = re.compile(r"Expected `array` of at most length (\d+)")
 _BOUND_WORDS: Final = {"<=": "at most", ">=": "at least"}
 
 
@@ -62,6 +64,8 @@ def _explain_value(text: str, field: str) -> InvalidParameter:
     if bound := _BOUND.fullmatch(reason):
         verb = "have a length of" if bound[1] else "be"
         reason = f"must {verb} {_BOUND_WORDS[bound[2]]} {bound[3]}"
+    if split := _SPLIT_BOUND.match(reason):
+        reason = f"must have a length of at most {split[1]}"
     # Request ids have the only pattern.
     if reason.startswith("Expected `str` matching regex"):
         reason = REQUEST_ID_RULE

@@ -9,8 +9,10 @@ import msgspec
 
 from ...errors import InvalidParameter, NotSupported
 from ...types.nesting import check_nesting
+from .counting import check_size
 from .functions import check_function, drop_nulls
 from .lazy_fields import begins_with, decode_field
+from .pieces import decode_pieces
 from .response_requests import TextConfig
 from .structured import STRUCTURE_FIELDS, has_value
 from .tool_choice import (
@@ -29,6 +31,8 @@ from .tool_choice import (
 MAX_TEMPLATE_KWARGS_BYTES: Final = 16_384
 MAX_TOOLS_BYTES: Final = 262_144
 MAX_LOGITS_PROCESSORS_BYTES: Final = 16_384
+# They take one or two milliseconds. In schemas, each has twenty bytes or more.
+_MAX_FREE_CONTAINERS: Final = 16_384
 # Four times what a grammar may have (grammar/limits.py): JSON may be indented.
 MAX_STRUCTURE_BYTES: Final = 1_048_576
 
@@ -177,7 +181,7 @@ def decode_copy(name: str, raw: msgspec.Raw, kind: Any) -> Any:
     if not has_value(raw):
         return None
     # From a copy, because the parts that stay bytes would hold the whole body.
-    return decode_field(name, bytes(raw), kind)
+    return decode_pieces(name, bytes(raw), kind)
 
 
 def decode_free_form(name: str, raw: msgspec.Raw, kind: Any, max_bytes: int) -> Any:
@@ -188,6 +192,9 @@ def decode_free_form(name: str, raw: msgspec.Raw, kind: Any, max_bytes: int) -> 
     """
     if len(memoryview(raw)) > max_bytes:
         raise InvalidParameter(name, f"at most {max_bytes} bytes are allowed")
+    check_size(
+        name, raw, max_containers=_MAX_FREE_CONTAINERS, few_bytes=_MAX_FREE_CONTAINERS
+    )
     value = decode_field(name, raw, kind)
     check_nesting(name, value)
     return value

@@ -11,6 +11,8 @@ from ...errors import InvalidParameter, NotSupported
 
 # No client was seen to send more.
 MAX_MESSAGES: Final = 16_384
+# Of one message. counting.py bounds the parts and calls of all messages together.
+MAX_PARTS: Final = 16_384
 MAX_NAME_CHARACTERS: Final = 1024
 
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARACTERS)]
@@ -75,10 +77,14 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """
 
     role: Name
-    content: str | tuple[ContentPart, ...] | None = None
+    content: (
+        str | Annotated[tuple[ContentPart, ...], Meta(max_length=MAX_PARTS)] | None
+    ) = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: tuple[ToolCall, ...] | None = None
+    tool_calls: Annotated[tuple[ToolCall, ...], Meta(max_length=MAX_PARTS)] | None = (
+        None
+    )
     reasoning: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None

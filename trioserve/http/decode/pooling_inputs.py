@@ -17,6 +17,7 @@ from ...errors import InvalidParameter, NotSupported
 from .field_types import TokenId
 from .lazy_fields import PIECE_BYTES, begins_with, decode_field, decode_ids, split_list
 from .messages import ContentPart, Message, Messages, check_messages
+from .pieces import decode_pieces
 from .pooling_requests import MAX_DOCUMENTS, MAX_INPUTS, Item, TextInputs, TextPart
 
 _NULL: Final = b"null"
@@ -66,14 +67,14 @@ def decode_score_texts(
     if _is_null(raw):
         return None
     if not begins_with(raw, b"["):
-        item: str | TextPart = decode_field(name, raw, str | TextPart)
+        item: str | TextPart = decode_pieces(name, raw, str | TextPart)
         return (_unwrap(name, item),)
     return _unwrap_all(name, _decode_list(name, raw, str | TextPart, MAX_DOCUMENTS))
 
 
 def decode_query(name: str, raw: msgspec.Raw, max_tokens: int) -> tuple[str, ...]:
     """Decode one text, plain or wrapped; raises as decode_inputs does."""
-    return (_unwrap(name, decode_field(name, raw, str | TextPart)),)
+    return (_unwrap(name, decode_pieces(name, raw, str | TextPart)),)
 
 
 def decode_documents(name: str, raw: msgspec.Raw, max_tokens: int) -> tuple[str, ...]:
@@ -122,7 +123,7 @@ def _decode_list(
         )
         return items
     return tuple(
-        decode_field(f"{name}[{index}]", item, kind)
+        decode_pieces(f"{name}[{index}]", item, kind)
         for index, item in enumerate(_split(name, raw, max_items))
     )
 
@@ -159,7 +160,7 @@ def _split(name: str, raw: msgspec.Raw, max_items: int) -> list[msgspec.Raw]:
 
 
 def _decode_chat(name: str, raw: msgspec.Raw) -> tuple[Message, ...]:
-    messages: tuple[Message, ...] = decode_field(name, raw, Messages)
+    messages: tuple[Message, ...] = decode_pieces(name, raw, Messages)
     _check_chat(name, messages)
     return messages
 

@@ -23,11 +23,14 @@ from .field_types import (
     Side,
     TokenId,
 )
-from .messages import ContentPart, Message, Messages, Name
+from .messages import MAX_PARTS, ContentPart, Message, Messages, Name
 from .requests import ModelRequest
 
 # OpenAI's limit.
 MAX_INPUTS: Final = 2048
+
+# Repeated names are taken, too.
+_MAX_TYPES: Final = 16
 
 # Cohere's limit.
 MAX_DOCUMENTS: Final = 10_000
@@ -79,7 +82,9 @@ class TextPart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """
 
     text: str | None = None
-    content: tuple[ContentPart, ...] | None = None
+    content: Annotated[tuple[ContentPart, ...], Meta(max_length=MAX_PARTS)] | None = (
+        None
+    )
 
 
 # One text or several. Each is a string or an object.
@@ -327,7 +332,9 @@ class CohereEmbedRequest(ModelRequest, frozen=True, kw_only=True):
     input_type: Name | None = None
     texts: Annotated[tuple[str, ...], Meta(max_length=MAX_INPUTS)] | None = None
     inputs: Annotated[tuple[TextPart, ...], Meta(max_length=MAX_INPUTS)] | None = None
-    embedding_types: tuple[str, ...] | None = None
+    embedding_types: Annotated[tuple[str, ...], Meta(max_length=_MAX_TYPES)] | None = (
+        None
+    )
     truncate: Truncate | None = None
     max_tokens: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
     output_dimension: Int64 | None = None

@@ -16,7 +16,13 @@ from msgspec import Meta
 
 from ...errors import InvalidParameter
 from ...frontend import MAX_STOP_STRINGS
-from ...types.sampling import MAX_BAD_WORDS, MAX_LOGPROB_TOKEN_IDS
+from ...types.sampling import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS_ENTRIES,
+    MAX_LOGPROB_TOKEN_IDS,
+    MAX_STOP_TOKEN_IDS,
+)
 from ...types.structured import StructuredOutput
 from .field_types import (
     MAX_CACHE_SALT_CHARACTERS,
@@ -28,7 +34,7 @@ from .field_types import (
     TokenId,
 )
 from .messages import Name
-from .structured import ResponseFormat, StructuredOutputs, find_structure
+from .structured import Choices, ResponseFormat, StructuredOutputs, find_structure
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +82,9 @@ class SampledRequest(ModelRequest, frozen=True, kw_only=True):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     repetition_detection: RepetitionFields | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: (
+        Annotated[dict[str, float], Meta(max_length=MAX_LOGIT_BIAS_ENTRIES)] | None
+    ) = None
     min_tokens: Int64 | None = None
     ignore_eos: bool | None = None
     stop: (
@@ -84,8 +92,15 @@ class SampledRequest(ModelRequest, frozen=True, kw_only=True):
         | Annotated[tuple[StopString, ...], Meta(max_length=MAX_STOP_STRINGS)]
         | None
     ) = None
-    stop_token_ids: tuple[TokenId, ...] | None = None
-    allowed_token_ids: Annotated[tuple[TokenId, ...], Meta(min_length=1)] | None = None
+    stop_token_ids: (
+        Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None
+    ) = None
+    allowed_token_ids: (
+        Annotated[
+            tuple[TokenId, ...], Meta(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)
+        ]
+        | None
+    ) = None
     logits_processors: dict[str, dict[str, object] | None] | None = None
     bad_words: (
         Annotated[tuple[StopString, ...], Meta(max_length=MAX_BAD_WORDS // 2)] | None
@@ -121,7 +136,7 @@ class GenerationRequest(SampledRequest, frozen=True, kw_only=True, dict=True):
     structured_outputs: StructuredOutputs | None = None
     guided_json: msgspec.Raw | None = None
     guided_regex: str | None = None
-    guided_choice: tuple[str, ...] | None = None
+    guided_choice: Choices | None = None
     guided_grammar: str | None = None
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from ...errors import InvalidParameter, NotSupported
-from .messages import MAX_MESSAGES, Name
+from .messages import MAX_MESSAGES, MAX_PARTS, Name
 from .structured import has_value
 
 _ROLES: Final = ("user", "system", "developer", "assistant")
@@ -47,7 +47,8 @@ class InputPart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     detail: str | None = None
 
 
-Content = str | tuple[InputPart, ...]
+Parts = Annotated[tuple[InputPart, ...], Meta(max_length=MAX_PARTS)]
+Content = str | Parts
 
 
 class InputItem(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -72,7 +73,7 @@ class InputItem(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     name: Name | None = None
     arguments: str | None = None
     output: Content | None = None
-    summary: tuple[InputPart, ...] | None = None
+    summary: Parts | None = None
     encrypted_content: str | None = None
 
     @property

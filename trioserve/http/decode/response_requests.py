@@ -36,6 +36,9 @@ _ALWAYS_INCLUDED: Final = (
     "reasoning.encrypted_content",
 )
 
+# OpenAI's API has seven such reports.
+_MAX_INCLUDED: Final = 64
+
 # The limits of OpenAI's API.
 _MAX_PAIRS: Final = 16
 _MAX_KEY_CHARACTERS: Final = 64
@@ -103,9 +106,9 @@ class ResponseRequest(SampledRequest, frozen=True, kw_only=True):
     previous_response_id: Label | None = None
     max_output_tokens: Int64 | None = None
     max_tool_calls: Int64 | None = None
-    include: tuple[str, ...] | None = None
+    include: Annotated[tuple[str, ...], Meta(max_length=_MAX_INCLUDED)] | None = None
     top_logprobs: Int64 | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], Meta(max_length=_MAX_PAIRS)] | None = None
     truncation: Truncation | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None

@@ -17,6 +17,11 @@ from msgspec import Meta
 from ...errors import InvalidParameter, NotSupported
 from ...types.structured import StructuredOutput, StructureKind
 
+# As in grammar/limits.py.
+_MAX_CHOICES: Final = 4096
+
+Choices = Annotated[tuple[str, ...], Meta(max_length=_MAX_CHOICES)]
+
 FORMAT_TYPES: Final = ("text", "json_object", "json_schema", "structural_tag")
 FormatType = Annotated[str, Meta(extra_json_schema={"enum": FORMAT_TYPES})]
 
@@ -58,7 +63,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
 
     json: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     regex: str | None = None
-    choice: tuple[str, ...] | None = None
+    choice: Choices | None = None
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: str | None = None
@@ -95,7 +100,7 @@ STRUCTURE_FIELDS: Final = {
     "structured_outputs": StructuredOutputs | None,
     "guided_json": msgspec.Raw,
     "guided_regex": str | None,
-    "guided_choice": tuple[str, ...] | None,
+    "guided_choice": Choices | None,
     "guided_grammar": str | None,
 }
 

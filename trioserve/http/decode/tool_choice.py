@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from ...errors import InvalidParameter
 from .messages import Name
+
+# The tools of one request are bounded in bytes (free_form.py); so many have no schemas.
+MAX_NAMES: Final = 4096
 
 ToolMode = Literal["none", "auto", "required"]
 AllowedMode = Literal["auto", "required"]
@@ -37,7 +40,7 @@ class ToolNames(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     mode: AllowedMode
-    tools: Annotated[tuple[NamedTool, ...], Meta(min_length=1)]
+    tools: Annotated[tuple[NamedTool, ...], Meta(min_length=1, max_length=MAX_NAMES)]
 
 
 class AllowedTools(
@@ -66,7 +69,9 @@ class FlatAllowedTools(
     """The tools that the model may call, as the Responses API writes them."""
 
     mode: AllowedMode
-    tools: Annotated[tuple[FlatNamedTool, ...], Meta(min_length=1)]
+    tools: Annotated[
+        tuple[FlatNamedTool, ...], Meta(min_length=1, max_length=MAX_NAMES)
+    ]
 
     def to_chat_choice(self) -> AllowedTools:
         """Return the same in the words of chats."""

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from ...errors import InvalidParameter, NotSupported
 from .lazy_fields import begins_with
-from .messages import MAX_MESSAGES, Name
+from .messages import MAX_MESSAGES, MAX_PARTS, Name
 
 # The types that Anthropic's API takes. The decoder finds out the real one.
 IMAGE_TYPES: Final = ("image/jpeg", "image/png", "image/gif", "image/webp")
@@ -72,17 +72,22 @@ class Block(ResultBlock, frozen=True, kw_only=True, gc=False):
     name: Name | None = None
     input: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     tool_use_id: Name | None = None
-    content: str | tuple[ResultBlock, ...] | None = None
+    content: (
+        str | Annotated[tuple[ResultBlock, ...], Meta(max_length=MAX_PARTS)] | None
+    ) = None
+
+
+Blocks = Annotated[tuple[Block, ...], Meta(max_length=MAX_PARTS)]
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A message of the conversation."""
 
     role: str
-    content: str | tuple[Block, ...]
+    content: str | Blocks
 
 
-System = str | tuple[Block, ...]
+System = str | Blocks
 Turns = Annotated[tuple[Turn, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
 
 
