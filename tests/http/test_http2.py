@@ -880,6 +880,18 @@ def spend_all(budget: FrameBudget, now: float, num_frames: int) -> None:
     budget.earn(1)
 
 
+@pytest.mark.parametrize("padding", [{}, {"pad_length": 200, "flags": ["PADDED"]}])
+def test_tiny_and_padded_frames_of_data_cost_as_much_as_four(
+    padding: dict[str, object],
+) -> None:
+    frame = serialize(DataFrame(1, b" ", **padding))
+    cutter = make_cutter()
+    most = MAX_COSTLY_FRAMES // 4
+    assert b"".join(cutter.cut(PREFACE + frame * most, 0.0)) == PREFACE + frame * most
+    with pytest.raises(DenialOfServiceError):
+        list(cutter.cut(frame, 0.0))
+
+
 def test_a_long_frame_is_refused_by_its_head() -> None:
     cutter = make_cutter()
     data = PREFACE + b"\x00\x40\x00\0\0\0\0\0\1"

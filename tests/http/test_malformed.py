@@ -66,6 +66,26 @@ async def ask(client: trio.SocketStream, packet: bytes) -> Reply:
             501,
             "Only Transfer-Encoding: chunked is supported.",
         ),
+        (
+            b"GET / HTTP/1.1\r\nHost: h\r\n" + b"a:\r\n" * 200,
+            431,
+            "more than 128 fields",
+        ),
+        (
+            b"GET / HTTP/1.1\r\nHost: h\r\na: b\r\n" + b" c\r\n" * 200 + b"\r\n",
+            431,
+            "more than 128 fields",
+        ),
+        (
+            b"GET /?" + b"a&" * 5000 + b" HTTP/1.1\r\nHost: h\r\n\r\n",
+            414,
+            "its target is longer than 8192 bytes",
+        ),
+        (
+            POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 2000,
+            400,
+            "its chunks are too small",
+        ),
         (b"GET / HTTP/9.9\r\nHost: h\r\n\r\n", 505, "only HTTP/1.0 and"),
     ],
 )

@@ -40,6 +40,7 @@ Each class mends these defects:
                     a target without a path was answered 500
                     100 Continue was sent for a body that the app then refused
                     any client could switch a plain port to HTTP/2 or to a websocket
+                    a head had any number of fields
     JoiningReader   a body of one-byte chunks cost 22 us a byte
     GuardedH2       one malformed request, or body bytes that came after the answer,
                     ended every other stream of the connection

@@ -1,4 +1,4 @@
-"""Chunked bodies: h11's reader, which joins small chunks."""
+"""Bounds on heads and chunked bodies; h11's reader of these, which joins small chunks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Final
 import h11
 from h11._readers import ChunkedReader
 from h11._receivebuffer import ReceiveBuffer
+
+from .fields import MAX_NUM_FIELDS
 
 # Half a millisecond of work. Then the app gets the joined chunks, and all other tasks can
 # run.
@@ -19,9 +21,22 @@ MAX_CHUNKS_AT_ONCE: Final = 1024
 _FREE_FRAMING_BYTES: Final = 16
 _MAX_EXCESS_BYTES: Final = 16 * 1024
 
-# This matches short chunk headers. Longer ones are left to h11 and count as excess. As in
-# h11, the extension may contain a lone CR.
-_HEADER: Final = re.compile(rb"([0-9A-Fa-f]{1,20})(?:;[^\n]{0,16}?|[ \t]{1,16})?\r\n")
+# After the first of them, chunks must have so many bytes on average. Each chunk takes a
+# microsecond or two, so a megabyte of single bytes would take a quarter of a second. The
+# numbers have no source: a client that writes its JSON in pieces sends 64 bytes or more, or
+# few of them.
+_FREE_CHUNKS: Final = 256
+_LEAST_AVERAGE: Final = 64
+
+# This matches chunk headers. Longer ones are left to h11. As in h11, the extension may
+# contain a lone CR.
+_HEADER: Final = re.compile(rb"([0-9A-Fa-f]{1,20})(?:;[^\n]{0,256}?|[ \t]{1,16})?\r\n")
+
+
+# The line of the request comes first.
+MAX_LINES: Final = 1 + MAX_NUM_FIELDS
+
+_END: Final = re.compile(rb"\n\r?\n")
 
 
 class JoiningReader(ChunkedReader):
@@ -36,39 +51,74 @@ class JoiningReader(ChunkedReader):
     def __init__(self) -> None:
         super().__init__()
         self._excess_bytes = 0
+        self._num_chunks = 0
+        self._num_bytes = 0
 
     def __call__(self, buf: ReceiveBuffer) -> h11.Data | h11.EndOfMessage | None:
         if self._bytes_in_chunk == 0 and not self._reading_trailer:
-            data, end = _join_chunks(bytes(buf), self._bytes_to_discard)
-            if data:
+            parts, end = _split_chunks(bytes(buf), self._bytes_to_discard)
+            if parts:
                 buf.maybe_extract_at_most(end)
                 self._bytes_to_discard = b""
+                data = b"".join(parts)
+                self._count(end, len(data), len(parts))
                 return h11.Data(data=data)
-        return self._read_counting(buf)
-
-    def _read_counting(self, buf: ReceiveBuffer) -> h11.Data | h11.EndOfMessage | None:
-        num_before = len(buf)
+        if self._reading_trailer:
+            check_lines(buf)
+        num_before, is_new = len(buf), self._bytes_in_chunk == 0
         event = super().__call__(buf)
-        if isinstance(event, h11.EndOfMessage):
-            # The end comes with the trailers, which have the limit of a head.
-            return event
-        num_read = num_before - len(buf)
-        num_content = 0 if event is None else len(event.data)
-        excess = num_read - 3 * num_content - _FREE_FRAMING_BYTES
+        # The end comes with the trailers, which have the limits of a head.
+        if not isinstance(event, h11.EndOfMessage):
+            num_content = 0 if event is None else len(event.data)
+            # The content of a chunk may come later than its header.
+            is_chunk = is_new and (event is not None or self._bytes_in_chunk > 0)
+            self._count(num_before - len(buf), num_content, int(is_chunk))
+        return event
+
+    def _count(self, num_read: int, num_content: int, num_chunks: int) -> None:
+        """Count chunks.
+
+        Raises:
+          RemoteProtocolError: they have too little content.
+        """
+        excess = num_read - 3 * num_content - _FREE_FRAMING_BYTES * max(1, num_chunks)
         self._excess_bytes = max(0, self._excess_bytes + excess)
         if self._excess_bytes > _MAX_EXCESS_BYTES:
             raise h11.RemoteProtocolError("the chunks' extensions are too long")
-        return event
+        self._num_chunks += num_chunks
+        self._num_bytes += num_content
+        if self._num_bytes < _LEAST_AVERAGE * (self._num_chunks - _FREE_CHUNKS):
+            raise h11.RemoteProtocolError(
+                f"its chunks are too small: beyond {_FREE_CHUNKS} chunks, they need "
+                f"{_LEAST_AVERAGE} bytes on average"
+            )
 
 
-def _join_chunks(wire: bytes, footer: bytes) -> tuple[bytes, int]:
-    """Join the whole chunks that `wire` begins with.
+def check_lines(buf: ReceiveBuffer) -> None:
+    """Refuse a head, or trailers, of too many lines, whether they are complete or not.
+
+    Raises:
+      RemoteProtocolError
+    """
+    data = bytes(buf)
+    # Most requests have few lines in all, and most bodies are not here yet.
+    if data.count(b"\n") <= MAX_LINES:
+        return
+    end = _END.search(data)
+    if data.count(b"\n", 0, end.start() + 1 if end else len(data)) > MAX_LINES:
+        raise h11.RemoteProtocolError(
+            f"it has more than {MAX_NUM_FIELDS} fields", error_status_hint=431
+        )
+
+
+def _split_chunks(wire: bytes, footer: bytes) -> tuple[list[bytes], int]:
+    """Find the whole chunks that `wire` begins with.
 
     Args:
       footer: the missing end of the chunk before them.
 
     Returns:
-      the content of the chunks, and the place in `wire` behind them.
+      the contents of the chunks, and the place in `wire` behind them.
     """
     parts: list[bytes] = []
     place = len(footer) if wire.startswith(footer) else len(wire)
@@ -79,4 +129,4 @@ def _join_chunks(wire: bytes, footer: bytes) -> tuple[bytes, int]:
             break
         parts.append(wire[begin:end])
         place = end + 2
-    return b"".join(parts), place
+    return parts, place

@@ -23,6 +23,12 @@ COSTLY_FRAMES_PER_SECOND = 33.0
 # DATA frames of this size or more are not costly: Tomcat's overheadDataThreshold.
 SHORT_FRAME = 1024
 
+# Still shorter ones, and padded ones, count as several, so a body may have 250 of them, about
+# as many as it may have small chunks in HTTP/1.
+TINY_FRAME = 64
+TINY_FRAME_COST = 4
+PADDED = 0x8
+
 # For each DATA frame that the peer takes, it may send so many frames more. Clients answer
 # with two WINDOW_UPDATE and perhaps a PING, and a request may have two short DATA frames.
 # Envoy allows as many WINDOW_UPDATE for each DATA frame.
@@ -52,15 +58,18 @@ class FrameBudget:
         self._num_left = float(MAX_COSTLY_FRAMES)
         self._time = now
 
-    def spend(self, now: float) -> None:
-        """Count one frame.
+    def spend(self, now: float, num_frames: int = 1) -> None:
+        """Count a frame.
+
+        Args:
+          num_frames: it costs as much as so many.
 
         Raises:
           DenialOfServiceError: there were too many frames.
         """
         self.earn((now - self._time) * COSTLY_FRAMES_PER_SECOND)
         self._time = now
-        self._num_left -= 1.0
+        self._num_left -= num_frames
         if self._num_left < 0.0:
             raise DenialOfServiceError("too many frames")
 
@@ -102,7 +111,7 @@ class FrameCutter:
         start, end, work = 0, self._pass_over(data, 0, self._num_missing), 0
         while len(data) - end >= HEAD_SIZE:
             length = int.from_bytes(data[end : end + 3], "big")
-            work += self._check(data[end + 3], length, now)
+            work += self._check(data[end + 3], length, data[end + 4] & PADDED, now)
             end = self._pass_over(data, end, HEAD_SIZE + length)
             if work >= FRAMES_PER_TURN:
                 yield data[start:end]
@@ -116,13 +125,15 @@ class FrameCutter:
         self._num_missing = start + length - end
         return end
 
-    def _check(self, frame_type: int, length: int, now: float) -> int:
+    def _check(self, frame_type: int, length: int, padded: int, now: float) -> int:
         """Check a frame by its head; returns its work, in frames."""
         if length > self._max_frame_size:
             raise FrameTooLargeError("a frame is too long")
         if frame_type == SETTINGS and length > MAX_SETTINGS * SETTING_SIZE:
             raise DenialOfServiceError("too many settings in one frame")
-        if frame_type != DATA or length < SHORT_FRAME:
+        if frame_type == DATA and length and (length < TINY_FRAME or padded):
+            self._budget.spend(now, TINY_FRAME_COST)
+        elif frame_type != DATA or length < SHORT_FRAME:
             self._budget.spend(now)
         if frame_type in (HEADERS, PUSH_PROMISE, CONTINUATION):
             self._check_block(frame_type, length)

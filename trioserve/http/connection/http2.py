@@ -24,7 +24,7 @@ from .frames import (
     FrameBudget,
     FrameCutter,
 )
-from .http1 import is_path
+from .http1 import MAX_TARGET_BYTES, is_path
 from .peer import mark_answered
 from .windows import CONNECTION, WindowWatch
 
@@ -271,5 +271,6 @@ def _is_servable(event: h2.events.RequestReceived) -> bool:
     """
     fields = dict(event.headers)
     method, path = fields.get(b":method", b""), fields.get(b":path", b"")
-    is_ascii = method.isascii() and path.isascii()
-    return is_ascii and method != b"CONNECT" and is_path(path)
+    if len(path) > MAX_TARGET_BYTES or not (method.isascii() and path.isascii()):
+        return False
+    return method != b"CONNECT" and is_path(path)

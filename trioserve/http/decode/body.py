@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 # millisecond. To wait for a busy worker thread would take as long.
 _SMALL_BYTES: Final = 65_536
 
+# Each takes a microsecond or two until the request is checked.
+_FEW_VALUES: Final = 512
+
 # The speed of the decoder with token ids. With text, it is four times as fast.
 _DECODED_BYTES_PER_SECOND: Final = 8e8
 
@@ -81,7 +84,7 @@ async def _read(
     work = partial(
         decode_chunks, chunks, request_type, engine.info.max_model_len, str(request.id)
     )
-    body = await run_decoding(engine, work, num_bytes=sum(map(len, chunks)))
+    body = await run_decoding(engine, work, chunks)
     request.time_limit.shorten("timeout", body.timeout)
     return body, require(body.model)
 
@@ -98,14 +101,27 @@ async def wait_body(
 
 
 async def run_decoding(
-    engine: TextEngine | PoolingEngine, decode: Callable[[], T], *, num_bytes: int
+    engine: TextEngine | PoolingEngine,
+    decode: Callable[[], T],
+    chunks: list[bytes | bytearray],
 ) -> T:
-    """Decode a body, or look at it, in a renderer worker if it is large."""
-    if num_bytes <= _SMALL_BYTES:
+    """Decode a body, or look at it, in a renderer worker if it is large.
+
+    Args:
+      chunks: the parts of the body.
+    """
+    num_bytes = sum(map(len, chunks))
+    if num_bytes <= _SMALL_BYTES and _has_few_values(chunks):
         return decode()
     return await engine.renderer.workers.run(
         decode, expected_seconds=num_bytes / _DECODED_BYTES_PER_SECOND
     )
+
+
+def _has_few_values(chunks: list[bytes | bytearray]) -> bool:
+    """Return whether a body has few objects and lists: at most as many as such bytes."""
+    num_begins = sum(chunk.count(b"{") + chunk.count(b"[") for chunk in chunks)
+    return num_begins <= _FEW_VALUES
 
 
 def decode_chunks(

@@ -13,6 +13,7 @@ from ...errors import InvalidParameter
 from ...frontend import PoolingEngine, TextEngine
 from ..connection.scope import ScopedRequest
 from ..decode.body import join_chunks, run_decoding, wait_body
+from ..decode.counting import check_size
 from ..decode.pooling_requests import QUERY_FIELDS
 from ..route import Handler
 from ..state import ServerState
@@ -48,7 +49,7 @@ async def answer_invocation(state: ServerState, request: ScopedRequest) -> Respo
     chunks = await wait_body(state, request)
     engine = state.require_engine()
     look = partial(_look, chunks, engine)
-    content, handler = await run_decoding(engine, look, num_bytes=sum(map(len, chunks)))
+    content, handler = await run_decoding(engine, look, chunks)
     request.body.put_back(content)
     return await handler(state, request)
 
@@ -57,6 +58,7 @@ def _look(
     chunks: list[bytes | bytearray], engine: TextEngine | PoolingEngine
 ) -> tuple[bytes, Handler]:
     content = join_chunks(chunks)
+    check_size(None, content)
     return content, _choose_handler(content, _list_handlers(engine))
 
 
