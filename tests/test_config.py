@@ -300,6 +300,15 @@ def test_the_value_none_unsets_an_option_of_the_file(
         (["--max-step-seconds", "0"], "--max-step-seconds: must be greater than 0"),
         (["--max-step-seconds", "nan"], "--max-step-seconds: must be greater than 0"),
         (
+            ["--stop-repetition", "5", "4", "2"],
+            "--stop-repetition: MIN must be between 0 and 4, got 5",
+        ),
+        (
+            ["--stop-repetition", "1", "4", "1"],
+            "--stop-repetition: COUNT must be between 2 and 2147483647, got 1",
+        ),
+        (["--stop-repetition", "4", "2"], "--stop-repetition: expected 3 values"),
+        (
             ["--scheduling-policy", "lottery"],
             "--scheduling-policy: 'lottery' is not one of fcfs, priority",
         ),
@@ -374,6 +383,30 @@ def test_a_word_of_simulate_belongs_to_no_option(
 def test_engine_options_exclude_those_of_the_socket() -> None:
     with pytest.raises(InvalidConfig, match="--port"):
         build_config(EngineConfig, {"port": 1})
+
+
+@pytest.mark.parametrize(
+    ("options", "has_sampling", "rule"),
+    [
+        ({}, True, (16, 256, 4)),
+        ({"stop_repetition": (1, 2, 3)}, True, (1, 2, 3)),
+        ({"generation_config": "none"}, False, None),
+        ({"model": "x"}, False, None),
+        ({"model": "x", "stop_repetition": (1, 2, 3)}, False, (1, 2, 3)),
+        ({"stop_repetition": (0, 0, 0)}, True, (0, 0, 0)),
+    ],
+)
+def test_the_default_model_has_defaults_of_its_own(
+    options: dict[str, object],
+    has_sampling: bool,
+    rule: tuple[int, int, int] | None,
+) -> None:
+    model = build_config(EngineConfig, options).model
+    assert bool(model.own_sampling) == has_sampling
+    found = model.repetition_detection
+    assert rule == (
+        found and (found.min_pattern_size, found.max_pattern_size, found.min_count)
+    )
 
 
 def test_one_device_is_not_for_several_stages() -> None:

@@ -26,10 +26,14 @@ FIELDS = {"max_pattern_size": 64, "min_count": 2}
 OFF: dict[str, int] = {}
 
 
-@pytest.fixture
-async def server(tokenizer_folder: Path) -> AsyncIterator[FakeServer]:
+@pytest.fixture(params=[False, True], ids=["here", "in_a_process"])
+async def server(
+    request: pytest.FixtureRequest, tokenizer_folder: Path
+) -> AsyncIterator[FakeServer]:
     """Serve a model that writes one sentence again and again."""
-    async with open_fake_server(tokenizer_folder, stop_repetition=RULE) as server:
+    async with open_fake_server(
+        tokenizer_folder, stop_repetition=RULE, is_remote=request.param
+    ) as server:
         yield server
 
 

@@ -19,7 +19,6 @@ from .engine import CacheConfig, ParallelConfig, SchedulerConfig, SchedulingPoli
 from .model import (
     DEFAULT_MODEL,
     DEFAULT_MODEL_REPETITION,
-    DEFAULT_MODEL_SAMPLING,
     ModelConfig,
     PoolingConfig,
 )
@@ -34,7 +33,6 @@ __all__ = [
     "STREAM_LOG_BYTES",
     "DEFAULT_MODEL",
     "DEFAULT_MODEL_REPETITION",
-    "DEFAULT_MODEL_SAMPLING",
     "BindConfig",
     "CacheConfig",
     "EngineConfig",

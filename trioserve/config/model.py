@@ -115,30 +115,43 @@ class ModelConfig:
         _ = self.repetition_detection
 
     @property
+    def has_own_defaults(self) -> bool:
+        """Whether the defaults of the default model count."""
+        return self.model == DEFAULT_MODEL and self.generation_config == "auto"
+
+    @property
+    def own_sampling(self) -> tuple[tuple[str, float], ...]:
+        """The sampling of the default model; empty for others."""
+        return DEFAULT_MODEL_SAMPLING if self.has_own_defaults else ()
+
+    @property
     def repetition_detection(self) -> RepetitionDetection | None:
-        """The rule of --stop-repetition; None if the model's own counts.
+        """The rule that ends sequences; None for none.
 
         Raises:
           InvalidConfig: a number is out of its bounds.
         """
-        if self.stop_repetition is None:
-            return None
-        least, most, count = self.stop_repetition
-        try:
-            return RepetitionDetection(
-                min_pattern_size=least, max_pattern_size=most, min_count=count
-            )
-        except InvalidParameter as error:
-            names = {"min_pattern_size": "MIN", "max_pattern_size": "MAX"}
-            _, _, field = str(error.param).partition(".")
-            reason = str(error).removeprefix(f"{error.param}: ")
-            name = names.get(field, "COUNT")
-            raise InvalidConfig("stop_repetition", f"{name} {reason}") from None
+        numbers = self.stop_repetition
+        if numbers is None and self.has_own_defaults:
+            numbers = DEFAULT_MODEL_REPETITION
+        return None if numbers is None else _make_rule(*numbers)
 
     @property
     def wants_native(self) -> bool:
         """Whether native kernels may run the model."""
         return self.kernels != "torch" and self.attention_backend == "auto"
+
+
+def _make_rule(least: int, most: int, count: int) -> RepetitionDetection:
+    names = {"min_pattern_size": "MIN", "max_pattern_size": "MAX", "min_count": "COUNT"}
+    try:
+        return RepetitionDetection(
+            min_pattern_size=least, max_pattern_size=most, min_count=count
+        )
+    except InvalidParameter as error:
+        field, _, reason = str(error).partition(": ")
+        name = names[field.partition(".")[2]]
+        raise InvalidConfig("stop_repetition", f"{name} {reason}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

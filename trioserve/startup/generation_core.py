@@ -9,20 +9,13 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config import (
-    DEFAULT_MODEL,
-    DEFAULT_MODEL_REPETITION,
-    DEFAULT_MODEL_SAMPLING,
-    EngineConfig,
-    ModelConfig,
-)
+from ..config import EngineConfig, ModelConfig
 from ..engine import LocalCore
 from ..executor import make_local_executor
 from ..pipeline.pipeline import Pipeline
 from ..types.gguf import GgufFile
 from ..types.logits import LogitsProcessor
 from ..types.model_info import ModelInfo
-from ..types.repetition import RepetitionDetection
 from ..weights import Weights, complete_weights, read_gguf
 from .grammar_tokenizer import load_grammar_tokenizer
 from .limits import (
@@ -160,31 +153,12 @@ def _complete_info(
     return replace(
         limit_length(info, config, num_blocks),
         eos_token_ids=info.eos_token_ids | ends,
-        default_sampling=_resolve_sampling(info, config.model),
-        stop_repetition=_resolve_repetition(config.model),
+        default_sampling=info.default_sampling or config.model.own_sampling,
+        stop_repetition=config.model.repetition_detection,
         fingerprint=fingerprint_model(source.weights.folder, info.dtype, info.kernels),
         logits_processors=tuple(processor.name for processor in processors),
         max_logprobs=config.model.max_logprobs,
     )
-
-
-def _resolve_sampling(
-    info: ModelInfo, config: ModelConfig
-) -> tuple[tuple[str, float], ...]:
-    if _has_own_defaults(config):
-        return info.default_sampling or DEFAULT_MODEL_SAMPLING
-    return info.default_sampling
-
-
-def _resolve_repetition(config: ModelConfig) -> RepetitionDetection | None:
-    if config.stop_repetition is None and _has_own_defaults(config):
-        config = replace(config, stop_repetition=DEFAULT_MODEL_REPETITION)
-    return config.repetition_detection
-
-
-def _has_own_defaults(config: ModelConfig) -> bool:
-    """Whether the defaults of the default model count."""
-    return config.model == DEFAULT_MODEL and config.generation_config == "auto"
 
 
 def _log_loaded(info: ModelInfo, config: EngineConfig, num_blocks: int) -> None:
