@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .types.logits import LogitsProcessor, LogitsRow
     from .types.output import TextDelta, ToolCallDelta
     from .types.pooling import PoolingInfo
+    from .types.repetition import RepetitionDetection
     from .types.sampling import SamplingParams
     from .types.structured import StructuredOutput
 
@@ -54,6 +55,7 @@ __all__ = [
     "PoolingEngine",
     "PoolingInfo",
     "RenderConfig",
+    "RepetitionDetection",
     "SamplingParams",
     "SchedulerConfig",
     "ScoreOptions",
@@ -91,6 +93,7 @@ _HOMES = {
         "TextEngine",
         "TextStream",
     ),
+    "types.repetition": ("RepetitionDetection",),
     "types.sampling": ("SamplingParams",),
     "types.structured": ("StructuredOutput",),
     "types.output": ("TextDelta", "ToolCallDelta"),
