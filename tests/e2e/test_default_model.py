@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -24,12 +25,22 @@ TOOL: dict[str, Any] = {
 
 
 @pytest.mark.slow
-async def test_the_default_model_answers_and_calls_without_any_option() -> None:
+async def test_the_default_model_answers_and_calls_without_any_option(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="trioserve")
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     async with trioserve.open_engine() as engine:
         async with engine.open_chat(messages) as deltas:
             (answer,) = await deltas.collect()
         assert answer.text == "The capital of France is Paris."
+        assert "unless a request says otherwise: temperature 0, " in caplog.text
+        assert "sequences end after 4 copies" in caplog.text
+        # Without its sampling defaults the model would write up to the end of its context.
+        messages = [{"role": "user", "content": "What is the sea?"}]
+        async with engine.open_chat(messages, max_tokens=1024) as deltas:
+            (answer,) = await deltas.collect()
+        assert answer.finish_reason in ("stop", "repetition")
         # Its template has no place for tools.
         messages = [{"role": "user", "content": "What is the weather in Rome?"}]
         async with engine.open_chat(

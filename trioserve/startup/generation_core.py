@@ -171,7 +171,7 @@ def _log_loaded(info: ModelInfo, config: EngineConfig, num_blocks: int) -> None:
     rule = info.stop_repetition
     if rule is not None and rule.is_on:
         logger.info(
-            "sequences end behind %d copies of a pattern of %d to %d tokens",
+            "sequences end after %d copies of a pattern of %d to %d tokens",
             *(rule.min_count, rule.min_pattern_size, rule.max_pattern_size),
         )
     logger.info("KV cache: %d blocks of %d tokens", num_blocks, block_size)
