@@ -44,6 +44,7 @@ class FakeServer:
     closes: bool = False
     has_health: bool = True
     num_probes_awaited: int = 0
+    finish_reason: str = "length"
     bodies: list[dict[str, Any]] = field(default_factory=list)
     num_probes: int = 0
     num_connections: int = 0
@@ -94,7 +95,8 @@ class FakeServer:
             return [write_event({"error": {"message": "the engine died"}})]
         if self.broken == "cut" and self.is_late:
             return [write_event(event) for event in events]
-        events.append({"choices": [{"delta": {}, "finish_reason": "length"}]})
+        end = {"delta": {}, "finish_reason": self.finish_reason}
+        events.append({"choices": [end]})
         if self.gives_usage and "stream_options" in asked:
             usage = {"completion_tokens": asked["max_tokens"]}
             events.append({"choices": [], "usage": usage})
@@ -239,6 +241,15 @@ async def test_several_tokens_in_an_event_are_reported(run_against: RunAgainst) 
     assert (level.output_tokens, level.tokens_per_event) == (36, 2.0)
     assert level.itl.count == 6 * 2
     assert "compare TPOT, not ITL" in render_report(report)
+
+
+async def test_answers_that_were_ended_early_are_reported(
+    run_against: RunAgainst,
+) -> None:
+    report = await run_against(FakeServer(finish_reason="repetition"))
+    assert report.servers[0].levels[0].num_repeating == 6
+    assert "6 answers ended early: they repeated themselves" in render_report(report)
+    assert "repeated" not in render_report(await run_against(FakeServer()))
 
 
 @pytest.mark.parametrize(

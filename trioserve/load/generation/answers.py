@@ -72,13 +72,18 @@ class EventReader:
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """The times of one request and of its texts, on trio's clock, in seconds."""
+    """The times of one request and of its texts, on trio's clock, in seconds.
+
+    Attributes:
+      repeats: the server has ended it because it repeated itself.
+    """
 
     sent: float
     texts: list[float] = field(default_factory=list)
     ended: float = 0.0
     usage_tokens: int | None = None
     is_finished: bool = False
+    repeats: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -101,6 +106,7 @@ class Answer:
                 self.texts.append(now)
             if choice.finish_reason is not None:
                 self.is_finished = True
+                self.repeats |= choice.finish_reason == "repetition"
 
     def list_gaps(self) -> list[float]:
         """List the times between events with text."""

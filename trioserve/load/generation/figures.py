@@ -26,6 +26,7 @@ class LevelReport:
       rate: requests that fell due in a second; None in a closed loop.
       late: delays of the load generator, which every time of an open loop includes.
       goodput: answers a second within the bounds of the load; None without bounds.
+      num_repeating: answers that the server ended because they repeated themselves.
     """
 
     concurrency: int
@@ -44,6 +45,7 @@ class LevelReport:
     late: Spread | None = None
     requests_per_second: float = 0.0
     goodput: float | None = None
+    num_repeating: int = 0
 
     @property
     def level(self) -> float:
@@ -63,6 +65,8 @@ class LevelReport:
                 f"{self.tokens_per_event:.2f} tokens in an event: "
                 "compare TPOT, not ITL"
             )
+        if self.num_repeating:
+            yield f"{self.num_repeating} answers ended early: they repeated themselves"
         yield from self.clients.list_doubts()
 
 
@@ -141,6 +145,7 @@ def report_level(
         itl=spread(gap for each in answers for gap in each.list_gaps()),
         tpot=spread(pace for each in answers for pace in each.list_paces()),
         latency=spread(each.ended - each.sent for each in answers),
+        num_repeating=sum(each.repeats for each in answers),
     )
 
 
