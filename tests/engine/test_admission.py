@@ -276,6 +276,14 @@ def test_a_small_vocabulary_may_be_excluded_as_a_whole() -> None:
         check_request([make_prompt()], sampling, make_info(32, vocab_size=201))
 
 
+def test_all_wrong_ids_of_a_bias_are_named() -> None:
+    sampling = replace(ONE, logit_bias=tuple((i, 1.0) for i in (3, 512, 999)))
+    with pytest.raises(
+        InvalidParameter, match="^logit_bias: .* between 0 and 511, got 512, 999$"
+    ):
+        check_request([make_prompt()], sampling, INFO)
+
+
 def test_the_error_says_that_no_plug_in_is_loaded() -> None:
     sampling = replace(ONE, logits_processors=(("left", {}),))
     with pytest.raises(

@@ -99,6 +99,9 @@ def test_long_positions_of_completions_are_written_as_short_ones(
 ) -> None:
     texts = TokenTexts(lambda token_id: bytes([token_id]))
     entry = TokenLogprobs(token_id=65, logprob=-0.5, rank=1, top=((66, -1.0),))
-    whole = encode(build_completion_logprobs([64, 65], [None, entry], texts))
+    whole = encode(build_completion_logprobs([64, 65], [None, entry], texts, [0, 1]))
     monkeypatch.setattr(logprobs, "_LONG", 1)
-    assert encode(build_completion_logprobs([64, 65], [None, entry], texts)) == whole
+    assert (
+        encode(build_completion_logprobs([64, 65], [None, entry], texts, [0, 1]))
+        == whole
+    )

@@ -185,6 +185,22 @@ def test_keys_of_a_bias_are_token_ids_of_ten_digits_at_most(
     assert str(caught.value) == f"logit_bias: {key!r} is not a token id"
 
 
+@pytest.mark.parametrize(
+    ("keys", "listed"),
+    [
+        (["a", "7", "-3"], "'a', '-3'"),
+        (["k" * 999, "b\n"], f"'{'k' * 64}', 'b\\n'"),
+        (list("abcdefghijk"), "'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h' and 3 more"),
+    ],
+)
+def test_all_wrong_keys_of_a_bias_are_named(keys: list[str], listed: str) -> None:
+    body = {"prompt": "hi", "logit_bias": dict.fromkeys(keys, 1.0)}
+    request = decode_body(CompletionRequest, json.dumps(body).encode())
+    with pytest.raises(RequestError) as caught:
+        to_sampling(request, {})
+    assert str(caught.value) == f"logit_bias: {listed} are not token ids"
+
+
 @pytest.mark.parametrize("sent", [[], {}, None])
 def test_no_plug_in_may_be_sent_in_three_ways(sent: object) -> None:
     body = {"prompt": "hi", "logits_processors": sent}

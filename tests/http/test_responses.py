@@ -70,7 +70,7 @@ def make_completion() -> Completion:
     choice = CompletionChoice(
         index=0,
         text="hello",
-        logprobs=build_completion_logprobs([1, 3], [FIRST, SECOND], TEXTS),
+        logprobs=build_completion_logprobs([1, 3], [FIRST, SECOND], TEXTS, [0, 2]),
         finish_reason="length",
         stop_reason=None,
     )
@@ -146,40 +146,54 @@ def test_numbers_that_json_lacks_become_the_floor(impossible: float) -> None:
     )
     (token,) = load(build_chat_logprobs([entry], TEXTS))["content"]
     assert token["logprob"] == token["top_logprobs"][0]["logprob"] == -9999.0
-    legacy = load(build_completion_logprobs([0], [entry], TEXTS))
+    legacy = load(build_completion_logprobs([0], [entry], TEXTS, [0]))
     assert legacy["token_logprobs"] == [-9999.0]
     assert legacy["top_logprobs"] == [{"a": -9999.0}]
     prompt = msgspec.to_builtins(build_prompt_logprobs([entry], TEXTS))
     assert prompt[1]["0"]["logprob"] == -9999.0
 
 
-def test_the_legacy_form_counts_characters_from_where_the_text_stands() -> None:
+def test_the_legacy_form_names_the_token_itself_first() -> None:
     # The prompt's first token has no logprob, because no token precedes it.
     report = build_completion_logprobs(
-        [0, 1, 3], [None, FIRST, SECOND], TEXTS, text_offset=10
+        [0, 1, 3], [None, FIRST, SECOND], TEXTS, [10, 11, 13]
     )
     assert load(report) == {
         "text_offset": [10, 11, 13],
         "token_logprobs": [None, -0.5, -9999.0],
         "tokens": ["a", "bc", "\ufffd"],
-        # The sampled token is always included.
         "top_logprobs": [
             None,
-            {"a": -0.25, "bc": -0.5},
-            {"\u00e9": -0.75, "\ufffd": -9999.0},
+            {"bc": -0.5, "a": -0.25},
+            {"\ufffd": -9999.0, "\u00e9": -0.75},
         ],
     }
+    tops = load(report)["top_logprobs"]
+    assert [next(iter(top)) for top in tops[1:]] == ["bc", "\ufffd"]
+
+
+def test_tokens_with_the_same_text_have_their_ids_as_keys() -> None:
+    """Clients find the token itself under its text."""
+    texts = TokenTexts({3: b"\xc3", 4: b"\xc2", 5: b"a", 6: b"\xa9"}.__getitem__)
+    entry = TokenLogprobs(
+        token_id=6, logprob=-3.0, rank=3, top=((3, -0.5), (5, -1.0), (4, -2.0))
+    )
+    (top,) = load(build_completion_logprobs([6], [entry], texts, [0]))["top_logprobs"]
+    assert list(top.items()) == [
+        ("\ufffd", -3.0),
+        ("token_id:3", -0.5),
+        ("a", -1.0),
+        ("token_id:4", -2.0),
+    ]
 
 
 def test_tokens_may_be_shown_as_ids() -> None:
     (token,) = load(build_chat_logprobs([FIRST], IDS))["content"]
     assert token["token"] == "token_id:1"
     assert token["bytes"] == list(b"bc")
-    legacy = load(build_completion_logprobs([1, 0], [FIRST, None], IDS))
+    legacy = load(build_completion_logprobs([1, 0], [FIRST, None], IDS, [0, 2]))
     assert legacy["tokens"] == ["token_id:1", "token_id:0"]
     assert legacy["top_logprobs"][0] == {"token_id:0": -0.25, "token_id:1": -0.5}
-    # Offsets count characters of the text, even if ids replace the tokens.
-    assert legacy["text_offset"] == [0, 2]
 
 
 def test_prompt_logprobs_have_vllms_form() -> None:

@@ -351,21 +351,23 @@ def test_only_requested_logprobs_are_reported() -> None:
 
 
 def test_named_tokens_are_reported_in_place_of_the_likeliest() -> None:
+    """They come behind the token itself, which comes once."""
     logits = make_logits(4)
+    best = logits.argmax(-1).tolist()
     params = [
         SamplingParams(temperature=0.0, logprobs=2, logprob_token_ids=(7, 5)),
-        SamplingParams(temperature=0.0, logprobs=0, logprob_token_ids=(9,)),
+        SamplingParams(temperature=0.0, logprobs=0, logprob_token_ids=(9, best[1])),
         SamplingParams(temperature=0.0, logprobs=2),
         GREEDY,
     ]
     sampled = sample(make_sampler(*params), [0, 1, 2, 3], [0] * 4, logits)
     expected = logits.log_softmax(-1)
     for row, token_ids in enumerate(
-        [[7, 5], [9], expected[2].topk(2).indices.tolist()]
+        [[best[0], 7, 5], [best[1], 9], expected[2].topk(2).indices.tolist()]
     ):
         report = sampled[row].logprobs
         assert report is not None
-        assert report.token_id == int(expected[row].argmax())
+        assert report.token_id == best[row]
         assert [token_id for token_id, _ in report.top] == token_ids
         values = [p for _, p in report.top]
         assert values == pytest.approx(expected[row, token_ids].tolist(), abs=1e-5)

@@ -6,6 +6,7 @@ window, or type an answer into the program. In a log, a line end would forge a l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import json
 import re
 from typing import Final
@@ -18,6 +19,10 @@ _UNSAFE: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _PICTURES: Final = 0x2400
 _DELETE: Final = 0x7F
 _DELETE_PICTURE: Final = "\u2421"
+
+# Values of a client in a message, and characters of each: a client may send kilobytes.
+_MOST_VALUES: Final = 8
+_LONGEST_VALUE: Final = 64
 
 
 def escape(text: str) -> str:
@@ -64,6 +69,16 @@ def _replace(match: re.Match[str]) -> str:
     if code < 0x20:
         return chr(_PICTURES + code)
     return _DELETE_PICTURE if code == _DELETE else "\ufffd"
+
+
+def list_some(values: Sequence[object]) -> str:
+    """Return the first of a client's values as a message shows them, and count the others."""
+    shown = [
+        repr(value[:_LONGEST_VALUE] if isinstance(value, str) else value)
+        for value in values[:_MOST_VALUES]
+    ]
+    num_left = len(values) - len(shown)
+    return ", ".join(shown) + (f" and {num_left} more" if num_left else "")
 
 
 def shorten_message(error: BaseException) -> str:

@@ -25,6 +25,7 @@ from .pooling import (
 )
 from .text.chat import TURN_CHARACTERS, Base64Image, ChatMessage, count_characters
 from .text.detokenizer import Detokenizer
+from .text.offsets import TextOffsets
 from .text.reasoning import ReasoningTags
 from .text.stop import check_stop_strings
 from .text.template import ChatOptions, ReasoningEffort
@@ -54,6 +55,7 @@ __all__ = [
     "RendererWorkers",
     "SequenceText",
     "TextInput",
+    "TextOffsets",
     "TextOptions",
     "TextParts",
     "TokenizeOptions",

@@ -29,8 +29,8 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
       logprob: natural logarithm; under the unmodified softmax, as vLLM's
         raw_logprobs.
       rank: 1 for the most likely token.
-      top: (token id, logprob) of the most likely tokens, most likely first, or of the tokens
-        that the request names, in its order.
+      top: (token id, logprob) of the most likely tokens, most likely first, or of the token
+        itself and the tokens that the request names, in its order.
     """
 
     token_id: int

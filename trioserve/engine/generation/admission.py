@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...errors import ContextLengthExceeded, InvalidParameter
+from ...errors import ContextLengthExceeded, InvalidParameter, list_some
 from ...types.model_info import ModelInfo
 from ...types.output import SequenceError
 from ...types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput, Prompt
@@ -131,8 +131,10 @@ def _check_embedded(item: EmbeddedInput, info: ModelInfo) -> None:
 
 def _check_token_ids(param: str, token_ids: Sequence[int], vocab_size: int) -> None:
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        wrong = [each for each in token_ids if not 0 <= each < vocab_size]
         raise InvalidParameter(
-            param, f"token ids must be between 0 and {vocab_size - 1}"
+            param,
+            f"token ids must be between 0 and {vocab_size - 1}, got {list_some(wrong)}",
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from ...errors import InvalidParameter
+from ...errors import InvalidParameter, list_some
 from ...types.repetition import RepetitionDetection
 from ...types.sampling import DEFAULT_MAX_LOGPROBS, SamplingParams
 from .chat_request import ChatRequest
@@ -139,9 +139,11 @@ def _read_repetition(fields: RepetitionFields) -> RepetitionDetection:
 
 
 def _parse_logit_bias(bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
-    for key in bias:
-        # int() would also accept signs, spaces, underscores and other alphabets' digits.
-        if not (key.isascii() and key.isdigit() and len(key) <= 10):
-            # Only the beginning: a client may send a key of kilobytes.
-            raise InvalidParameter("logit_bias", f"{key[:64]!r} is not a token id")
+    # int() would also accept signs, spaces, underscores and other alphabets' digits.
+    wrong = [
+        key for key in bias if not (key.isascii() and key.isdigit() and len(key) <= 10)
+    ]
+    if wrong:
+        verb = "are not token ids" if len(wrong) > 1 else "is not a token id"
+        raise InvalidParameter("logit_bias", f"{list_some(wrong)} {verb}")
     return tuple((int(key), value) for key, value in bias.items())

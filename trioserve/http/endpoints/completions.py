@@ -11,7 +11,7 @@ from quart import Response
 
 from ...errors import TrioserveError
 from ...frontend import TextEngine
-from ...render import Renderer, TokenizeOptions, run_together
+from ...render import Renderer, TextOffsets, TokenizeOptions, run_together
 from ...types.output import TextDelta, TokenLogprobs
 from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams
@@ -60,7 +60,8 @@ async def answer_completion(state: ServerState, request: ScopedRequest) -> Respo
     body = msgspec.structs.replace(body, prompt="", suffix=None, prompt_embeds=None)
     meter = await open_stream(state, request, body, engine, prompts, sampling)
     header = make_header("cmpl", request, body, engine)
-    choices = _Choices(body, meter, make_token_texts(body, engine))
+    texts = make_token_texts(body, engine)
+    choices = _Choices(body, meter, texts, engine.renderer)
     if body.stream:
         return respond_events(
             request, meter, _CompletionEvents(header, choices), engine.renderer.workers
@@ -135,23 +136,32 @@ class _Choices:
     """Builds the fields of choices: their echo, log probabilities and text offsets."""
 
     def __init__(
-        self, body: CompletionRequest, meter: StreamMeter, texts: TokenTexts
+        self,
+        body: CompletionRequest,
+        meter: StreamMeter,
+        texts: TokenTexts,
+        renderer: Renderer,
     ) -> None:
         self.body = body
         self.meter = meter
         self._texts = texts
+        self._renderer = renderer
         self._num_per_prompt = meter.stream.num_sequences // len(meter.prompts)
-        # Characters of the tokens that were reported so far, by choice.
-        self._text_offsets: dict[int, int] = {}
+        # By choice, from its first delta on.
+        self._offsets: dict[int, TextOffsets] = {}
 
     def prompt(self, index: int) -> Prompt:
         return self.meter.prompts[index // self._num_per_prompt]
 
     def begins(self, delta: TextDelta) -> bool:
-        """Whether this is the choice's first delta with a token; true once."""
-        if delta.index in self._text_offsets or not delta.token_ids:
+        """Whether this is the choice's first delta; true once."""
+        if delta.index in self._offsets:
             return False
-        self._text_offsets[delta.index] = 0
+        self._offsets[delta.index] = self._renderer.open_offsets(
+            self.prompt(delta.index),
+            skip_special_tokens=self.body.skips_special_tokens,
+            begin=len(self.echo(delta.index)),
+        )
         return True
 
     def echo(self, index: int) -> str:
@@ -167,23 +177,20 @@ class _Choices:
         self, delta: TextDelta, *, with_prompt: bool
     ) -> CompletionLogprobs | None:
         """Return the log probabilities of a delta, after those of an echoed prompt."""
-        if self.body.logprobs is None or not delta.logprobs:
+        if self.body.logprobs is None:
             return None
         token_ids = self.list_ids(delta, with_prompt=with_prompt)
+        offsets = self._offsets[delta.index].push(delta)
         logprobs: tuple[TokenLogprobs | None, ...] = delta.logprobs
         if with_prompt and self.body.echo:
+            prompt = self.prompt(delta.index)
+            offsets = self._renderer.locate_tokens(prompt) + offsets
             # Nothing predicted the prompt's first token.
             logprobs = (None, *delta.prompt_logprobs, *logprobs)
-        report = build_completion_logprobs(
-            token_ids,
-            logprobs,
-            self._texts,
-            text_offset=self._text_offsets[delta.index],
-        )
-        self._text_offsets[delta.index] = report.text_offset[-1] + len(
-            self._texts.text(token_ids[-1])
-        )
-        return report
+        # A deadline may have come before all of a prompt was computed.
+        if not logprobs or len(logprobs) < len(token_ids):
+            return None
+        return build_completion_logprobs(token_ids, logprobs, self._texts, offsets)
 
     def build(self, whole: TextDelta) -> CompletionChoice:
         self.begins(whole)

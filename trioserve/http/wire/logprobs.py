@@ -33,6 +33,11 @@ _LONG: Final = 1024
 TokenBytes = Callable[[int], bytes]
 
 
+def show_id(token_id: int) -> str:
+    """Return the name of a token, in vLLM's form."""
+    return f"token_id:{token_id}"
+
+
 class TokenTexts:
     """The texts of tokens in log probabilities.
 
@@ -48,9 +53,7 @@ class TokenTexts:
 
     def show(self, token_id: int) -> str:
         """Return the text of a token in a field where its id may replace it."""
-        if self._as_token_ids:
-            return f"token_id:{token_id}"
-        return self.text(token_id)
+        return show_id(token_id) if self._as_token_ids else self.text(token_id)
 
     def text(self, token_id: int) -> str:
         return self._token_bytes(token_id).decode(errors="replace")
@@ -84,19 +87,14 @@ def build_completion_logprobs(
     token_ids: Sequence[int],
     logprobs: Sequence[TokenLogprobs | None],
     texts: TokenTexts,
-    *,
-    text_offset: int = 0,
+    offsets: Sequence[int],
 ) -> CompletionLogprobs:
     """Report tokens in the legacy form.
 
     Args:
       logprobs: one for each token; None for the first token of an echoed prompt.
-      text_offset: characters of the text before these tokens.
+      offsets: where the tokens begin in the text of the choice, in characters.
     """
-    offsets = []
-    for token_id in token_ids:
-        offsets.append(text_offset)
-        text_offset += len(texts.text(token_id))
     return CompletionLogprobs(
         text_offset=tuple(offsets),
         token_logprobs=tuple(
@@ -152,9 +150,13 @@ def _build_position(entry: TokenLogprobs, texts: TokenTexts) -> TokenLogprob:
 
 
 def _map_top(entry: TokenLogprobs, texts: TokenTexts) -> dict[str, float]:
-    top = {texts.show(token_id): _floor(logprob) for token_id, logprob in entry.top}
-    # OpenAI always includes the sampled token, so there may be one more.
-    top.setdefault(texts.show(entry.token_id), _floor(entry.logprob))
+    # As in vLLM, the token itself comes first, and only once.
+    ranked = {entry.token_id: entry.logprob, **dict(entry.top)}
+    top: dict[str, float] = {}
+    for token_id, logprob in ranked.items():
+        name = texts.show(token_id)
+        # The parts of a character have the same text.
+        top[show_id(token_id) if name in top else name] = _floor(logprob)
     return top
 
 

@@ -25,8 +25,8 @@ class LogprobReports:
       logits: (num_rows, vocab_size), the model's raw output
       token_ids: (num_rows,) int64
       num_top: for each row, how many of the most likely tokens to list; -1 for all.
-      named: for each row, the tokens to list in place of the most likely ones; an empty
-        row names none. By default no row does.
+      named: for each row, the tokens to list behind its own one, in place of the most
+        likely ones; an empty row names none. By default no row does.
     """
 
     def __init__(
@@ -55,17 +55,17 @@ class LogprobReports:
 
     def read(self) -> tuple[TokenLogprobs, ...]:
         """Wait for the numbers; returns one report for each row."""
+        own = list(zip(self._ids.read().tolist(), self._values.read().tolist()))
         return tuple(
             TokenLogprobs(token_id=token_id, logprob=logprob, rank=rank, top=top)
-            for token_id, logprob, rank, top in zip(
-                self._ids.read().tolist(),
-                self._values.read().tolist(),
-                self._ranks.read().tolist(),
-                self._list_alternatives(),
+            for (token_id, logprob), rank, top in zip(
+                own, self._ranks.read().tolist(), self._list_alternatives(own)
             )
         )
 
-    def _list_alternatives(self) -> list[tuple[tuple[int, float], ...]]:
+    def _list_alternatives(
+        self, own: list[tuple[int, float]]
+    ) -> list[tuple[tuple[int, float], ...]]:
         top = [
             tuple(zip(ids[:count], values[:count]))
             for ids, values, count in zip(
@@ -77,9 +77,9 @@ class LogprobReports:
         if self._named_values is None:
             return top
         return [
-            tuple(zip(ids, values)) if ids else likeliest
-            for ids, values, likeliest in zip(
-                self._named, self._named_values.read().tolist(), top
+            tuple(dict([first, *zip(ids, values)]).items()) if ids else likeliest
+            for first, ids, values, likeliest in zip(
+                own, self._named, self._named_values.read().tolist(), top
             )
         ]
 

@@ -22,6 +22,7 @@ from ..structure import StructureCompiler
 from ..text.chat import Payload
 from ..text.detokenizer import Detokenizer
 from ..text.fill_in import find_fill_in_form
+from ..text.offsets import TextOffsets, locate_tokens
 from ..text.reasoning import ReasoningTags
 from ..text.reasoning_detokenizer import ReasoningDetokenizer
 from ..text.template import ChatOptions, ChatTemplate
@@ -281,8 +282,6 @@ class Renderer(BaseRenderer):
         Raises:
           InvalidParameter: a stop string is empty, or they are too long in all.
         """
-        # If the prompt has only special tokens, the output is at the start of a text.
-        special = self.vocabulary.special_token_ids
         open_text: Callable[..., Detokenizer] = partial(Detokenizer, self.vocabulary)
         if splits_reasoning and (tags := self.reasoning) is not None:
             place = tags.find_place(prompt.text)
@@ -291,7 +290,7 @@ class Renderer(BaseRenderer):
             tools = ToolTable(())
         form = None if tools is None else self.tool_format
         text = open_text(
-            at_start=skip_special_tokens and special.issuperset(prompt.token_ids),
+            at_start=self._is_at_start(prompt, skip_special_tokens),
             stop=stop,
             include_stop_str_in_output=include_stop_str_in_output,
             skip_special_tokens=skip_special_tokens,
@@ -309,6 +308,30 @@ class Renderer(BaseRenderer):
             calls_only=calls_only,
         )
         return ToolDetokenizer(text, scanner)
+
+    def open_offsets(
+        self, prompt: Prompt, *, skip_special_tokens: bool, begin: int = 0
+    ) -> TextOffsets:
+        """Find where tokens stand in the text that a detokenizer makes of them.
+
+        Args:
+          begin: the offset of this text in that of the answer.
+        """
+        return TextOffsets(
+            self.vocabulary,
+            at_start=self._is_at_start(prompt, skip_special_tokens),
+            skip_special_tokens=skip_special_tokens,
+            begin=begin,
+        )
+
+    def locate_tokens(self, prompt: Prompt) -> list[int]:
+        """Return where the tokens of a prompt begin in its text."""
+        return locate_tokens(self.vocabulary, prompt.token_ids, prompt.text or "")
+
+    def _is_at_start(self, prompt: Prompt, skip_special_tokens: bool) -> bool:
+        """Whether no text stands before the output."""
+        special = self.vocabulary.special_token_ids
+        return skip_special_tokens and special.issuperset(prompt.token_ids)
 
     def fill_in(self, text: str, suffix: str) -> str:
         """Return the prompt whose answer stands between two texts.
