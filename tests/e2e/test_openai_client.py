@@ -233,6 +233,25 @@ def test_offsets_of_tokens_index_the_text(client: openai.OpenAI, prompt: Any) ->
     assert streamed == offsets
 
 
+def test_an_echo_alone_scores_a_prompt(client: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {
+        "model": "tiny-llama",
+        "prompt": ["Once upon a time", "a"],
+        "logprobs": 2,
+        "echo": True,
+        "temperature": 0,
+    }
+    scored = client.completions.create(max_tokens=0, **fields)
+    longer = client.completions.create(max_tokens=1, **fields)
+    for alone, whole in zip(scored.choices, longer.choices, strict=True):
+        assert alone.finish_reason == "length"
+        assert whole.text.startswith(alone.text)
+        assert alone.logprobs is not None and whole.logprobs is not None
+        for name, values in alone.logprobs:
+            assert values == getattr(whole.logprobs, name)[:-1]
+    assert scored.usage is not None and scored.usage.completion_tokens == 0
+
+
 def test_named_tokens_have_log_probabilities_at_each_position(
     client: openai.OpenAI,
 ) -> None:

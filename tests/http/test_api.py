@@ -227,6 +227,29 @@ async def test_echo_puts_the_prompt_before_the_text(
     assert text == prompt + answer_of(server, 3)
 
 
+@pytest.mark.parametrize("prompt", ["Once upon a time", [40]])
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_echo_alone_writes_no_token(
+    client: httpx.AsyncClient, server: FakeServer, prompt: object, streams: bool
+) -> None:
+    body = {"prompt": prompt, "max_tokens": 0, "echo": True, "stream": streams, "n": 2}
+    if streams:
+        options = {"stream_options": {"include_usage": True}}
+        *events, last, _ = await stream(client, COMPLETION_PATH, body | options)
+        choices = [choice for event in events for choice in event["choices"]]
+        usage = last["usage"]
+    else:
+        answer = (await client.post(COMPLETION_PATH, json=body)).json()
+        choices, usage = answer["choices"], answer["usage"]
+    if not isinstance(prompt, str):
+        decoded = await client.post("/detokenize", json={"tokens": prompt})
+        prompt = decoded.json()["prompt"]
+    assert [choice["text"] for choice in choices] == [prompt] * 2
+    assert {choice["finish_reason"] for choice in choices} == {"length"}
+    assert usage["completion_tokens"] == 0
+    assert not any(plan.num_sampled for plan in server.device.plans)
+
+
 async def test_token_ids_are_returned_on_request(
     client: httpx.AsyncClient, server: FakeServer
 ) -> None:

@@ -187,10 +187,11 @@ def test_no_tokens_at_all_is_refused_by_name(name: str) -> None:
     assert caught.value.param == name
 
 
-def test_no_tokens_at_all_are_refused_even_with_echo() -> None:
-    with pytest.raises(InvalidParameter) as caught:
-        to_sampling(completion(max_tokens=0, echo=True), {})
-    assert caught.value.param == "max_tokens"
+def test_no_tokens_at_all_are_taken_with_echo_alone() -> None:
+    sampling = to_sampling(completion(max_tokens=0, echo=True, logprobs=2), {})
+    assert (sampling.max_tokens, sampling.prompt_logprobs) == (0, 2)
+    with pytest.raises(InvalidParameter, match="^max_tokens: must be at least 1, got"):
+        to_sampling(completion(max_tokens=0), {})
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,29 @@ class Scripted(FakeDevice):
         )
 
 
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("num_blocks", [64, 12])
+def test_a_sequence_without_output_ends_when_its_prompt_is_read(
+    depth: int, num_blocks: int
+) -> None:
+    """It samples nothing, also beside others, and gives everything back."""
+    scheduler = make_scheduler(num_blocks=num_blocks, max_model_len=48)
+    device = make_device()
+    lengths = {1: 1, 2: 5, 3: 16, 4: 40, 5: 1, 6: 4}
+    for number, length in lengths.items():
+        fields = {"max_tokens": 0, "prompt_logprobs": 0 if number % 2 else None}
+        if number == 2:
+            fields = {"max_tokens": 8}
+        scheduler.add(make_sequence(number, length, **fields))
+    loop = Loop(scheduler, device, depth)
+    written = loop.run()
+    assert loop.ended == {number: ("length", None) for number in lengths}
+    assert {number for number, tokens in written.items() if tokens} == {2}
+    assert sum(plan.num_sampled for plan in device.plans) >= 8
+    assert scheduler.statistics().num_used_blocks == 0
+    assert scheduler.counters().num_sampled_tokens == 8
+
+
 def test_a_token_that_is_still_on_the_device_is_planned_as_if_it_were_known() -> None:
     scheduler, device = make_scheduler(), make_device()
     sequence = make_sequence()

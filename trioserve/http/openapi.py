@@ -11,6 +11,7 @@ import msgspec
 
 from ..frontend import MAX_THINKING_TOKEN_BUDGET
 from ..types.sampling import SAMPLING_BOUNDS
+from .decode.completion_request import CompletionRequest
 from .respond import JSON
 from .route import Route
 from .wire.anthropic import OVERLOADED, AnthropicError
@@ -20,12 +21,16 @@ _Json = dict[str, Any]
 
 _REF_TEMPLATE: Final = "#/components/schemas/{name}"
 
+_SOME_TOKENS: Final = (1, SAMPLING_BOUNDS["max_tokens"][1])
+
 # The ranges of numbers, by the name of the request's field. SamplingParams has other
 # names for some of the fields, and does not have others.
-_BOUNDS: Final[Mapping[str, tuple[float, float]]] = SAMPLING_BOUNDS | {
+_BOUNDS: Final[dict[str, tuple[float, float]]] = SAMPLING_BOUNDS | {
+    # Only completions, with echo, may have no token.
+    "max_tokens": _SOME_TOKENS,
     "top_logprobs": SAMPLING_BOUNDS["logprobs"],
-    "max_completion_tokens": SAMPLING_BOUNDS["max_tokens"],
-    "max_output_tokens": SAMPLING_BOUNDS["max_tokens"],
+    "max_completion_tokens": _SOME_TOKENS,
+    "max_output_tokens": _SOME_TOKENS,
     "thinking_token_budget": (0, MAX_THINKING_TOKEN_BUDGET),
 }
 
@@ -166,7 +171,11 @@ def _describe_schemas(routes: Sequence[Route]) -> _Json:
     )
     for route in routes:
         if isinstance(route.request, type):
-            _bound_fields(schemas[route.request.__name__]["properties"])
+            is_completion = route.request is CompletionRequest
+            _bound_fields(
+                schemas[route.request.__name__]["properties"],
+                _BOUNDS | SAMPLING_BOUNDS if is_completion else _BOUNDS,
+            )
     return schemas
 
 
@@ -184,11 +193,11 @@ def _describe_object(type_: type) -> _Json:
     raise NotImplementedError
 
 
-def _bound_fields(fields: _Json) -> None:
+def _bound_fields(fields: _Json, bounds: Mapping[str, tuple[float, float]]) -> None:
     """Add the ranges that SamplingParams checks."""
     for name, field in fields.items():
-        if name in _BOUNDS:
-            _bound(field, *_BOUNDS[name])
+        if name in bounds:
+            _bound(field, *bounds[name])
 
 
 def _bound(field: _Json, low: float, high: float) -> None:

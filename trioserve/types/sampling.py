@@ -25,7 +25,7 @@ SAMPLING_BOUNDS: dict[str, tuple[float, float]] = {
     "frequency_penalty": (-2.0, 2.0),
     "repetition_penalty": (0.01, 100.0),
     "min_tokens": (0, 2**31 - 1),
-    "max_tokens": (1, 2**31 - 1),
+    "max_tokens": (0, 2**31 - 1),
     "logprobs": (-1, 2**31 - 1),
     "prompt_logprobs": (-1, 2**31 - 1),
 }
@@ -79,7 +79,8 @@ class SamplingParams:
       allowed_token_ids: no other token is sampled; empty allows all.
       bad_words: sequences of token ids; no output contains one of them.
       min_tokens: no stop token is sampled before this many tokens.
-      max_tokens: None is the number of tokens that the prompt leaves.
+      max_tokens: None is the number of tokens that the prompt leaves; 0 only reads the prompt,
+        for its log probabilities.
       ignore_eos: go on past the model's end-of-sequence tokens.
       repetition_detection: end a sequence that repeats itself; None is the server's rule, or
         none with ignore_eos.

@@ -186,7 +186,11 @@ def _check_logprobs(
     _check_token_ids("logprob_token_ids", ids, info.vocab_size)
     num_prompt = sum(len(prompt.token_ids) for prompt in prompts)
     num_output = sum(
-        sampling.max_tokens or info.max_model_len - len(prompt.token_ids)
+        (
+            info.max_model_len - len(prompt.token_ids)
+            if sampling.max_tokens is None
+            else sampling.max_tokens
+        )
         for prompt in prompts
     )
     for name, num_tokens in (("prompt_logprobs", num_prompt), ("logprobs", num_output)):

@@ -142,7 +142,7 @@ class TokenStream(Owned):
             return
         if delta.token_ids:
             self.phase = "decode"
-        elif not delta.prompt_logprobs:
+        elif not delta.prompt_logprobs and delta.finish_reason is None:
             # An empty delta reports that a step with the sequence has begun.
             if self.phase == "queue":
                 self.phase = "prefill"

@@ -86,6 +86,8 @@ def to_sampling(
         _take_completion_fields(request, values)
     with naming_sampling(request):
         sampling = SamplingParams(**values)
+        if sampling.max_tokens == 0 and not _is_echo(request):
+            raise InvalidParameter("max_tokens", "must be at least 1, got 0")
         sampling.check_logprobs(max_logprobs)
     return sampling
 
@@ -113,6 +115,11 @@ def _find_name(request: GenerationRequest, name: str) -> str:
         case CompletionRequest(prompt_logprobs=None), "prompt_logprobs":
             return "logprobs"
     return name
+
+
+def _is_echo(request: GenerationRequest) -> bool:
+    """Whether the answer may be the prompt alone."""
+    return isinstance(request, CompletionRequest) and bool(request.echo)
 
 
 def _take_chat_fields(request: ChatRequest, values: dict[str, Any]) -> None:

@@ -106,7 +106,7 @@ class Draft:
         assert sequence.slot is not None, "only a running sequence is planned"
         start = sequence.num_computed
         sequence.num_computed += num_tokens
-        samples = sequence.num_uncomputed == 0
+        samples = sequence.num_uncomputed == 0 and not sequence.writes_nothing
         self.sequences.append(sequence)
         self.rows.append(
             StepRow(

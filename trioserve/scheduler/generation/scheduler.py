@@ -328,7 +328,7 @@ class Scheduler:
         """
         decoding, late, prompts = [], [], []
         for sequence in self._running:
-            if sequence.num_planned < sequence.max_num_tokens:
+            if sequence.num_planned < sequence.max_num_tokens or sequence.is_unread:
                 if sequence.num_planned - sequence.num_computed != 1:
                     prompts.append(sequence)
                 elif sequence.is_held_back:
@@ -391,9 +391,12 @@ class Scheduler:
         new = sequence.list_new(row.end, token_ids)
         if row.sample and sequence.num_tokens + len(new) == row.end:
             self._take_back(sequence)
-        if not new and not prompt_logprobs:
+        is_read = sequence.writes_nothing and row.end == sequence.num_tokens
+        if not new and not prompt_logprobs and not is_read:
             return None
         num_taken, reason, stop_token_id = sequence.append_all(new)
+        if is_read:
+            reason = "length"
         self._num_sampled_tokens += num_taken
         if reason is not None:
             self._end(sequence)

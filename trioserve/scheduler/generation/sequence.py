@@ -99,7 +99,7 @@ class Sequence:
     Args:
       sequence_id: unique among all sequences of a scheduler.
       prompt_token_ids: at least one.
-      sampling: its `max_tokens` is not None here.
+      sampling: its `max_tokens` is not None here; 0 ends the sequence when its prompt is read.
       seed: see plan.SlotStart.
       arrival: rises with each sequence; unique.
       index: its number in its request.
@@ -122,6 +122,7 @@ class Sequence:
       num_paid: tokens for which its client paid then.
       is_late: the device waits for its grammar, and would skip its row.
       is_often_late: the device also did so after its last token.
+      writes_nothing: it ends when its prompt is read.
       last_turn: number of the last turn in which it decoded; rises with each step that had
         no time for all sequences.
     """
@@ -155,6 +156,7 @@ class Sequence:
         "sequence_id",
         "slot",
         "started_in",
+        "writes_nothing",
         "_hashes",
         "_num_computed_before",
         "_num_planned_blocks",
@@ -191,6 +193,7 @@ class Sequence:
         self.block_ids: list[BlockId] = []
         assert sampling.max_tokens is not None, "the engine works it out"
         self.max_num_tokens = len(prompt_token_ids) + sampling.max_tokens
+        self.writes_nothing = sampling.max_tokens == 0
         self.num_computed = 0
         self.num_cached_tokens = 0
         self.num_tokens = len(prompt_token_ids)
@@ -232,6 +235,11 @@ class Sequence:
     def num_uncomputed(self) -> int:
         """Tokens and placeholders that no step has computed or planned yet."""
         return self.num_planned - self.num_computed
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether it writes nothing, and a part of its prompt is not computed yet."""
+        return self.writes_nothing and self.num_uncomputed > 0
 
     @property
     def has_unread_vectors(self) -> bool:
