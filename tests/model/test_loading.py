@@ -49,7 +49,10 @@ def test_info(folder: Path) -> None:
     assert not info.takes_images
 
 
-def test_layers_that_look_every_token_up_take_no_vectors(tmp_path: Path) -> None:
+def test_layers_that_look_every_token_up_take_no_vectors(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "trioserve.model")
     config = AutoConfig.for_model(
         "gemma4_text",
         **{**TINY_MODELS["gemma3_text"], "vocab_size_per_layer_input": 131},
@@ -60,6 +63,8 @@ def test_layers_that_look_every_token_up_take_no_vectors(tmp_path: Path) -> None
     config.layer_types = ["sliding_attention", "sliding_attention", "full_attention"]
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     assert load(tmp_path).info.hidden_size == 0
+    reason = "every layer looks up the tokens again"
+    assert f"kernels: torch, because {reason}" in caplog.messages
 
 
 def test_dtype(folder: Path) -> None:
@@ -156,21 +161,64 @@ def test_device_that_is_not_there(folder: Path, device: str) -> None:
     assert caught.value.field == "device"
 
 
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "original_max_position_embeddings": 16,
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 4,
+    "long_factor": [1.5, 2.0, 3.0, 4.0],
+}
+# A type for each kind of layer, whose heads have 16 numbers.
+LAYERED = {
+    "full_attention": {
+        **LONGROPE,
+        "short_factor": [1.0] * 8,
+        "long_factor": [1.5, 2.0, 3.0, 4.0] * 2,
+    },
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
+
+
+@pytest.mark.parametrize(
+    "model_type, rope, original, longest",
+    [
+        ("llama", DYNAMIC, 128, 512),
+        ("phi3", LONGROPE, 16, 128),
+        ("gemma3_text", LAYERED, 16, 128),
+    ],
+)
+def test_rotary_embeddings_are_those_of_the_longest_sequence(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    model_type: str,
+    rope: dict[str, object],
+    original: int,
+    longest: int,
+) -> None:
+    """Up to the original length, they are those of transformers at every length."""
+    folder = save_tiny_model(
+        model_type, tmp_path, rope_parameters=rope, original_max_position_embeddings=16
+    )
+    caplog.set_level("INFO", "trioserve.model")
+    for max_model_len in (original, longest):
+        rotary = load(folder, max_model_len=max_model_len).model.model.rotary_emb
+        for length in (3, max_model_len):
+            reference = AutoModelForCausalLM.from_pretrained(folder).model
+            reference(torch.zeros(1, length, dtype=torch.int64))
+            is_same = all(
+                torch.equal(numbers, rotary.get_buffer(name))
+                for name, numbers in reference.rotary_emb.named_buffers()
+                if name.endswith("inv_freq") and "original" not in name
+            )
+            assert is_same == (max_model_len == original or length == longest)
+        logged = f"--max-model-len {original} keeps those of short texts"
+        assert (logged in caplog.text) == (max_model_len > original)
+
+
 @pytest.mark.parametrize(
     "model_type, rope",
-    [
-        ("llama", {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}),
-        (
-            "phi3",
-            {
-                "rope_type": "longrope",
-                "original_max_position_embeddings": 16,
-                "rope_theta": 10000.0,
-                "short_factor": [1.0] * 4,
-                "long_factor": [1.5, 2.0, 3.0, 4.0],
-            },
-        ),
-    ],
+    [("llama", DYNAMIC), ("phi3", LONGROPE), ("gemma3_text", LAYERED)],
 )
 def test_rotary_embeddings_do_not_depend_on_neighbours(
     tmp_path: Path,

@@ -120,6 +120,21 @@ def test_native_is_refused_where_it_cannot_run(
     assert load(folder, **options).info.kernels == "torch"
 
 
+def test_the_log_has_no_error_of_a_library(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise ValueError("It seems like you tried to call `forward`")
+
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(native, "find_parts", fail)
+    folder = save_tiny_model("llama", tmp_path / "model")
+    assert load(folder).info.kernels == "torch"
+    reason = "the model is built in a way that they do not know"
+    assert f"kernels: torch, because {reason}" in caplog.messages
+    assert "It seems like" not in caplog.text
+
+
 @pytest.mark.parametrize("stage", [0, 1])
 def test_a_stage_whose_output_differs_runs_by_its_modules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: int

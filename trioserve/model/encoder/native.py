@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...config import ModelConfig
-from ...errors import shorten_message
 from ...kernels.library import open_library
 from ...types.pooling import PoolingInput
 from ..attention.bridge import AttentionContext
-from ..attention.probe import probe_layers
+from ..attention.probe import UnfitLayer, probe_layers
 from ..attention.registered import IMPLEMENTATION
 from ..native.choice import OutputDiffers, try_kernels
 from ..native.encoder import NativeEncoder
@@ -129,8 +128,9 @@ def _find_parts(
         model.set_attn_implementation(own)
         if isinstance(error, NotRecognised):
             raise
-        # Models differ in more ways than anybody can list, and their modules still run.
-        raise NotRecognised(shorten_message(error)) from error
+        if isinstance(error, UnfitLayer):
+            raise NotRecognised(str(error)) from None
+        raise NotRecognised.hide(error) from error
 
 
 def _check(

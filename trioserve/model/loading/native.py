@@ -170,6 +170,8 @@ def _fuse(
 
 
 def _find_parts(model: LoadedModel) -> DecoderParts:
+    if not model.info.hidden_size:
+        raise NotRecognised("every layer looks up the tokens again")
     try:
         return find_parts(
             model.model,
@@ -182,8 +184,7 @@ def _find_parts(model: LoadedModel) -> DecoderParts:
     except NotRecognised:
         raise
     except Exception as error:
-        # Models differ in more ways than anybody can list, and their modules still run.
-        raise NotRecognised(shorten_message(error)) from error
+        raise NotRecognised.hide(error) from error
 
 
 def _check_split(parts: DecoderParts, group: TensorGroup) -> None:

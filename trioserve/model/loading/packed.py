@@ -15,11 +15,10 @@ import torch
 from transformers import GenerationConfig
 
 from ...config import ModelConfig
-from ...errors import shorten_message
 from ...kernels.library import NoKernels, open_library
 from ...types.gguf import GgufFile
 from ..attention.bridge import AttentionContext
-from ..attention.probe import probe_layers
+from ..attention.probe import UnfitLayer, probe_layers
 from ..native.choice import log_kernels
 from ..native.decoder import NativeDecoder
 from ..native.packer import NUMBERS
@@ -58,12 +57,11 @@ def load_packed(
     facts = read_facts(folder, config)
     try:
         return _load(folder, file, config, facts, name)
-    except (NoKernels, NotRecognised) as error:
-        reason: Exception | str = error
+    except (NoKernels, NotRecognised, UnfitLayer) as error:
+        reason: Exception = error
     except Exception as error:
-        # Files differ in more ways than anybody can list, and may still be converted.
-        logger.debug("the GGUF file cannot stay packed", exc_info=True)
-        reason = shorten_message(error)
+        # The file may still be converted.
+        reason = NotRecognised.hide(error)
     logger.info("weights: not from %s itself, because %s", file.path.name, reason)
     return None
 

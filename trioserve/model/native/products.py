@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+import logging
 from typing import Any
 
 import torch
 from torch import nn
 
+logger = logging.getLogger(__name__)
+
 
 class NotRecognised(Exception):
     """Raised when a model cannot run on the native kernels; its message says why."""
+
+    @classmethod
+    def hide(cls, error: Exception) -> NotRecognised:
+        """Return this error in place of one of a library, which goes to the log.
+
+        Models differ in more ways than anybody can list, and their modules still run. So
+        the message of the library would tell a user nothing.
+        """
+        logger.debug("the parts of the model cannot be found", exc_info=error)
+        return cls("the model is built in a way that they do not know")
 
 
 def get_part(module: Any, name: str) -> Any:
