@@ -125,6 +125,7 @@ async def _run_engine(
             naming=naming_keywords(),
         ) as state.engine:
             is_serving = True
+            state.has_loaded.set()
             await settle_interpreter()
             with state.recording():
                 task_status.started()

@@ -170,7 +170,7 @@ async def call(app: Any, path: str, body: bytes, canceller: Canceller) -> list[b
         "raw_path": path.encode(),
         "query_string": b"",
         "root_path": "",
-        "headers": [(b"content-type", b"application/json"), (b"host", b"x")],
+        "headers": [(b"content-type", b"application/json"), (b"host", b"localhost")],
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 2),
         "extensions": {},

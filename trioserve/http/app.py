@@ -109,6 +109,12 @@ def create_http_app(state: ServerState) -> ServingApp:
     def find_engine() -> TokenEngine | TensorEngine | None:
         return None if state.engine is None else state.engine.engine
 
+    async def audit_when_loaded() -> None:
+        # What the load opens stays open, and is no leak.
+        if state.engine is None:
+            await state.has_loaded.wait()
+        await state.audit.run()
+
     async def start_background() -> None:
         await app.nursery.start(state.background.run)
         await app.nursery.start(state.resumable.tasks.run)
@@ -117,7 +123,7 @@ def create_http_app(state: ServerState) -> ServingApp:
         app.nursery.start_soon(state.unread.run)
         if state.siblings is None or state.siblings.is_first:
             app.nursery.start_soon(log_rates, find_engine)
-        app.nursery.start_soon(state.audit.run)
+        app.nursery.start_soon(audit_when_loaded)
 
     app.before_serving(start_background)
     served: AsgiApp = ProbesFirst(app.asgi_app, state, probes)

@@ -46,7 +46,7 @@ class AllowedHosts:
         if self._has_keys or scope["scheme"] == "https":
             return False
         # A Unix socket has no address, and no browser reaches it.
-        server = scope["server"]
+        server = scope.get("server")
         return server is not None and _is_loopback(server[0])
 
 

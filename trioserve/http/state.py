@@ -58,6 +58,7 @@ class ServerState:
       sinks: take each request that has ended, but no probes.
       keys: those that clients must show.
       engine: None until the model is loaded.
+      has_loaded: set by those who set the engine after the app was started.
       siblings: the other front processes; None if this process is the only one.
       loop_stall: an instrument. The owner of the event loop adds it to the loop.
     """
@@ -65,6 +66,7 @@ class ServerState:
     config: HttpConfig
     engine: TextEngine | PoolingEngine | None = None
     siblings: Siblings | None = None
+    has_loaded: trio.Event = field(init=False, default_factory=trio.Event)
     keys: KeyRing = field(init=False)
     bodies: MemoryBudget = field(init=False)
     heap: HeapTrimmer = field(init=False)

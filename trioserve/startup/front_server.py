@@ -89,6 +89,7 @@ class FrontServer:
                 try:
                     await settle_interpreter()
                     self.state.engine = engine
+                    self.state.has_loaded.set()
                     http.may_listen.set()
                     on_ready(await http.wait_address())
                     await http.has_ended.wait()

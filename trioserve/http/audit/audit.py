@@ -80,9 +80,6 @@ class LeakAudit:
         """Look each minute, until cancelled."""
         while True:
             await trio.sleep(_SECONDS)
-            if self._server.engine is None:
-                # What the load opens stays open.
-                continue
             try:
                 await self.look()
             except Exception:
