@@ -81,3 +81,11 @@ def test_a_library_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(library, "SPECS", (*library.SPECS[1:], library.SPECS[0]))
     with pytest.raises(NoKernels, match="built from other sources; install trioserve"):
         library.Library(names[0], path)
+
+
+def test_a_library_without_a_function_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library.ctypes, "CDLL", lambda path: object())
+    with pytest.raises(NoKernels, match="built from other sources; install trioserve"):
+        library.Library("avx2", tmp_path)

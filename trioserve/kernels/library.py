@@ -55,11 +55,17 @@ class Library:
     def __init__(self, name: str, path: Path) -> None:
         self.name = name
         self._library = ctypes.CDLL(str(path))
-        if self._list_sizes() != [ctypes.sizeof(spec) for spec in SPECS]:
+        try:
+            if self._list_sizes() != [ctypes.sizeof(spec) for spec in SPECS]:
+                raise AttributeError("structures have other sizes")
+            self._declare_all()
+        except AttributeError as error:
             # A checkout was updated, and not installed again.
             raise NoKernels(
                 f"{path.name} was built from other sources; install trioserve again"
-            )
+            ) from error
+
+    def _declare_all(self) -> None:
         declare = self._declare
         self.open_pool = declare("open_pool", c_void_p, c_int32)
         self.close_pool = declare("close_pool", None, c_void_p)
@@ -93,16 +99,16 @@ class Library:
         self.find_top = declare(
             "find_top", None, c_void_p, logits, c_int32, c_void_p, c_void_p
         )
+        self.race = declare(
+            "race", None, c_void_p, logits, c_void_p, c_void_p, c_void_p
+        )
         self.sum_weights = declare(
             "sum_weights", None, c_void_p, logits, c_int32, c_void_p, c_void_p
         )
 
     def _list_sizes(self) -> list[int]:
         sizes = (c_int32 * len(SPECS))()
-        try:
-            self._library.trioserve_list_sizes(sizes)
-        except AttributeError:
-            return []
+        self._library.trioserve_list_sizes(sizes)
         return list(sizes)
 
     def _declare(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:

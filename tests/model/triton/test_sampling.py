@@ -18,7 +18,7 @@ from trioserve.model.sampling.choose_operators import (  # noqa: E402
     choose_operators,
     find_disagreement,
 )
-from trioserve.model.sampling.draw import make_noise  # noqa: E402
+from trioserve.model.sampling.draw import make_key  # noqa: E402
 from trioserve.model.sampling.operators import (  # noqa: E402
     RepeatedTokens,
     SamplingOperators,
@@ -26,7 +26,7 @@ from trioserve.model.sampling.operators import (  # noqa: E402
 )
 from trioserve.model.sampling.sampler import Sampler  # noqa: E402
 from trioserve.model.sampling.triton_operators import TritonOperators  # noqa: E402
-from trioserve.model.scans import TorchScans  # noqa: E402
+from trioserve.model.scans import TorchScans, make_noise  # noqa: E402
 from trioserve.model.triton.sampling import choose_tokens  # noqa: E402
 from trioserve.types.plan import SlotStart  # noqa: E402
 from trioserve.types.sampling import SamplingParams  # noqa: E402
@@ -76,25 +76,53 @@ def choose(
     return chosen
 
 
-def draw_at(
+def draw_with(
     logits: Tensor,
-    noise: list[float],
+    keys: list[int],
     *,
     top_k: int | None = None,
     top_p: float = 1.0,
     min_p: float = 0.0,
 ) -> list[int]:
-    """Draw from one row's logits, once for each number."""
-    count = len(noise)
+    """Draw from one row's logits, once with each key."""
+    count = len(keys)
     is_cut = top_k is not None or top_p < 1.0
-    others = [1.0, top_p, top_k or len(logits)]
-    rows = [[each] * count for each in others] + [noise, [2 if is_cut else 1] * count]
+    rows = [
+        *([each] * count for each in (1.0, top_p, top_k or len(logits))),
+        [2 if is_cut else 1] * count,
+        *([key // each % 2**32 for key in keys] for each in (1, 2**32)),
+    ]
     settings = torch.tensor(rows, dtype=torch.float64, device=DEVICE)
     limits = torch.full((count,), min_p, device=DEVICE).log()
     chosen: list[int] = choose_tokens(
         logits.expand(count, -1).contiguous(), settings, limits, has_cut=is_cut
     ).tolist()
     return chosen
+
+
+def find_key(logits: Tensor, token_ids: list[int], winner: int) -> int:
+    """Return a key with which this one of the tokens wins."""
+    keys = torch.tensor([make_key(3, index) for index in range(20_000)])
+    sums = logits[token_ids] + make_noise(keys[:, None], torch.tensor(token_ids))
+    found = sums.argmax(dim=-1) == token_ids.index(winner)
+    return int(keys[found][0])
+
+
+def check_kept(
+    logits: Tensor, kept: list[int], excluded: int | None = None, **limits: Any
+) -> None:
+    """Check which tokens may come, by keys with which one at the limit wins.
+
+    Args:
+      kept: the tokens that may come, the last one at the limit.
+      excluded: one beyond the limit.
+    """
+    keys, expected = [find_key(logits.cpu(), kept, kept[-1])], [kept[-1]]
+    if excluded is not None:
+        keys.append(find_key(logits.cpu(), [*kept, excluded], excluded))
+        noise = make_noise(torch.tensor(keys[1]), torch.tensor(kept))
+        expected.append(kept[int((logits.cpu()[kept] + noise).argmax())])
+    assert draw_with(logits, keys, **limits) == expected
 
 
 def list_kept(
@@ -135,70 +163,46 @@ TIED = (draw_logits(1, 57)[0] / 1.5).round() * 1.5
     "top_k, top_p, min_p",
     [(9, 1.0, 0.0), (None, 0.5, 0.0), (20, 0.75, 0.0), (50, 0.9, 0.1), (57, 0.8, 0.3)],
 )
-def test_the_least_likely_token_that_may_come_is_that_of_a_sort(
+def test_the_tokens_that_may_come_are_those_of_a_sort(
     top_k: int | None, top_p: float, min_p: float
 ) -> None:
-    """Those that may come are the first in one order, so the last of them tells all.
-
-    Of equally likely tokens at the limit, only so many may come as are needed to reach it,
+    """Of equally likely tokens at the limit, only so many may come as are needed to reach it,
     the first in the vocabulary.
     """
-    kept = list_kept(TIED.cpu(), top_k, top_p, min_p)
-    ends = [0.0, math.nextafter(1.0, 0.0)]
-    drawn = draw_at(TIED, ends, top_k=top_k, top_p=top_p, min_p=min_p)
-    assert drawn == [kept[0][0], kept[-1][0]]
+    logits = TIED.cpu()
+    kept = [token_id for token_id, _ in list_kept(logits, top_k, top_p, min_p)]
+    next_id = int(logits.argsort(descending=True, stable=True)[len(kept)])
+    check_kept(TIED, kept, next_id, top_k=top_k, top_p=top_p, min_p=min_p)
 
 
 @pytest.mark.parametrize("top_p, num_kept", [(0.5, 2), (0.51, 3), (0.75, 3), (1.0, 4)])
 def test_a_share_that_is_reached_exactly_is_enough(top_p: float, num_kept: int) -> None:
-    drawn = draw_at(torch.zeros(4, device=DEVICE), [0.999], top_k=4, top_p=top_p)
-    assert drawn == [num_kept - 1]
+    excluded = num_kept if num_kept < 4 else None
+    logits = torch.zeros(4, device=DEVICE)
+    check_kept(logits, list(range(num_kept)), excluded, top_k=4, top_p=top_p)
 
 
 def test_a_token_as_likely_as_min_p_wants_may_come() -> None:
-    logits = torch.tensor([0.0, 0.5, 0.25, 0.0], device=DEVICE).log()
-    assert draw_at(logits, [0.0, 0.999], min_p=0.5) == [1, 2]
+    logits = torch.tensor([0.2, 0.5, 0.25, 0.2], device=DEVICE).log()
+    check_kept(logits, [1, 2], 0, min_p=0.5)
 
 
 def test_both_zeros_are_equally_likely() -> None:
     logits = torch.tensor([1.0, -0.0, 0.0], device=DEVICE)
-    assert draw_at(logits, [0.999], top_k=2) == [1]
-
-
-@pytest.mark.parametrize(
-    "top_k, top_p, min_p", [(None, 1.0, 0.05), (4, 1.0, 0.0), (None, 0.8, 0.0)]
-)
-def test_the_noise_of_a_token_is_as_wide_as_its_probability(
-    top_k: int | None, top_p: float, min_p: float
-) -> None:
-    logits = TIED[:6]
-    kept = list_kept(logits.cpu(), top_k, top_p, min_p)
-    if top_k is None and top_p == 1.0:
-        # Then tokens are drawn in the order of the vocabulary.
-        kept = sorted(kept)
-    noise, expected, total = [], [], 0.0
-    for token_id, probability in kept:
-        if probability > 1e-9:
-            noise += [total + 1e-5, total + probability - 1e-5]
-            expected += [token_id, token_id]
-        total += probability
-    drawn = draw_at(logits, noise, top_k=top_k, top_p=top_p, min_p=min_p)
-    assert drawn == expected
+    check_kept(logits, [0, 1], 2, top_k=2)
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("top_k, top_p", [(None, 1.0), (5, 0.9)])
-def test_frequencies_pass_a_chi_square_test(top_k: int | None, top_p: float) -> None:
+@pytest.mark.parametrize(
+    "top_k, top_p, min_p", [(None, 1.0, 0.05), (5, 0.9, 0.0), (None, 1.0, 0.0)]
+)
+def test_frequencies_pass_a_chi_square_test(
+    top_k: int | None, top_p: float, min_p: float
+) -> None:
     logits, num_draws = draw_logits(1, 8, 1.0)[0], 500
-    drawn = Counter(
-        draw_at(
-            logits,
-            [make_noise(i, 0) for i in range(num_draws)],
-            top_k=top_k,
-            top_p=top_p,
-        )
-    )
-    kept = list_kept(logits.cpu(), top_k, top_p, 0.0)
+    keys = [make_key(3, index) for index in range(num_draws)]
+    drawn = Counter(draw_with(logits, keys, top_k=top_k, top_p=top_p, min_p=min_p))
+    kept = list_kept(logits.cpu(), top_k, top_p, min_p)
     assert set(drawn) <= {token_id for token_id, _ in kept}
     distance = sum(
         (drawn[token_id] - share * num_draws) ** 2 / (share * num_draws)

@@ -23,6 +23,20 @@ void trioserve_find_top(Pool* pool, const LogitsSpec* logits, std::int32_t count
   });
 }
 
+// keys, places: (num_rows,); tokens: (num_rows, vocab_size), or null if they are the places
+void trioserve_race(Pool* pool, const LogitsSpec* logits, const std::uint64_t* keys,
+                    const std::int64_t* tokens, std::int64_t* places) {
+  const int size = logits->vocab_size;
+  run_rows(*pool, *logits, [&](int r, int) {
+    const float* row = logits->row(r);
+    const std::int64_t* own = tokens + static_cast<std::ptrdiff_t>(r) * size;
+    places[r] = tokens == nullptr
+                    ? race(row, size, keys[r], [](int i) { return static_cast<std::uint32_t>(i); })
+                    : race(row, size, keys[r],
+                           [&](int i) { return static_cast<std::uint32_t>(own[i]); });
+  });
+}
+
 // largest: (num_rows,); sums: (num_rows, groups of group_size tokens)
 void trioserve_sum_weights(Pool* pool, const LogitsSpec* logits, std::int32_t group_size,
                            float* largest, double* sums) {

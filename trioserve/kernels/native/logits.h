@@ -150,6 +150,59 @@ inline float sum_weights(const float* row, int size, float largest) {
   return (sum + exp(load_rest(row + i, size - i) - shift)).sum();
 }
 
+// Thirty-one bits that a key and a token determine.
+// Source: C. Wellons' hash prospector, lowbias32; the upper half of the key comes in between.
+inline std::int32_t mix(std::uint64_t key, std::uint32_t token) {
+  std::uint32_t bits = token ^ static_cast<std::uint32_t>(key);
+  bits = (bits ^ bits >> 16) * 0x21f0aaadu ^ static_cast<std::uint32_t>(key >> 32);
+  bits = (bits ^ bits >> 15) * 0xd35a2d97u;
+  return static_cast<std::int32_t>((bits ^ bits >> 15) >> 1);
+}
+
+// Noise of a standard Gumbel distribution, from the bits of mix().
+inline float make_noise(std::int32_t bits) {
+  const float uniform = (static_cast<float>(bits) + 0.5f) * 0x1p-31f;
+  // A number next to 1 is rounded to 1.
+  return -std::log(-std::log1p(-std::min(uniform, 1.0f - 0x1p-24f)));
+}
+
+// A number that is hardly ever much larger than the noise, and never smaller.
+inline float bound_noise(std::int32_t bits) {
+  // The noise is at most -log(uniform). The bits of a float are its logarithm to base 2, but
+  // for a curve that stays above them.
+  const float uniform = static_cast<float>(bits) + 0.5f;
+  std::int32_t order;
+  std::memcpy(&order, &uniform, sizeof order);
+  return 0.69314718f * (158.001f - static_cast<float>(order) * 0x1p-23f);
+}
+
+// The place of the largest sum of a number and the noise of its token, without NaN; 0 if no
+// number is above -inf. get_token(i) is the token at place i.
+//
+// Few numbers are near the largest sum. So the noise itself, with two logarithms, is computed
+// only where the bound leaves a chance.
+template <class GetToken>
+int race(const float* row, int size, std::uint64_t key, GetToken&& get_token) {
+  constexpr int kBlock = 128;
+  float best = kLowest, bounds[kBlock];
+  int place = 0;
+  for (int begin = 0; begin < size; begin += kBlock) {
+    const int count = std::min(kBlock, size - begin);
+    for (int i = 0; i < count; ++i) {
+      bounds[i] = row[begin + i] + bound_noise(mix(key, get_token(begin + i)));
+    }
+    visit_not_below(bounds, count, [&] { return best; }, [&](int i) {
+      if (!(bounds[i] > best)) return;
+      const int here = begin + i;
+      const float sum = row[here] + make_noise(mix(key, get_token(here)));
+      if (!(sum > best)) return;
+      best = sum;
+      place = here;
+    });
+  }
+  return place;
+}
+
 // Calls piece(row, thread) for each row.
 template <class Piece>
 void run_rows(Pool& pool, const LogitsSpec& logits, Piece&& piece) {

@@ -53,6 +53,20 @@ class NativeScans:
         )
         return largest, sums
 
+    def race(
+        self, logits: Tensor, keys: Tensor, token_ids: Tensor | None = None
+    ) -> Tensor:
+        places = torch.empty(len(logits), dtype=torch.int64)
+        logits = _lay_out(logits)
+        if token_ids is not None:
+            token_ids = token_ids.contiguous()
+        self._library.race(
+            *(self._pool, ctypes.byref(_describe(logits)), keys.data_ptr()),
+            None if token_ids is None else token_ids.data_ptr(),
+            places.data_ptr(),
+        )
+        return places
+
 
 def _lay_out(logits: Tensor) -> Tensor:
     """Return logits whose rows have no gaps; there may be some between the rows."""

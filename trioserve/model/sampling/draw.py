@@ -1,4 +1,4 @@
-"""Draw tokens from distributions, with one uniform number for each token.
+"""Draw tokens from distributions, with noise that a key gives to each token.
 
 Everything here works row by row: the token of a row depends on its own logits and
 parameters alone, never on the rest of the batch.
@@ -17,22 +17,19 @@ from ..scans import Scans
 # in 95 % of the mass), and finding so many takes a tenth of a sort of the vocabulary.
 _NUM_CANDIDATES = 256
 
-# The search first finds the group of so many tokens, by the sums of their weights, and
-# then the token in it.
+# The sums of so many weights are added in double precision.
 _GROUP_SIZE = 256
 
 
-def make_noise(seed: int, index: int) -> float:
-    """Return a number in [0, 1) that depends on the arguments alone.
+def make_key(seed: int, index: int) -> int:
+    """Return 64 bits, as a signed number, that depend on the arguments alone.
 
     Args:
       seed: the sequence's.
       index: number of output tokens before this one.
     """
     key = (seed % 2**64).to_bytes(8, "little") + index.to_bytes(8, "little")
-    word = int.from_bytes(blake2b(key, digest_size=8).digest(), "little")
-    # As many bits as a float's mantissa holds.
-    return (word >> 11) * 2.0**-53
+    return int.from_bytes(blake2b(key, digest_size=8).digest(), "little", signed=True)
 
 
 def drop_unlikely(logits: Tensor, min_p: Tensor) -> Tensor:
@@ -46,38 +43,14 @@ def drop_unlikely(logits: Tensor, min_p: Tensor) -> Tensor:
     return logits.masked_fill(logits < limits[:, None], -torch.inf)
 
 
-def draw_from_all(logits: Tensor, noise: Tensor, scans: Scans) -> Tensor:
-    """Draw from the softmax of all logits, in the order of the vocabulary.
-
-    Args:
-      logits: (num_rows, vocab_size) float32
-      noise: (num_rows,) float64 in [0, 1)
-
-    Returns:
-      (num_rows,) int64
-    """
-    vocab_size = logits.shape[1]
-    largest, sums = scans.sum_weights(logits, _GROUP_SIZE)
-    total = sums.sum(dim=-1)
-    chosen = _search(sums, noise * total)[:, None]  # (num_rows, 1)
-    before = sums.cumsum(dim=-1).gather(1, chosen) - sums.gather(1, chosen)
-    # The tokens of the group; the last group may be shorter.
-    token_ids = chosen * _GROUP_SIZE + torch.arange(_GROUP_SIZE, device=logits.device)
-    is_token = token_ids < vocab_size
-    token_ids.clamp_(max=vocab_size - 1)
-    weights = (logits.gather(1, token_ids) - largest).exp_() * is_token
-    within = _search(weights.double(), noise * total - before[:, 0])[:, None]
-    return token_ids.gather(1, within)[:, 0]
-
-
 def draw_from_best(
-    logits: Tensor, noise: Tensor, top_k: Tensor, top_p: Tensor, scans: Scans
+    logits: Tensor, keys: Tensor, top_k: Tensor, top_p: Tensor, scans: Scans
 ) -> Tensor:
-    """Draw from the most likely tokens, best first.
+    """Draw from the most likely tokens.
 
     Args:
       logits: (num_rows, vocab_size) float32
-      noise: (num_rows,) float64 in [0, 1)
+      keys: (num_rows,) int64
       top_k: (num_rows,) int64; at least 1; the size of the vocabulary means off
       top_p: (num_rows,) in (0, 1]; a part of the mass of those top_k
 
@@ -88,21 +61,19 @@ def draw_from_best(
     # On a GPU, the host would have to wait to learn whether a few hundred are enough. In
     # that time the GPU can sort the vocabulary.
     if vocab_size <= _NUM_CANDIDATES or logits.device.type != "cpu":
-        return _draw_sorted(logits, noise, top_k, top_p, vocab_size, scans)[0]
-    drawn, is_settled = _draw_sorted(
-        logits, noise, top_k, top_p, _NUM_CANDIDATES, scans
-    )
+        return _draw_sorted(logits, keys, top_k, top_p, vocab_size, scans)[0]
+    drawn, is_settled = _draw_sorted(logits, keys, top_k, top_p, _NUM_CANDIDATES, scans)
     if not is_settled.all():
         left = (~is_settled).nonzero()[:, 0]
         drawn[left], _ = _draw_sorted(
-            *(logits[left], noise[left], top_k[left], top_p[left]), vocab_size, scans
+            *(logits[left], keys[left], top_k[left], top_p[left]), vocab_size, scans
         )
     return drawn
 
 
 def _draw_sorted(
     logits: Tensor,
-    noise: Tensor,
+    keys: Tensor,
     top_k: Tensor,
     top_p: Tensor,
     num_candidates: int,
@@ -118,7 +89,8 @@ def _draw_sorted(
     best = values[:, :1]
     weights = (values - best).exp_()
     ranks = torch.arange(num_candidates, device=logits.device)
-    weights *= ranks < top_k[:, None]
+    is_kept = ranks < top_k[:, None]
+    weights *= is_kept
     sums = weights.double().cumsum(dim=-1)
     is_covered = top_k <= num_candidates
     total = sums[:, -1]
@@ -130,25 +102,8 @@ def _draw_sorted(
         total = torch.where(is_covered, total, rest)
     mass = top_p * total
     # A token stays if the tokens before it do not reach the mass; the first always stays.
-    weights *= sums - weights < mass[:, None]
+    is_kept &= sums - weights < mass[:, None]
     is_settled = is_covered | (sums[:, -1] >= mass)
-    drawn = _search(weights.double(), noise * weights.double().sum(dim=-1))
+    values = values.masked_fill(~is_kept, -torch.inf)
+    drawn = scans.race(values, keys, token_ids)
     return token_ids.gather(1, drawn[:, None])[:, 0], is_settled
-
-
-def _search(weights: Tensor, target: Tensor) -> Tensor:
-    """Find the first item of each row at which the running sum exceeds the target.
-
-    Args:
-      weights: (num_rows, num_items) float64
-      target: (num_rows,) float64
-
-    Returns:
-      (num_rows,) int64; an item whose weight is above zero
-    """
-    sums = weights.cumsum(dim=-1)
-    # Rounding may move the target to an end or past it, to items without weight.
-    total = sums[:, -1]
-    target = target.clamp(min=0).minimum(total.nextafter(torch.zeros_like(total)))
-    found = torch.searchsorted(sums, target[:, None], right=True)[:, 0]
-    return found.clamp_(max=weights.shape[1] - 1)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ..scans import Scans
-from ..tensors import send_doubles, send_floats, send_ids
+from ..tensors import send_floats, send_ids
 from .choice import Choice
-from .draw import draw_from_all, draw_from_best, drop_unlikely, make_noise
+from .draw import draw_from_best, drop_unlikely, make_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,17 +112,17 @@ class TorchOperators:
         is_cut: bool,
     ) -> Tensor:
         samplings = [choice.sampling for choice in choices]
-        noise = send_doubles(list_noise(choices, num_outputs), self._device)
+        keys = send_ids(list_keys(choices, num_outputs), self._device)
         scores /= self._send_floats([s.temperature for s in samplings])[:, None]
         if any(s.min_p > 0.0 for s in samplings):
             scores = drop_unlikely(
                 scores, self._send_floats([s.min_p for s in samplings])
             )
         if not is_cut:
-            return draw_from_all(scores, noise, self._scans)
+            return self._scans.race(scores, keys)
         return draw_from_best(
             scores,
-            noise,
+            keys,
             send_ids([choice.top_k for choice in choices], self._device),
             self._send_floats([s.top_p for s in samplings]),
             self._scans,
@@ -132,6 +132,6 @@ class TorchOperators:
         return send_floats(values, self._device)
 
 
-def list_noise(choices: Sequence[Choice], num_outputs: Sequence[int]) -> list[float]:
-    """Return the uniform number of each row."""
-    return [make_noise(c.seed, n) for c, n in zip(choices, num_outputs, strict=True)]
+def list_keys(choices: Sequence[Choice], num_outputs: Sequence[int]) -> list[int]:
+    """Return the key of each row's noise."""
+    return [make_key(c.seed, n) for c, n in zip(choices, num_outputs, strict=True)]

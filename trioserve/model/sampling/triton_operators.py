@@ -11,7 +11,7 @@ from ..tensors import send_doubles, send_floats
 from ..triton.draw import ALL, BEST, CUT
 from ..triton.sampling import choose_tokens, lower_repeated
 from .choice import Choice
-from .operators import RepeatedTokens, list_noise
+from .operators import RepeatedTokens, list_keys
 
 
 class TritonOperators:
@@ -35,13 +35,15 @@ class TritonOperators:
     ) -> Tensor:
         samplings = [choice.sampling for choice in choices]
         ways = [_number_way(choice) for choice in choices]
+        keys = list_keys(choices, num_outputs)
         settings = [
             # Nothing is divided for greedy rows.
             *(1.0 if c.is_greedy else c.sampling.temperature for c in choices),
             *(each.top_p for each in samplings),
             *(choice.top_k for choice in choices),
-            *list_noise(choices, num_outputs),
             *ways,
+            *(key % 2**32 for key in keys),
+            *(key // 2**32 % 2**32 for key in keys),
         ]
         # One transfer for all. Whole numbers of this size are exact.
         sent = send_doubles(settings, self._device).view(-1, len(choices))

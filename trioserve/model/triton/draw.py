@@ -1,26 +1,21 @@
 """Draw tokens by temperature, min-p, top-k and top-p, without sorting the vocabulary.
 
     find_peaks   (row, part)  the likeliest token of each part of the vocabulary
-    sum_levels   (row, part)  number and weight of tokens within 1, 2, 4 ... of the likeliest
+    sum_levels   (row, part)  number and weight of tokens within 1, 2, 4 ... of the likeliest;
+                              if all tokens may come, the winner of the part
     list_tokens  (row, part)  the tokens of the first level that top-k and top-p cannot leave
     draw         (row,)       the token
 
-A row has one uniform number, and its token is the one at which the running sum of weights
-passes this share of their total: in the order of the vocabulary if all tokens may come, and
-otherwise from the likeliest token down, equal ones in the order of the vocabulary. So a seed
-gives the token that sampling/draw.py draws. The tokens are not sorted for that: bisection over
-the values of logits finds the one with so much weight above it. The limits of top-k and top-p
-are found in the same way.
+The key of a row and the id of a token determine noise for the token. Among the tokens that may
+come, the one with the largest sum of scaled logit and noise is drawn. The noise is that of
+model/scans.py, so a seed gives the token that sampling/draw.py draws.
 
-Weights are whole numbers, of 1 / ONE of the likeliest token's weight. Their sums are exact, so
-they do not depend on the order in which a GPU adds, and rows do not see each other. A token that
-is less likely than that has no weight.
+The limits of top-k and top-p are found by bisection over the values of logits. Weights are whole
+numbers, of 1 / ONE of the likeliest token's weight. Their sums are exact, so they do not depend on
+the order in which a GPU adds, and rows do not see each other. A token that is less likely than
+that has no weight.
 
 Nothing is compiled for a batch of one size alone, because no step should wait for a compiler.
-
-Source: FlashInfer's "Sorting-Free GPU Kernels for LLM Sampling" (2025) finds such limits by
-rejection sampling between two pivots. It needs several random numbers for a token, so seeded
-answers would differ from those of sampling/draw.py.
 """
 
 from __future__ import annotations
@@ -35,8 +30,9 @@ ONE = tl.constexpr(4398046511104.0)
 TEMPERATURE = tl.constexpr(0)
 TOP_P = tl.constexpr(1)
 TOP_K = tl.constexpr(2)
-NOISE = tl.constexpr(3)
-WAY = tl.constexpr(4)
+WAY = tl.constexpr(3)
+KEY_LOW = tl.constexpr(4)
+KEY_HIGH = tl.constexpr(5)
 
 # The ways of a row: the likeliest token, one of all, or one of those that top-k and top-p leave.
 BEST = tl.constexpr(0)
@@ -76,6 +72,38 @@ def from_key(key):
 
 
 @triton.jit
+def read_word(settings, row):
+    """Return one half of a row's key, uint32."""
+    return tl.load(settings + row).to(tl.int64).to(tl.uint32)
+
+
+@triton.jit
+def add_noise(scaled, is_kept, tokens, settings, row, num_rows):
+    """Return scaled logits with the noise of their tokens; -inf for those that are not kept."""
+    # scans.make_noise, in the same order.
+    bits = tokens.to(tl.uint32) ^ read_word(settings, KEY_LOW * num_rows + row)
+    bits = (bits ^ (bits >> 16)) * 0x21F0AAAD
+    bits ^= read_word(settings, KEY_HIGH * num_rows + row)
+    bits = (bits ^ (bits >> 15)) * 0xD35A2D97
+    bits = (bits ^ (bits >> 15)) >> 1
+    uniform = (bits.to(tl.int32).to(tl.float32) + 0.5) * 4.656612873077393e-10
+    uniform = tl.minimum(uniform, 0.99999994)
+    # The logarithm of `rest` is as exact as that of 1 - uniform, though that is rounded.
+    # Source: Goldberg 1991, theorem 4.
+    rest = 1.0 - uniform
+    lost = tl.where(rest == 1.0, 1.0, 1.0 - rest)
+    race = tl.where(rest == 1.0, uniform, -tl.log(rest) * (uniform / lost))
+    return tl.where(is_kept, scaled - tl.log(race), float("-inf"))
+
+
+@triton.jit
+def find_first(values, tokens, LIMIT: tl.constexpr):
+    """Return the largest value, and the smallest of its tokens."""
+    largest = tl.max(values, 0)
+    return largest, tl.min(tl.where(values == largest, tokens, LIMIT), 0)
+
+
+@triton.jit
 def find_peaks(
     scores, peaks, best, row_stride, VOCABULARY: tl.constexpr, PART: tl.constexpr
 ):
@@ -92,10 +120,10 @@ def find_peaks(
     source = scores + row * row_stride + tokens
     logits = tl.load(source, mask=inside, other=float("-inf"))
     logits = tl.where(logits != logits, float("inf"), logits)
-    peak = tl.max(logits, 0)
+    peak, token = find_first(logits, tokens, VOCABULARY)
     place = row * tl.num_programs(1) + part
     tl.store(peaks + place, peak)
-    tl.store(best + place, tl.min(tl.where(logits == peak, tokens, VOCABULARY), 0))
+    tl.store(best + place, token)
 
 
 @triton.jit
@@ -129,6 +157,8 @@ def sum_levels(
     settings,
     limits,
     peaks,
+    best,
+    raced,
     counts,
     sums,
     row_stride,
@@ -139,13 +169,15 @@ def sum_levels(
     WIDTH: tl.constexpr,
     LEVELS: tl.constexpr,
 ):
-    """Count the tokens of each level in one part, and sum up their weights.
+    """Look at one part for rows that are not greedy; the grid is (rows, parts).
 
-    The grid is (rows, parts).
+    If top-k or top-p cut the row, this counts the tokens of each level and sums up their
+    weights. If not, this finds the token with the largest sum of scaled logit and noise.
 
     Args:
-      settings: (5, num_rows) float64, see TEMPERATURE and the others
+      settings: (6, num_rows) float64, see TEMPERATURE and the others
       limits: (num_rows,) float32, the logarithm of min-p
+      best, raced: (num_rows, NUM_PARTS) int32 and float32, this token and its sum
       counts, sums: (num_rows, LEVELS, NUM_PARTS) int64
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -156,15 +188,22 @@ def sum_levels(
     scaled, is_kept = read_part(
         scores + row * row_stride, tokens, temperature, peak, limit, VOCABULARY
     )
-    weights = weigh(scaled, peak)
-    for level in tl.static_range(LEVELS):
-        is_in = is_kept
-        if level < LEVELS - 1:
-            # find_lowest, without a call: Triton's interpreter takes milliseconds for one.
-            is_in = is_kept & (scaled >= peak - (1 << level))
-        place = (row * LEVELS + level) * NUM_PARTS + part
-        tl.store(counts + place, tl.sum(is_in.to(tl.int64), 0))
-        tl.store(sums + place, tl.sum(tl.where(is_in, weights, 0), 0))
+    way = tl.load(settings + WAY * num_rows + row)
+    if way == ALL:
+        values = add_noise(scaled, is_kept, tokens, settings, row, num_rows)
+        largest, token = find_first(values, tokens, VOCABULARY)
+        tl.store(raced + row * NUM_PARTS + part, largest)
+        tl.store(best + row * NUM_PARTS + part, token)
+    if way == CUT:
+        weights = weigh(scaled, peak)
+        for level in tl.static_range(LEVELS):
+            is_in = is_kept
+            if level < LEVELS - 1:
+                # find_lowest, without a call: Triton's interpreter takes milliseconds for one.
+                is_in = is_kept & (scaled >= peak - (1 << level))
+            place = (row * LEVELS + level) * NUM_PARTS + part
+            tl.store(counts + place, tl.sum(is_in.to(tl.int64), 0))
+            tl.store(sums + place, tl.sum(tl.where(is_in, weights, 0), 0))
 
 
 @triton.jit
@@ -326,25 +365,37 @@ def sum_above(keys, count, key, peak, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def find_equal(keys, tokens, count, key, index, BLOCK: tl.constexpr):
-    """Return the token with this index among the listed tokens with a key."""
-    token = tl.full((), 0, tl.int32)
+def race_listed(
+    keys,
+    tokens,
+    count,
+    key,
+    num_equal,
+    settings,
+    row,
+    num_rows,
+    BLOCK: tl.constexpr,
+):
+    """Return the winner of the listed tokens with larger keys, and the first with this key."""
+    values = tl.full((BLOCK,), float("-inf"), tl.float32)
+    winners = tl.full((BLOCK,), 0x7FFFFFFF, tl.int32)
     before = tl.full((), 0, tl.int64)
     for start in range(0, count, BLOCK):
         places = start + tl.arange(0, BLOCK)
         inside = places < count
         here = tl.load(keys + places, mask=inside, other=0).to(tl.int64)
+        token = tl.load(tokens + places, mask=inside, other=0)
         is_equal = (inside & (here == key)).to(tl.int64)
-        is_it = (is_equal > 0) & (before + tl.cumsum(is_equal, 0) == index + 1)
-        token += tl.sum(tl.load(tokens + places, mask=is_it, other=0), 0)
+        is_kept = (is_equal > 0) & (before + tl.cumsum(is_equal, 0) <= num_equal)
+        is_kept = is_kept | (inside & (here > key))
+        value = add_noise(from_key(here), is_kept, token, settings, row, num_rows)
+        # Tokens are listed in the order of the vocabulary, so the first of equals stays.
+        is_larger = value > values
+        values = tl.where(is_larger, value, values)
+        winners = tl.where(is_larger, token, winners)
         before += tl.sum(is_equal, 0)
-    return token
-
-
-@triton.jit
-def point(noise, total):
-    """Return the weight below which the drawn token begins, less than the total."""
-    return tl.minimum((noise * total.to(tl.float64)).to(tl.int64), total - 1)
+    _, winner = find_first(values, winners, 0x7FFFFFFF)
+    return winner
 
 
 @triton.jit
@@ -353,11 +404,9 @@ def draw_from_listed(
     tokens,
     counts,
     sums,
+    settings,
     row,
-    top_k,
-    top_p,
-    noise,
-    temperature,
+    num_rows,
     peak,
     VOCABULARY: tl.constexpr,
     NUM_PARTS: tl.constexpr,
@@ -366,6 +415,8 @@ def draw_from_listed(
     BLOCK: tl.constexpr,
 ):
     """Draw one of the tokens that top-k and top-p leave."""
+    top_k = tl.load(settings + TOP_K * num_rows + row).to(tl.int64)
+    top_p = tl.load(settings + TOP_P * num_rows + row)
     level, count, weight, total = choose_level(
         counts, sums, row, top_k, top_p, VOCABULARY, NUM_PARTS, WIDTH, LEVELS
     )
@@ -378,58 +429,27 @@ def draw_from_listed(
         kept = above + (top_k - num_above) * weigh(from_key(low), peak)
     # The weight of the tokens up to the one that reaches the share.
     needed = take_share(top_p, kept)
-    low, above = find_key(keys, count, needed, low, high, peak, BLOCK, False)
-    each = tl.maximum(weigh(from_key(low), peak), 1)
-    kept = above + tl.cdiv(needed - above, each) * each
-    # The token at which the sum passes the noise.
-    target = point(noise, kept)
-    key, above = find_key(keys, count, target + 1, low, high, peak, BLOCK, False)
-    index = (target - above) // tl.maximum(weigh(from_key(key), peak), 1)
-    return find_equal(keys, tokens, count, key, index, BLOCK)
-
-
-@triton.jit
-def draw_from_all(
-    scores,
-    sums,
-    row,
-    noise,
-    temperature,
-    peak,
-    limit,
-    VOCABULARY: tl.constexpr,
-    PART: tl.constexpr,
-    NUM_PARTS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    LEVELS: tl.constexpr,
-):
-    """Draw one of all tokens, in the order of the vocabulary."""
-    weights = read_level(sums, row, LEVELS - 1, NUM_PARTS, WIDTH, LEVELS)
-    target = point(noise, tl.sum(weights, 0))
-    part = tl.sum((tl.cumsum(weights, 0) <= target).to(tl.int32), 0)
-    before = tl.sum(tl.where(tl.arange(0, WIDTH) < part, weights, 0), 0)
-    tokens = part * PART + tl.arange(0, PART)
-    scaled, is_kept = read_part(scores, tokens, temperature, peak, limit, VOCABULARY)
-    sums_here = tl.cumsum(tl.where(is_kept, weigh(scaled, peak), 0), 0)
-    return part * PART + tl.sum((before + sums_here <= target).to(tl.int32), 0)
+    key, above = find_key(keys, count, needed, low, high, peak, BLOCK, False)
+    each = tl.maximum(weigh(from_key(key), peak), 1)
+    num_equal = tl.cdiv(needed - above, each)
+    return race_listed(
+        keys, tokens, count, key, num_equal, settings, row, num_rows, BLOCK
+    )
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def draw(
-    scores,
     settings,
-    limits,
     peaks,
     best,
+    raced,
     counts,
     sums,
     keys,
     listed,
     chosen,
-    row_stride,
     num_rows,
     VOCABULARY: tl.constexpr,
-    PART: tl.constexpr,
     NUM_PARTS: tl.constexpr,
     WIDTH: tl.constexpr,
     LEVELS: tl.constexpr,
@@ -441,52 +461,33 @@ def draw(
       chosen: (num_rows,) int64
     """
     row = tl.program_id(0).to(tl.int64)
-    scores += row * row_stride
     way = tl.load(settings + WAY * num_rows + row)
-    temperature = tl.load(settings + TEMPERATURE * num_rows + row).to(tl.float32)
-    noise = tl.load(settings + NOISE * num_rows + row)
     token = tl.full((), 0, tl.int32)
-    if way == BEST:
-        parts = tl.arange(0, WIDTH)
-        place = row * NUM_PARTS + parts
-        values = tl.load(peaks + place, mask=parts < NUM_PARTS, other=float("-inf"))
-        # Parts are in the order of the vocabulary, so the smallest token is the first.
-        tokens = tl.load(best + place, mask=parts < NUM_PARTS, other=VOCABULARY)
-        token = tl.min(tl.where(values == tl.max(values, 0), tokens, VOCABULARY), 0)
+    if way == CUT:
+        temperature = tl.load(settings + TEMPERATURE * num_rows + row).to(tl.float32)
+        token = draw_from_listed(
+            keys + row * VOCABULARY,
+            listed + row * VOCABULARY,
+            counts,
+            sums,
+            settings,
+            row,
+            num_rows,
+            read_peak(peaks, row, temperature, NUM_PARTS, WIDTH),
+            VOCABULARY,
+            NUM_PARTS,
+            WIDTH,
+            LEVELS,
+            BLOCK,
+        )
     else:
-        peak = read_peak(peaks, row, temperature, NUM_PARTS, WIDTH)
+        parts = tl.arange(0, WIDTH)
+        inside, places = parts < NUM_PARTS, row * NUM_PARTS + parts
+        found = tl.load(peaks + places, mask=inside, other=float("-inf"))
         if way == ALL:
-            token = draw_from_all(
-                scores,
-                sums,
-                row,
-                noise,
-                temperature,
-                peak,
-                tl.load(limits + row),
-                VOCABULARY,
-                PART,
-                NUM_PARTS,
-                WIDTH,
-                LEVELS,
-            )
-        else:
-            token = draw_from_listed(
-                keys + row * VOCABULARY,
-                listed + row * VOCABULARY,
-                counts,
-                sums,
-                row,
-                tl.load(settings + TOP_K * num_rows + row).to(tl.int64),
-                tl.load(settings + TOP_P * num_rows + row),
-                noise,
-                temperature,
-                peak,
-                VOCABULARY,
-                NUM_PARTS,
-                WIDTH,
-                LEVELS,
-                BLOCK,
-            )
+            found = tl.load(raced + places, mask=inside, other=float("-inf"))
+        tokens = tl.load(best + places, mask=inside, other=VOCABULARY)
+        # Parts are in the order of the vocabulary, so the smallest token is the first.
+        _, token = find_first(found, tokens, VOCABULARY)
     # Broken logits still give a token.
     tl.store(chosen + row, tl.minimum(token, VOCABULARY - 1).to(tl.int64))

@@ -30,8 +30,8 @@ def choose_tokens(
     Args:
       scores: (num_rows, vocab_size) float32, the logits before the temperature; the numbers
         of a row are neighbours
-      settings: (5, num_rows) float64: temperatures, top-p, top-k, noise in [0, 1), and ways
-        as draw.py numbers them
+      settings: (6, num_rows) float64: temperatures, top-p, top-k, ways as draw.py numbers
+        them, and the lower and the upper half of keys
       limits: (num_rows,) float32, the logarithms of min-p
       has_cut: whether a row's way is CUT.
 
@@ -42,7 +42,7 @@ def choose_tokens(
     part = min(_PART, round_up(vocab_size))
     num_parts = -(-vocab_size // part)
     levels = _LEVELS if has_cut else 1
-    peaks = scores.new_empty((num_rows, num_parts))
+    peaks, raced = (scores.new_empty((num_rows, num_parts)) for _ in range(2))
     best = scores.new_empty((num_rows, num_parts), dtype=torch.int32)
     # Tensors of their own begin at places for which the kernels are compiled once.
     counts, sums = (
@@ -61,7 +61,9 @@ def choose_tokens(
         PART=part,
         num_warps=_WARPS,
     )
-    kernels.sum_levels[grid](*given, counts, sums, stride, num_rows, **sizes)
+    kernels.sum_levels[grid](
+        *given, best, raced, counts, sums, stride, num_rows, **sizes
+    )
     # Rows that are not cut read neither.
     keys = listed = best
     if has_cut:
@@ -73,17 +75,13 @@ def choose_tokens(
             *given, counts, sums, keys, listed, stride, num_rows, **sizes
         )
     kernels.draw[num_rows,](
-        *given,
-        best,
-        counts,
-        sums,
-        keys,
-        listed,
-        chosen,
-        stride,
-        num_rows,
-        **sizes,
+        *(settings, peaks, best, raced, counts, sums, keys, listed, chosen, num_rows),
+        VOCABULARY=vocab_size,
+        NUM_PARTS=num_parts,
+        WIDTH=parts["WIDTH"],
+        LEVELS=levels,
         BLOCK=min(_BLOCK, part),
+        num_warps=_WARPS,
     )
     return chosen
 
