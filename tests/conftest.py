@@ -47,6 +47,12 @@ UI = "tests/ui/"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--list-skipped",
+        type=Path,
+        metavar="FILE",
+        help="write what is skipped to a file, which `pytest @FILE` takes; .ci/run uses it",
+    )
+    parser.addoption(
         "--never-skip",
         action="append",
         default=[],
@@ -66,6 +72,29 @@ def pytest_runtest_makereport(
             report.outcome = "failed"
             report.longrepr = f"{item.nodeid} must run here: {reason}"
     return report
+
+
+class _SkippedList:
+    """Lists skipped tests, and files of tests, in the process that starts the others."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._names: set[str] = set()
+
+    def _add(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.skipped:
+            self._names.add(report.nodeid)
+
+    pytest_runtest_logreport = pytest_collectreport = _add
+
+    def pytest_sessionfinish(self) -> None:
+        self._path.write_text("".join(f"{name}\n" for name in sorted(self._names)))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path = config.getoption("--list-skipped")
+    if path and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_SkippedList(path))
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

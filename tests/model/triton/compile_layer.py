@@ -13,8 +13,9 @@ from compiling import compile_for
 import torch
 
 from trioserve.model.attention.probe import LayerSpec
-from trioserve.model.triton.paged import PagedLayer, Tiles
+from trioserve.model.triton.paged import PagedLayer
 from trioserve.model.triton.steps import Angles, RotaryLayer, normalize, weigh_gates
+from trioserve.model.triton.tiles import Tiles
 
 NUM_HEADS, NUM_KV_HEADS = 9, 3
 # Enough of an H200's to split the keys of a few decodes.

@@ -11,13 +11,14 @@ pytest.importorskip("triton", reason="needs the extra triton")
 
 from trioserve.model.attention.probe import LayerSpec  # noqa: E402
 from trioserve.model.native.formulas import ACTIVATION_CODES  # noqa: E402
-from trioserve.model.triton.paged import PagedLayer, Tiles  # noqa: E402
+from trioserve.model.triton.paged import PagedLayer  # noqa: E402
 from trioserve.model.triton.steps import (  # noqa: E402
     Angles,
     RotaryLayer,
     normalize,
     weigh_gates,
 )
+from trioserve.model.triton.tiles import Tiles  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EPSILON = 1e-5

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from ...types.plan import StepRow
 from ..slots import SlotTables
 from ..tensors import send_ids
-from ..triton.tiles import TILE_NUMBERS, cut_tiles
+from ..triton.tiles import TILE_NUMBERS, Tiles, cut_tiles
 from .backend import PagedModel
 from .bridge import AttentionCall
 from .kv_cache import allocate
 from .layout import StepInputs
 
 if TYPE_CHECKING:
-    from ..triton.paged import PagedLayer, Tiles
+    from ..triton.paged import PagedLayer
 
 # Wider heads do not fit into a multiprocessor's shared memory beside their keys.
 MAX_DIM = 256
@@ -80,8 +80,6 @@ class TritonAttention:
 
     def cut(self, step: StepInputs) -> Tiles:
         """Cut the tokens of a step into tiles."""
-        from ..triton.paged import Tiles
-
         decodes, chunks = cut_tiles(step.rows, self._num_queries)
         device = step.slot_ids.device
         numbers = [number for tile in (*decodes, *chunks) for number in tile]

@@ -18,8 +18,8 @@ from ..scans import TorchScans
 from ..shards.group import TensorGroup
 from ..slots import SlotTables
 from ..tensors import send_ids
-from ..triton.paged import Tiles
 from ..triton.steps import Angles, RotaryLayer, normalize, weigh_gates
+from ..triton.tiles import Tiles
 from .graphs import Capture, DecodeGraphs, list_sizes, make_inputs
 from .weights import LayerWeights, take_weights
 

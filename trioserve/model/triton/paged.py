@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .attend import attend, merge, write_cache
-from .tiles import count_splits
+from .tiles import Tiles, count_splits
 from .widths import choose_size, count_chunk_rows, round_side, round_up
 
 
@@ -33,23 +33,6 @@ class AttentionSpec(Protocol):
     def softcap(self) -> float | None: ...
     @property
     def sinks(self) -> Tensor | None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tiles:
-    """The tokens of a step, as all its layers attend from them.
-
-    Attributes:
-      tables: (max_num_seqs, max_blocks) int64, the blocks of each slot
-      slots, positions: (num_tokens,) int64
-      decodes, chunks: (num_tiles, 4) int32, as tiles.py cuts them
-    """
-
-    tables: Tensor
-    slots: Tensor
-    positions: Tensor
-    decodes: Tensor
-    chunks: Tensor
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from .activate import weigh
 from .norm import add_and_normalize
-from .paged import PagedLayer, Tiles
+from .paged import PagedLayer
 from .rotate import rotate_and_write
+from .tiles import Tiles
 from .widths import round_side, round_up
 
 # Numbers of one program of `weigh`; the usual choice. Not measured on a GPU yet.

@@ -9,6 +9,9 @@ A tile has neighbours of one sequence.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
 
 from ...types.plan import StepRow
 
@@ -18,6 +21,23 @@ TILE_NUMBERS = 4
 
 # Splits of the keys of one decode. More of them cost more to put together than they save.
 _MAX_SPLITS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiles:
+    """The tokens of a step, as all its layers attend from them.
+
+    Attributes:
+      tables: (max_num_seqs, max_blocks) int64, the blocks of each slot
+      slots, positions: (num_tokens,) int64
+      decodes, chunks: (num_tiles, 4) int32, as `cut_tiles` cuts them
+    """
+
+    tables: Tensor
+    slots: Tensor
+    positions: Tensor
+    decodes: Tensor
+    chunks: Tensor
 
 
 def cut_tiles(

@@ -1,0 +1,180 @@
+"""`pip install -e '.[test]'` is enough to import the package and to collect its tests.
+
+Imports are read, not run: the machine that runs this may have more packages than that.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from pathlib import Path
+import re
+import sys
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+import pytest
+
+ROOT = Path(__file__).parent.parent
+# Modules that hold or launch kernels for GPUs, and are imported where one is used.
+NEED_TRITON = {
+    "trioserve/model/fused/decoder.py",
+    "trioserve/model/sampling/triton_operators.py",
+    *(
+        f"trioserve/model/triton/{kernel}.py"
+        for kernel in ("activate", "attend", "draw")
+    ),
+    *(
+        f"trioserve/model/triton/{kernel}.py"
+        for kernel in ("norm", "penalize", "rotate")
+    ),
+    *(f"trioserve/model/triton/{door}.py" for door in ("paged", "sampling", "steps")),
+}
+
+
+def list_installed() -> set[str]:
+    """Return the names of the distributions that README's command installs."""
+    found: set[tuple[str, str]] = set()
+    waiting = [("trioserve", ""), ("trioserve", "test")]
+    while waiting:
+        name, extra = each = waiting.pop()
+        if each in found:
+            continue
+        found.add(each)
+        try:
+            lines = requires(name) or []
+        except PackageNotFoundError:
+            continue
+        for needed in map(Requirement, lines):
+            if needed.marker is None or needed.marker.evaluate({"extra": extra}):
+                key = canonicalize_name(needed.name)
+                waiting += [(key, wanted) for wanted in ("", *needed.extras)]
+    return {name for name, _ in found}
+
+
+@cache
+def list_importable() -> set[str]:
+    """Return the names of the packages that may be imported."""
+    installed = list_installed()
+    names = {
+        name
+        for name, distributions in packages_distributions().items()
+        if any(canonicalize_name(each) in installed for each in distributions)
+    }
+    return names | set(sys.stdlib_module_names)
+
+
+def list_executed(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements that an import runs, without those for types only."""
+    for statement in body:
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.dump(
+            statement.test
+        ):
+            continue
+        yield statement
+        for name in ("body", "orelse", "handlers", "finalbody"):
+            for inner in getattr(statement, name, ()):
+                nested = inner.body if isinstance(inner, ast.ExceptHandler) else [inner]
+                yield from list_executed(nested)
+
+
+def list_names(path: Path, statement: ast.stmt) -> Iterator[tuple[Path | None, str]]:
+    """Yield (folder, dotted name) of each import; a folder for relative ones only."""
+    if isinstance(statement, ast.Import):
+        yield from ((None, alias.name) for alias in statement.names)
+    elif isinstance(statement, ast.ImportFrom):
+        folder = path.parents[statement.level - 1] if statement.level else None
+        for alias in statement.names:
+            yield folder, ".".join(filter(None, (statement.module, alias.name)))
+
+
+@cache
+def find_files(folder: Path | None, name: str) -> tuple[Path, ...]:
+    """Return the files of ours that an import runs; none for other packages."""
+    parts = name.split(".")
+    roots = [folder] if folder else [ROOT, ROOT / "bench"]
+    files = []
+    for root in roots:
+        for depth in range(len(parts) + 1):
+            place = root.joinpath(*parts[:depth])
+            candidates = (place.with_suffix(".py"), place / "__init__.py")
+            files += [each for each in candidates if each.is_file()]
+    return tuple(files)
+
+
+def find_skipped(statement: ast.stmt) -> str | None:
+    """Return the package without which a test file ends here."""
+    call = getattr(statement, "value", None)
+    if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.importorskip":
+        return str(ast.literal_eval(call.args[0])).split(".")[0]
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One import of a file.
+
+    Attributes:
+      files: ours that it runs
+      package: what it needs and README does not install
+      skipped: packages without which a test file has ended before
+    """
+
+    files: tuple[Path, ...]
+    package: str | None
+    skipped: frozenset[str]
+
+
+def list_imports(path: Path) -> Iterator[Import]:
+    skipped: frozenset[str] = frozenset()
+    for statement in list_executed(ast.parse(path.read_text()).body):
+        if package := find_skipped(statement):
+            skipped |= {package}
+        for folder, name in list_names(path, statement):
+            files = find_files(folder, name)
+            package = None if files or folder else name.split(".")[0]
+            if package in list_importable():
+                package = None
+            yield Import(files, package, skipped)
+
+
+@pytest.fixture(scope="module")
+def missing() -> dict[str, set[str]]:
+    """Return the packages that README does not install, for each file that needs any."""
+    folders = ("trioserve", "bench", "tests")
+    paths = [path for name in folders for path in (ROOT / name).rglob("*.py")]
+    imports = {path: list(list_imports(path)) for path in paths}
+    found: dict[Path, set[str]] = {path: set() for path in paths}
+    is_changed = True
+    # A file needs what the files need that it imports. They may import each other.
+    while is_changed:
+        is_changed = False
+        for path, its_imports in imports.items():
+            before = len(found[path])
+            for each in its_imports:
+                needed = {each.package} if each.package else set()
+                needed.update(*(found[file] for file in each.files))
+                found[path] |= needed - each.skipped
+            is_changed |= len(found[path]) > before
+    return {
+        str(path.relative_to(ROOT)): packages
+        for path, packages in found.items()
+        if packages
+    }
+
+
+def test_modules_import_with_what_readme_installs(missing: dict[str, set[str]]) -> None:
+    modules = {name: missing[name] for name in missing if name.startswith("trioserve/")}
+    assert modules == dict.fromkeys(NEED_TRITON, {"triton"})
+
+
+def test_test_files_collect_with_what_readme_installs(
+    missing: dict[str, set[str]],
+) -> None:
+    pattern = re.compile(r"tests/(.*/)?(test_.*|conftest)\.py")
+    assert [name for name in missing if pattern.fullmatch(name)] == []
