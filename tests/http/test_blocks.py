@@ -144,3 +144,9 @@ def test_the_rest_of_a_call_comes_before_the_text_behind_it() -> None:
     used, text = collect(begin, rest, END)
     assert used["input"] == {"a": 1}
     assert text["text"] == "Done."
+
+
+def test_a_call_that_is_cut_off_keeps_its_whole_members() -> None:
+    cut = TextDelta(finish_reason="length")
+    [block] = collect(call(0, '{"a": [1, 2], ', begins=True), call(0, '"b": "x'), cut)
+    assert block["input"] == {"a": [1, 2]}

@@ -6,6 +6,8 @@ the events; a whole answer is put together from the same events, so that both ar
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import msgspec
 
 from ...types.output import TextDelta, ToolCallDelta
@@ -24,6 +26,7 @@ from .anthropic import (
     ThinkingPiece,
     ToolUseContent,
 )
+from .cut_object import keep_whole_members
 
 _NO_INPUT = msgspec.Raw(b"{}")
 
@@ -169,9 +172,9 @@ class ContentCollector:
 
 
 def _read_input(arguments: str) -> msgspec.Raw:
-    """Return the input of a call; none if the answer ended within it."""
-    try:
-        msgspec.json.decode(arguments, type=dict[str, msgspec.Raw])
-    except ValueError:
-        return _NO_INPUT
-    return msgspec.Raw(arguments.encode())
+    """Return the input of a call; its whole members if the answer ended within it."""
+    for text in (arguments, keep_whole_members(arguments)):
+        with suppress(ValueError):
+            msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+            return msgspec.Raw(text.encode())
+    return _NO_INPUT

@@ -1,0 +1,41 @@
+"""The members of a JSON object that was cut off."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+# A string, which may be cut off; a bracket or a sign; a number or a word.
+_TOKEN: Final = re.compile(
+    r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL
+)
+_CLOSING: Final = {"{": "}", "[": "]"}
+
+
+def keep_whole_members(text: str) -> str:
+    """Return an object with the members, and the items of lists, that are whole.
+
+    A client that reads a stream of pieces does the same.
+
+    Args:
+      text: the beginning of a JSON object. A number at its end may go on, and is left out.
+    """
+    closings: list[str] = []
+    kept, is_value = 0, True
+    for token in _TOKEN.finditer(text):
+        written = token[0]
+        if not closings and (kept or written != "{"):
+            break
+        if written in _CLOSING:
+            closings.append(_CLOSING[written])
+            is_value = written == "["
+        elif written in ("}", "]"):
+            closings.pop()
+        elif written in (",", ":"):
+            is_value = written == ":" or closings[-1] == "]"
+            continue
+        elif not is_value or token.end() == len(text):
+            continue
+        # Invariant: no bracket follows that does not come here, too.
+        kept = token.end()
+    return text[:kept] + "".join(reversed(closings))
