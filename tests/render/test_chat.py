@@ -121,7 +121,7 @@ async def test_the_final_message_can_be_continued(byte_level: Subject) -> None:
         (["Hi"], InvalidParameter, "messages[0]"),
         ([USER, 7], InvalidParameter, "messages[1]"),
         ([{"content": "Hi"}], InvalidParameter, "messages[0].role"),
-        ([{**USER, "role": "robot"}], InvalidParameter, "messages[0].role"),
+        ([{**USER, "role": ""}], InvalidParameter, "messages[0].role"),
         ([{**USER, "role": ["user"]}], InvalidParameter, "messages[0].role"),
         ([{**USER, "content": 7}], InvalidParameter, "messages[0].content"),
         (

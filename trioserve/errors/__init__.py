@@ -97,9 +97,11 @@ from .foreign_text import (
     escape,
     escape_ascii,
     escape_json,
+    list_choices,
     list_some,
     make_line,
     make_safe,
+    quote,
     shorten_message,
 )
 from .operator import (
@@ -172,7 +174,9 @@ __all__ = [
     "escape_ascii",
     "escape_json",
     "list_some",
+    "list_choices",
     "make_line",
     "make_safe",
+    "quote",
     "shorten_message",
 ]

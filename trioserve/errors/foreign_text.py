@@ -6,7 +6,7 @@ window, or type an answer into the program. In a log, a line end would forge a l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import json
 import re
 from typing import Final
@@ -23,6 +23,14 @@ _DELETE_PICTURE: Final = "\u2421"
 # Values of a client in a message, and characters of each: a client may send kilobytes.
 _MOST_VALUES: Final = 8
 _LONGEST_VALUE: Final = 64
+_TYPE_NAMES: Final[Mapping[type, str]] = {
+    type(None): "null",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    list: "a list",
+    dict: "an object",
+}
 
 
 def escape(text: str) -> str:
@@ -79,6 +87,19 @@ def list_some(values: Sequence[object]) -> str:
     ]
     num_left = len(values) - len(shown)
     return ", ".join(shown) + (f" and {num_left} more" if num_left else "")
+
+
+def list_choices(choices: Iterable[str], sent: object) -> str:
+    """Return the reason for which a value is refused: the choices, and the value."""
+    return f"must be one of {', '.join(choices)}, not {quote(sent)}"
+
+
+def quote(sent: object) -> str:
+    """Return the beginning of a client's text on one line, or the type of a value."""
+    if not isinstance(sent, str):
+        return _TYPE_NAMES.get(type(sent), "another type")
+    end = "..." if len(sent) > _LONGEST_VALUE else ""
+    return f"'{escape(sent[:_LONGEST_VALUE])}{end}'"
 
 
 def shorten_message(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import secrets
 from typing import Any, Protocol, runtime_checkable
 
-from ...errors import InvalidParameter, NotSupported
+from ...errors import InvalidParameter, NotSupported, list_choices
 from .fields import read_fields
 from .template_form import ROLES, TemplateForm, text_part
 from .tool_history import ToolHistory
@@ -196,8 +196,11 @@ class _Reader:
                 return role
             if role in ROLES:
                 return ROLES[role]
+            hidden = not role or role in self._form.hidden_roles
+            if self._form.takes_any_role and not hidden:
+                return role
         taken = [*ROLES, *sorted(self._form.roles - ROLES.keys())]
-        raise InvalidParameter(param, f"must be one of {', '.join(taken)}")
+        raise InvalidParameter(param, list_choices(taken, role))
 
     def _read_content(self, content: object, param: str) -> object:
         # None becomes "", because templates concatenate contents with strings.
@@ -232,7 +235,7 @@ class _Reader:
             case "prompt_embeds":
                 return self._read_embeds(fields, f"{param}.prompt_embeds")
         raise NotSupported(
-            f"{param}.type", f"parts are text, image_url or prompt_embeds, got {kind!r}"
+            f"{param}.type", list_choices(("text", "image_url", "prompt_embeds"), kind)
         )
 
     def _read_text(self, fields: dict[str, object], param: str) -> dict[str, str]:

@@ -42,6 +42,7 @@ class Render(Protocol):
 _WORD: Final = "trioserveprobe"
 _SECOND_WORD: Final = "trioservesecond"
 _TOOL_WORD: Final = "trioservetool"
+_ROLE_WORD: Final = "trioserverole"
 
 # Statements of a template, and the words in them that may be roles.
 # Each match ends before the next statement, so that the time grows with the text alone.
@@ -111,6 +112,8 @@ class TemplateProbe:
             [_user("a")], _BARE_TOOL
         )
         contents, as_text = self._find_calls()
+        named = frozenset(find_roles(self._source))
+        roles = frozenset(filter(self._shows_role, named))
         return TemplateForm(
             takes_strings=self._takes_strings,
             takes_parts=bool(takes_parts),
@@ -128,7 +131,12 @@ class TemplateProbe:
             joins_reasoning="text" in contents and self._refuses_reasoning(as_text),
             describes_tools=self._describes_tools,
             shows_system=self._shows_role("system"),
-            roles=frozenset(filter(self._shows_role, find_roles(self._source))),
+            roles=roles,
+            hidden_roles=named - roles,
+            takes_any_role=(
+                self._shows_role(_ROLE_WORD)
+                and self._shows_role(_ROLE_WORD, _ROLE_WORD)
+            ),
         )
 
     def _find_calls(self) -> tuple[frozenset[CallContent], bool]:
@@ -198,11 +206,12 @@ class TemplateProbe:
         # Refused results can be written as text, if that is done at all.
         return not self._describes_tools if shows is None else shows
 
-    def _shows_role(self, role: str) -> bool:
+    def _shows_role(self, role: str, word: str = _WORD) -> bool:
+        """Whether the word shows in or beside a message of the role."""
         message = {"role": role, "content": self._make_content(_WORD)}
         return bool(
             self._shows(
-                _WORD,
+                word,
                 [_user(self._make_content("a")), message],
                 [message, _user(self._make_content("a"))],
             )

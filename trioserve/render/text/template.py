@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import jinja2
 
-from ...errors import InvalidParameter, NotSupported
+from ...errors import InvalidParameter
 from .model_tokenizer import ModelTokenizer
 from .probing import PROBE_TOOL, TemplateProbe, find_roles
 from .rendering import render_chat
@@ -163,7 +163,6 @@ class ChatTemplate:
         Raises:
           InvalidParameter: the model has no template, the request may not bring one, or
             a client may not set one of the variables.
-          NotSupported: the template does not read the effort of reasoning.
         """
         if options.add_generation_prompt and options.continue_final_message:
             raise InvalidParameter(
@@ -241,6 +240,7 @@ class ChatTemplate:
             shows_tools="tools" in source,
             shows_calls_beside=frozenset({"text", "empty"}),
             roles=frozenset(find_roles(source)),
+            takes_any_role=True,
         )
 
     def _probe(self, source: str, with_tools: bool) -> TemplateForm:
@@ -269,25 +269,17 @@ def _add_description(tool: Mapping[str, Any]) -> Mapping[str, object]:
 
 
 def _switch_reasoning(effort: ReasoningEffort | None, source: str) -> dict[str, object]:
-    """Return the variable by which a template sets the effort of reasoning.
+    """Return the variables by which a template sets the effort of reasoning.
 
-    Raises:
-      NotSupported: the template has no such variable.
+    Agents send an effort to every model, so it changes nothing if the template has none.
     """
     if effort is None:
         return {}
-    if "reasoning_effort" in source:
-        return {"reasoning_effort": effort}
-    if effort == "none" and "enable_thinking" in source:
-        return {"enable_thinking": False}
-    # OpenAI's default, which some clients always send.
-    if effort == "medium":
-        return {}
-    raise NotSupported(
-        "reasoning_effort",
-        "the model's chat template does not read it; send chat_template_kwargs with the "
-        "switch of that template, or thinking_token_budget",
-    )
+    variables: dict[str, object] = {"reasoning_effort": effort}
+    if effort == "none":
+        # Qwen's name and DeepSeek's.
+        variables |= {"enable_thinking": False, "thinking": False}
+    return {name: value for name, value in variables.items() if name in source}
 
 
 def _shorten(error: BaseException) -> str:

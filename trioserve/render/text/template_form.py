@@ -44,6 +44,8 @@ class TemplateForm:
       describes_tools: tools, calls and results that it does not show are written into its
         texts (tool_prompt.py).
       roles: further roles that it names, and whose messages it shows.
+      hidden_roles: further roles that it names, and whose messages it does not show.
+      takes_any_role: it shows messages of all other roles, with their names.
     """
 
     takes_strings: bool = True
@@ -60,6 +62,8 @@ class TemplateForm:
     shows_system: bool = True
     describes_tools: bool = False
     roles: frozenset[str] = frozenset()
+    hidden_roles: frozenset[str] = frozenset()
+    takes_any_role: bool = False
 
     @property
     def writes_calls(self) -> bool:
