@@ -2,8 +2,8 @@
 
     python docs/write_fields.py
 
-The page comes from the structs of the requests, and from http/decode/unsupported.py and
-ignored.py. tests/docs/test_fields.py fails if the page is older than they are.
+The page comes from the structs of the requests, and from unsupported.py, foreign_fields.py
+and ignored.py in http/decode. tests/docs/test_fields.py fails if the page is older than they are.
 """
 
 from __future__ import annotations
@@ -40,9 +40,14 @@ A field of a request's body is taken, refused or ignored. ``null`` is the same a
 * *Refused*: the server has nothing of the kind. A request with such a field gets a 400 that names
   it, unless the value is one of those listed, which ask for nothing. If none is listed, every
   value but ``null`` is refused.
+* *Other servers*: the field belongs to another API. It is refused in the same way, with the
+  advice that is listed.
 * *Ignored*: the field is a label for the client's own use, or a hint.
 
-All other fields are unknown, and ignored. ``--log-level debug`` logs their names.
+A name that is one letter away from that of a field, such as ``temprature``, is refused, and so is
+``maxTokens``. All other fields are unknown, and ignored; a body may have 128 of them.
+``--log-level debug`` logs their names. The same holds for the fields of objects inside of a body,
+but not for those in lists, such as messages.
 """
 
 
@@ -80,6 +85,13 @@ def _write_section(route: Route, schemas: dict[str, Any]) -> str:
             for name, neutral in sorted(decoder.refused.items())
         ]
         lines += ["", *_write_table(["Refused", "Except"], rows)]
+    if decoder.foreign:
+        rows = [
+            [f"``{name}``", "; except ".join(filter(None, [advice, values]))]
+            for name, (advice, neutral) in sorted(decoder.foreign.items())
+            for values in [", ".join(map(_write_value, neutral))]
+        ]
+        lines += ["", *_write_table(["Other servers", "Advice"], rows)]
     if decoder.ignored:
         names = ", ".join(f"``{name}``" for name in sorted(decoder.ignored))
         lines += ["", f"Ignored: {names}."]
@@ -129,7 +141,8 @@ def _describe_range(field: dict[str, Any]) -> str:
     if has_low:
         return f" of at least {low:g}"
     if "exclusiveMinimum" in field:
-        return f" above {field['exclusiveMinimum']:g}"
+        most = f", at most {high:g}" if has_high else ""
+        return f" above {field['exclusiveMinimum']:g}{most}"
     return ""
 
 

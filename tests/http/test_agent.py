@@ -17,7 +17,7 @@ import openai
 import pytest
 import trio
 
-from trioserve.config import RenderConfig
+from trioserve.config import HttpConfig, RenderConfig
 from trioserve.testing.server import FakeServer, open_fake_server
 from trioserve.testing.tokenizer import IM_END
 
@@ -57,6 +57,7 @@ async def server(tokenizer_folder: Path) -> FakeServer:
     render = RenderConfig(reasoning_parser="qwen3", tool_call_parser="hermes")
     async with open_fake_server(
         tokenizer_folder,
+        http=HttpConfig(ignore_unknown_tools=True),
         render=render,
         answer=SCRIPT,
         eos_token=IM_END,
@@ -112,11 +113,15 @@ async def test_an_agent_reads_edits_and_answers(
     check_last_prompt(server)
 
 
-def check_last_prompt(server: FakeServer, last_result: str = "Done.") -> None:
-    """Check that the template has shown the model its thoughts, calls and results."""
+def read_last_prompt(server: FakeServer) -> str:
     starts = [start for plan in server.device.plans for start in plan.starts]
     token_bytes = server.state.engine.renderer.token_bytes
-    prompt = b"".join(map(token_bytes, starts[-1].prompt_token_ids)).decode()
+    return b"".join(map(token_bytes, starts[-1].prompt_token_ids)).decode()
+
+
+def check_last_prompt(server: FakeServer, last_result: str = "Done.") -> None:
+    """Check that the template has shown the model its thoughts, calls and results."""
+    prompt = read_last_prompt(server)
     assert "<think>I look first.</think>Let me see." in prompt
     assert prompt.count("<tool_call>") == 3
     assert "<|im_start|>tool\nok = True\n<|im_end|>" in prompt
@@ -212,6 +217,109 @@ async def run_responses(client: Any, shop: Workshop, streams: bool) -> str:
             }
             for call in calls
         ]
+
+
+# Tools that Codex sends beside its functions.
+UNKNOWN_TOOLS: Any = [
+    {"type": "local_shell"},
+    {"type": "web_search", "external_web_access": False},
+    {
+        "type": "custom",
+        "name": "apply_patch",
+        "description": "Edits files.",
+        "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"},
+    },
+]
+
+
+def codex_message(role: str, text: str) -> dict[str, Any]:
+    return {
+        "type": "message",
+        "role": role,
+        "content": [{"type": "input_text", "text": text}],
+    }
+
+
+async def run_codex(client: Any, shop: Workshop) -> str:
+    """Run the loop with the requests of Codex, which sends the whole history again."""
+    items: list[Any] = [
+        codex_message("developer", "<permissions>Read and write.</permissions>"),
+        codex_message("user", "<environment_context>...</environment_context>"),
+        codex_message("user", "Make it false."),
+    ]
+    functions = [{"type": "function", "strict": False, **each} for each in FUNCTIONS]
+    while True:
+        events = await client.responses.create(
+            model="fake",
+            instructions="You are a coding agent.",
+            input=items,
+            tools=[functions[0], *UNKNOWN_TOOLS, functions[1]],
+            tool_choice="auto",
+            parallel_tool_calls=True,
+            reasoning={"effort": "xhigh", "summary": "detailed"},
+            store=False,
+            stream=True,
+            include=["reasoning.encrypted_content"],
+            service_tier="priority",
+            prompt_cache_key="0199a213-81c0-7800-8aa1-bbab2a035a53",
+            text={"verbosity": "low"},
+            extra_body={"client_metadata": {"x-codex-installation-id": "1"}},
+        )
+        done = [
+            event.item async for event in events if event.type.endswith("item.done")
+        ]
+        for item in done:
+            fields = item.model_dump(exclude_none=True, exclude={"id", "status"})
+            if item.type == "reasoning":
+                # It keeps no reasoning that is not encrypted.
+                fields |= {"summary": [], "encrypted_content": None}
+                del fields["content"]
+            items.append(fields)
+        calls = [item for item in done if item.type == "function_call"]
+        if not calls:
+            return str(done[-1].content[0].text)
+        items += (
+            {
+                "type": "function_call_output",
+                "call_id": call.call_id,
+                "output": shop.run(call.name, call.arguments),
+            }
+            for call in calls
+        )
+
+
+async def test_codex_does_the_same(server: FakeServer, tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text("ok = True\n")
+    shop = Workshop(tmp_path)
+    async with openai.AsyncOpenAI(
+        base_url=f"{server.url}/v1", api_key="any", max_retries=0
+    ) as client:
+        assert await run_codex(client, shop) == "It is False now."
+    assert path.read_text() == "ok = False\n"
+    assert shop.seen == ["read", "edit", "read"]
+    prompt = read_last_prompt(server)
+    assert "local_shell" not in prompt and "apply_patch" not in prompt
+    assert prompt.count("<tool_call>") == 3
+
+
+async def test_tools_that_are_not_run_here_are_named(tokenizer_folder: Path) -> None:
+    async with (
+        open_fake_server(tokenizer_folder) as server,
+        openai.AsyncOpenAI(
+            base_url=f"{server.url}/v1", api_key="any", max_retries=0
+        ) as client,
+    ):
+        for tool, described in zip(
+            UNKNOWN_TOOLS,
+            ("'local_shell'", "'web_search'", "'custom' ('apply_patch')"),
+            strict=True,
+        ):
+            with pytest.raises(openai.BadRequestError) as caught:
+                await client.responses.create(model="fake", input="Hi", tools=[tool])
+            assert caught.value.param == "tools[0].type"
+            assert f"a tool of the type {described}" in caught.value.message
+            assert "--ignore-unknown-tools" in caught.value.message
 
 
 @pytest.mark.parametrize("streams", [False, True])

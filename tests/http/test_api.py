@@ -607,6 +607,36 @@ async def test_an_unknown_model_is_404(client: httpx.AsyncClient) -> None:
     assert (error["type"], error["param"]) == (ERROR_TYPES[404], "model")
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+async def test_a_limit_that_does_not_fit_is_named_as_it_was_sent(
+    client: httpx.AsyncClient, name: str
+) -> None:
+    response = await client.post(CHAT_PATH, json=CHAT | {name: 256})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == name
+    assert "256 output tokens were requested" in error["message"]
+
+
+async def test_a_limit_that_was_not_sent_fits_the_prompt(
+    client: httpx.AsyncClient,
+) -> None:
+    for num_ids, num_tokens in [(200, 16), (254, 2)]:
+        body = {"prompt": [[5], [5] * num_ids]}
+        response = await client.post(COMPLETION_PATH, json=body)
+        assert response.status_code == 200
+        answer = response.json()
+        assert answer["usage"]["completion_tokens"] == 2 * num_tokens
+        assert [each["finish_reason"] for each in answer["choices"]] == ["length"] * 2
+    # No name of a limit.
+    body = {"prompt": [5] * 254, "min_tokens": 10}
+    response = await client.post(COMPLETION_PATH, json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == (
+        "min_tokens: must not exceed the most output tokens, 2"
+    )
+
+
 async def test_unknown_fields_are_ignored(client: httpx.AsyncClient) -> None:
     response = await client.post(
         CHAT_PATH, json=CHAT | {"max_tokens": 1, "of_the_future": {"a": [1]}}

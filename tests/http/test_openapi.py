@@ -13,7 +13,7 @@ from trioserve.http.openapi import openapi_document
 from trioserve.http.route import Route
 from trioserve.http.routes import ROUTES
 from trioserve.http.wire.anthropic import AnthropicError
-from trioserve.types.sampling import SAMPLING_BOUNDS
+from trioserve.types.sampling import EXCLUSIVE, SAMPLING_BOUNDS
 
 DOCUMENT: Any = json.loads(msgspec.json.encode(openapi_document("1.2.3", ROUTES)))
 SCHEMAS = DOCUMENT["components"]["schemas"]
@@ -108,7 +108,8 @@ def test_bounds_are_those_that_are_checked(name: str) -> None:
     field = SCHEMAS["CompletionRequest"]["properties"][name]
     assert numbers(field)
     for branch in numbers(field):
-        assert (branch["minimum"], branch["maximum"]) == (low, high)
+        lowest = "exclusiveMinimum" if name in EXCLUSIVE else "minimum"
+        assert (branch[lowest], branch["maximum"]) == (low, high)
 
 
 @pytest.mark.parametrize(

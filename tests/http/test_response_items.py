@@ -215,8 +215,6 @@ def test_wrong_fields_are_named(fields: Any, param: str) -> None:
         ({"tools": [{"type": "mcp", "server_label": "a"}]}, "tools[0].type"),
         ({"tools": [{"type": "custom", "name": "a"}]}, "tools[0].type"),
         ({"include": ["file_search_call.results"]}, "include[0]"),
-        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),

@@ -364,10 +364,17 @@ def test_a_missing_prompt_is_named() -> None:
         decode_completion(b"{}")
 
 
-def test_errors_do_not_quote_the_request() -> None:
-    with pytest.raises(InvalidParameter) as caught:
-        chat(truncation_side="secret")
-    assert str(caught.value) == "truncation_side: must be one of left, right"
+def test_a_wrong_word_is_quoted_on_one_line_and_shortly() -> None:
+    for wrong, quoted in [
+        ("middle", "middle"),
+        ("a\u2028b", r"a\u2028b"),
+        ("x" * 99, "x" * 64 + "..."),
+    ]:
+        with pytest.raises(InvalidParameter) as caught:
+            chat(truncation_side=wrong)
+        assert str(caught.value) == (
+            f"truncation_side: must be one of left, right, not '{quoted}'"
+        )
 
 
 def test_a_type_is_explained_shortly() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from trioserve.errors import InvalidParameter, RequestError
+from trioserve.errors import InvalidParameter, NotSupported, RequestError
+from trioserve.http.decode.anthropic_requests import MessagesRequest
 from trioserve.http.decode.chat_request import ChatRequest
 from trioserve.http.decode.message_mappings import MessageMappings, to_chat_options
 from trioserve.http.decode.response_messages import to_messages
@@ -53,6 +54,57 @@ def test_tools_that_must_not_be_called_are_not_shown(
 ) -> None:
     fields = {"messages": MESSAGES, "tools": [TOOL], "tool_choice": choice}
     assert to_chat_options(decode(request_type, fields)).tools == shown
+
+
+UNKNOWN_TOOLS: list[Any] = [
+    {"type": "custom", "custom": {"name": "patch"}},
+    {"type": "web_search_20250305", "name": "web_search"},
+    {"type": ["function"]},
+]
+OWN_TOOLS: dict[type[Any], dict[str, Any]] = {
+    ChatRequest: TOOL,
+    TokenizeRequest: TOOL,
+    ResponseRequest: {"type": "function", "name": "f", "parameters": {}},
+    MessagesRequest: {"name": "f", "input_schema": {}},
+}
+
+
+@pytest.mark.parametrize("request_type", OWN_TOOLS)
+def test_unknown_tools_are_left_out_where_the_server_ignores_them(
+    request_type: type[Any],
+) -> None:
+    def decode_tools(*tools: Any) -> Any:
+        fields = {"messages": MESSAGES, "max_tokens": 1, "tools": tools}
+        if request_type is ResponseRequest:
+            fields = {"input": "hi", "tools": tools}
+        return decode_body(
+            request_type, json.dumps(fields).encode(), ignores_unknown_tools=True
+        )
+
+    own = OWN_TOOLS[request_type]
+    # Tools of the type custom are the client's own in one of the APIs.
+    unknown = UNKNOWN_TOOLS[1:2]
+    assert decode_tools(*unknown, own, *unknown).tools == decode_tools(own).tools
+    assert decode_tools(*unknown).tools is None
+    with pytest.raises(InvalidParameter) as caught:
+        decode_tools(*unknown, own | {"name": 5, "function": 5})
+    assert (caught.value.param or "").startswith("tools[1].")
+
+
+@pytest.mark.parametrize(
+    ("tool", "described"),
+    [
+        (UNKNOWN_TOOLS[0], "'custom' ('patch')"),
+        (UNKNOWN_TOOLS[1], "'web_search_20250305' ('web_search')"),
+        (UNKNOWN_TOOLS[2], "a list"),
+        ({"type": "x" * 99, "name": ["y"]}, "x" * 64 + "...' (a list)"),
+    ],
+)
+def test_an_unknown_tool_is_named(tool: Any, described: str) -> None:
+    with pytest.raises(NotSupported) as caught:
+        chat(tools=[TOOL, tool])
+    assert caught.value.param == "tools[1].type"
+    assert f"{described} is not run here" in str(caught.value)
 
 
 OTHER_TOOL = {"type": "function", "function": {"name": "g"}}

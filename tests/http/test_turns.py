@@ -175,6 +175,7 @@ def test_images_stay_bytes_of_the_body(data: str) -> None:
         ({"type": "adaptive", "display": "omitted"}, False, None, False),
         ({"type": "disabled"}, True, 0, True),
         ({"type": "disabled"}, False, None, True),
+        ({"type": "enabled", "budget_tokens": 1024}, False, None, True),
         (None, True, None, True),
     ],
 )
@@ -185,6 +186,14 @@ def test_thinking_becomes_a_budget(
     chat = to_chat_request(request, splits_reasoning=splits)
     assert chat.thinking_token_budget == budget
     assert chat.includes_reasoning == shows
+    # Without a parser, only the template can switch it off.
+    is_switched = thinking == {"type": "disabled"} and not splits
+    assert chat.reasoning_effort == ("none" if is_switched else None)
+
+
+def test_an_effort_becomes_that_of_a_chat() -> None:
+    request = decode(body_of(output_config={"effort": "low"}))
+    assert to_chat_request(request, splits_reasoning=False).reasoning_effort == "low"
 
 
 @pytest.mark.parametrize(
@@ -192,17 +201,17 @@ def test_thinking_becomes_a_budget(
     [
         (
             [{"role": "tool", "content": "x"}],
-            "messages[0].role: must be one of user, assistant, system",
+            "messages[0].role: must be one of user, assistant, system, not 'tool'",
         ),
         (
             [user({"type": "document", "source": {"type": "text", "data": "x"}})],
             "messages[0].content[0].type is not supported by this server: "
-            "must be one of text, image, tool_result",
+            "must be one of text, image, tool_result, not 'document'",
         ),
         (
             [user(call(1))],
             "messages[0].content[0].type is not supported by this server: "
-            "must be one of text, image, tool_result",
+            "must be one of text, image, tool_result, not 'tool_use'",
         ),
         ([user({"type": "text"})], "messages[0].content[0].text: is required"),
         ([user({"type": "image"})], "messages[0].content[0].source: is required"),
@@ -214,7 +223,8 @@ def test_thinking_becomes_a_budget(
         (
             [user(image(type="base64", media_type="image/bmp", data="QUJD"))],
             "messages[0].content[0].source.media_type: "
-            "must be one of image/jpeg, image/png, image/gif, image/webp",
+            "must be one of image/jpeg, image/png, image/gif, image/webp, "
+            "not 'image/bmp'",
         ),
         (
             [user(image(type="url", url=5))],
@@ -243,7 +253,7 @@ def test_thinking_becomes_a_budget(
         (
             [user(result(1, [{"type": "document"}]))],
             "messages[0].content[0].content[0].type is not supported by this server: "
-            "must be one of text, image",
+            "must be one of text, image, not 'document'",
         ),
     ],
 )
@@ -256,14 +266,16 @@ def test_wrong_turns_are_refused_by_their_place(turns: list[Any], message: str) 
     [
         (
             {"system": [image(type="url", url="x")]},
-            "system[0].type is not supported by this server: must be one of text",
+            "system[0].type is not supported by this server: must be one of text, "
+            "not 'image'",
         ),
         ({"messages": []}, "messages: must have a length of at least 1"),
         ({"max_tokens": "9"}, "max_tokens: expected int, got str"),
         (
             {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
-            "tools[0].type is not supported by this server: "
-            "only tools of the client's own (custom) are taken",
+            "tools[0].type is not supported by this server: a tool of the type "
+            "'web_search_20250305' ('web_search') is not run here; send functions, or "
+            "start the server with --ignore-unknown-tools, which leaves such tools out",
         ),
         ({"tools": [{"name": "look"}]}, "tools[0].input_schema: is required"),
         (
@@ -297,24 +309,20 @@ def test_wrong_turns_are_refused_by_their_place(turns: list[Any], message: str) 
         ),
         (
             {"tool_choice": {"type": "required"}},
-            "tool_choice.type: must be one of auto, any, tool, none",
-        ),
-        (
-            {"thinking": {"type": "enabled", "budget_tokens": 1024}},
-            "thinking.budget_tokens: needs --reasoning-parser; "
-            "send thinking of the type adaptive or disabled",
+            "tool_choice.type: must be one of auto, any, tool, none, not 'required'",
         ),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens: is required"),
         (
             {"thinking": {"type": "between_tools"}},
-            "thinking.type: must be one of enabled, disabled, adaptive",
+            "thinking.type: must be one of enabled, disabled, adaptive, "
+            "not 'between_tools'",
         ),
         ({"mcp_servers": [{}]}, "mcp_servers is not supported by this server"),
         ({"container": "c"}, "container is not supported by this server"),
         (
-            {"output_config": {"effort": "low"}},
-            "output_config.effort is not supported by this server: send thinking, or "
-            "chat_template_kwargs with the switch of the model's own template",
+            {"output_config": {"effort": "extreme"}},
+            "output_config.effort: must be one of none, minimal, low, medium, high, "
+            "xhigh, max, not 'extreme'",
         ),
         (
             {"output_config": {"format": {"type": "json_schema"}}},
@@ -351,6 +359,8 @@ def test_wrong_fields_are_refused_by_name(
             }
         },
         {"cache_control": {"type": "ephemeral"}},
+        {"output_config": {"effort": "max"}},
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}},
     ],
 )
 def test_values_that_change_nothing_are_taken(fields: dict[str, object]) -> None:

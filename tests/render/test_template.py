@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from trioserve.config import RenderConfig
-from trioserve.errors import InvalidParameter, NotSupported
+from trioserve.errors import InvalidParameter
 from trioserve.render import ChatOptions, Renderer, open_template_processes
 from trioserve.render.text.probing import find_roles
 from trioserve.render.text.tool_history import MAX_ARGUMENTS

@@ -95,6 +95,8 @@ class HttpConfig:
         seconds; 0 stores none.
       enable_tokenizer_info_endpoint: Serve GET /tokenizer_info. It shows the special
         tokens and the chat template to everybody.
+      ignore_unknown_tools: Leave out tools that are not functions, such as web_search.
+        Without it, a request with such a tool is refused, because the server runs none.
       max_background_responses: Responses that may run in the background at once. A
         further one is answered 429; 0 allows none.
     """
@@ -127,6 +129,7 @@ class HttpConfig:
     max_responses_memory: Size = "256MiB"
     response_max_age: float = 3600.0
     enable_tokenizer_info_endpoint: bool = False
+    ignore_unknown_tools: bool = False
     max_background_responses: int = 64
 
     def __post_init__(self) -> None:

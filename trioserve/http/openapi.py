@@ -10,7 +10,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from ..frontend import MAX_THINKING_TOKEN_BUDGET
-from ..types.sampling import SAMPLING_BOUNDS
+from ..types.sampling import EXCLUSIVE, SAMPLING_BOUNDS
 from .decode.completion_request import CompletionRequest
 from .respond import JSON
 from .route import Route
@@ -197,12 +197,14 @@ def _bound_fields(fields: _Json, bounds: Mapping[str, tuple[float, float]]) -> N
     """Add the ranges that SamplingParams checks."""
     for name, field in fields.items():
         if name in bounds:
-            _bound(field, *bounds[name])
+            lowest = "exclusiveMinimum" if name in EXCLUSIVE else "minimum"
+            low, high = bounds[name]
+            _bound(field, {lowest: low, "maximum": high})
 
 
-def _bound(field: _Json, low: float, high: float) -> None:
+def _bound(field: _Json, limits: Mapping[str, float]) -> None:
     """Narrow the branches of a field's schema that are numbers."""
     for branch in field.get("anyOf", [field]):
         # The logprobs of a chat are a flag with the name of a number.
         if branch.get("type") in ("integer", "number"):
-            branch.update(minimum=low, maximum=high)
+            branch.update(limits)

@@ -10,10 +10,11 @@ from ..errors import InvalidParameter
 from .repetition import RepetitionDetection
 from .structured import Grammar
 
-# Inclusive bounds of every number that a client may send. One table serves the check
+# Bounds of every number that a client may send. One table serves the check
 # below and the OpenAPI document. Sources: OpenAI's reference for the penalties and
 # the bias; vLLM 0.33 for the seed (int64); the others bound what is allocated for one
 # request. The server's --max-logprobs bounds log probabilities further.
+# A number in EXCLUSIVE may not be equal to its lower bound.
 SAMPLING_BOUNDS: dict[str, tuple[float, float]] = {
     "n": (1, 128),
     "temperature": (0.0, 100.0),
@@ -29,6 +30,7 @@ SAMPLING_BOUNDS: dict[str, tuple[float, float]] = {
     "logprobs": (-1, 2**31 - 1),
     "prompt_logprobs": (-1, 2**31 - 1),
 }
+EXCLUSIVE: frozenset[str] = frozenset({"top_p"})
 
 # vLLM's default of --max-logprobs.
 DEFAULT_MAX_LOGPROBS = 20
@@ -128,10 +130,13 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name, (low, high) in SAMPLING_BOUNDS.items():
             _check_bounds(name, getattr(self, name), low, high)
-        if self.top_p == 0.0:
-            raise InvalidParameter("top_p", "must be greater than 0")
+            if name in EXCLUSIVE and getattr(self, name) == low:
+                raise InvalidParameter(name, f"must be greater than {low:g}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidParameter("min_tokens", "must not exceed max_tokens")
+            raise InvalidParameter(
+                "min_tokens",
+                f"must not exceed the most output tokens, {self.max_tokens}",
+            )
         _check_logit_bias(self.logit_bias)
         _check_bad_words(self.bad_words)
         if len(self.allowed_token_ids) > MAX_ALLOWED_TOKEN_IDS:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from ...errors import InvalidParameter, RequestError
+from ...errors import RequestError
 from .anthropic_requests import ConversationRequest, MessagesRequest, Thinking
 from .chat_request import ChatRequest
 from .tool_choice import flatten_tool_path
@@ -16,6 +16,7 @@ from .turn_mappings import TurnMappings
 _CLIENT_NAMES: Final[Mapping[str, str]] = {
     "response_format.json_schema": "output_config.format.schema",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "reasoning_effort": "output_config.effort",
     "stop": "stop_sequences",
     "thinking_token_budget": "thinking.budget_tokens",
     "tool_choice.function.name": "tool_choice.name",
@@ -28,12 +29,11 @@ def to_chat_request(
     """Make a chat of a request. It has no messages; TurnMappings has them.
 
     Args:
-      splits_reasoning: the server separates reasoning from answers.
+      splits_reasoning: the server separates reasoning from answers, so that a budget can
+        limit it. Otherwise there is none: agents send a budget to every model.
 
     Raises:
       RequestError: the chat is refused; `explain_fields` changes the names in its message.
-      InvalidParameter: a budget for reasoning is sent to a server that does not separate
-        it.
     """
     choice, output = request.tool_choice, request.output_config
     fields: dict[str, Any] = {
@@ -44,6 +44,7 @@ def to_chat_request(
         # A model goes on where the last turn ends, if that is its own.
         "continue_final_message": request.messages[-1].role == "assistant",
         "response_format": None if output is None else output.to_response_format(),
+        "reasoning_effort": None if output is None else output.effort,
         "chat_template_kwargs": request.chat_template_kwargs,
         **_read_thinking(request.thinking, splits_reasoning),
     }
@@ -66,18 +67,13 @@ def to_chat_request(
 def _read_thinking(thinking: Thinking | None, splits_reasoning: bool) -> dict[str, Any]:
     if thinking is None:
         return {}
-    if thinking.type == "enabled" and not splits_reasoning:
-        raise InvalidParameter(
-            "thinking.budget_tokens",
-            "needs --reasoning-parser; send thinking of the type adaptive or disabled",
-        )
-    budget = thinking.budget_tokens
-    if thinking.type == "disabled" and splits_reasoning:
-        budget = 0
-    return {
-        "thinking_token_budget": budget,
-        "include_reasoning": thinking.display != "omitted",
-    }
+    is_disabled = thinking.type == "disabled"
+    fields: dict[str, Any] = {"include_reasoning": thinking.display != "omitted"}
+    if not splits_reasoning:
+        # Only the template can switch it off.
+        return fields | ({"reasoning_effort": "none"} if is_disabled else {})
+    budget = 0 if is_disabled else thinking.budget_tokens
+    return fields | {"thinking_token_budget": budget}
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from ...errors import InvalidParameter
+from ...errors import InvalidParameter, list_choices
 from ...frontend import MAX_STOP_STRINGS
 from .client_tools import ClientTool, ToolPreference
 from .field_types import Int64, Seconds, StopString
@@ -41,11 +41,11 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.type not in _THINKING_TYPES:
             raise InvalidParameter(
-                "thinking.type", f"must be one of {', '.join(_THINKING_TYPES)}"
+                "thinking.type", list_choices(_THINKING_TYPES, self.type)
             )
         if self.display not in (None, *_DISPLAYS):
             raise InvalidParameter(
-                "thinking.display", f"must be one of {', '.join(_DISPLAYS)}"
+                "thinking.display", list_choices(_DISPLAYS, self.display)
             )
         if (self.type == "enabled") != (self.budget_tokens is not None):
             reason = "is required" if self.type == "enabled" else "is for enabled alone"

@@ -82,7 +82,12 @@ async def _read(
     chunks = await wait_body(state, request)
     engine = require(None)
     work = partial(
-        decode_chunks, chunks, request_type, engine.info.max_model_len, str(request.id)
+        decode_chunks,
+        chunks,
+        request_type,
+        engine.info.max_model_len,
+        str(request.id),
+        ignores_unknown_tools=state.config.ignore_unknown_tools,
     )
     body = await run_decoding(engine, work, chunks)
     request.time_limit.shorten("timeout", body.timeout)
@@ -129,6 +134,8 @@ def decode_chunks(
     request_type: type[RequestT],
     max_model_len: int,
     request_id: str = "",
+    *,
+    ignores_unknown_tools: bool = False,
 ) -> RequestT:
     """Join the parts of a body and decode it. This blocks, and empties `chunks`.
 
@@ -136,7 +143,12 @@ def decode_chunks(
       MemoryFull: the system has no memory for that.
     """
     content = join_chunks(chunks)
-    body = decode_body(request_type, content, max_model_len)
+    body = decode_body(
+        request_type,
+        content,
+        max_model_len,
+        ignores_unknown_tools=ignores_unknown_tools,
+    )
     log_unknown_fields(content, request_type, request_id)
     return body
 

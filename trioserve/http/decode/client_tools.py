@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+import itertools
+from typing import Final
 
 import msgspec
 
-from ...errors import InvalidParameter, NotSupported
+from ...errors import InvalidParameter, NotSupported, list_choices
 from .errors import explain
-from .free_form import MAX_TOOLS_BYTES, decode_free_form
+from .free_form import decode_any_tools
+from .known_tools import list_known
 from .messages import Name
 from .tool_choice import NamedFunction, NamedTool, ToolChoice
 
@@ -74,9 +76,7 @@ class ToolPreference(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.type not in CHOICES:
-            raise InvalidParameter(
-                "tool_choice.type", f"must be one of {', '.join(CHOICES)}"
-            )
+            raise InvalidParameter("tool_choice.type", list_choices(CHOICES, self.type))
         if (self.type == "tool") != (self.name is not None):
             raise InvalidParameter(
                 "tool_choice.name", "is required for the type tool, and only for it"
@@ -94,33 +94,31 @@ class ToolPreference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode_client_tools(
-    name: str, raw: msgspec.Raw, max_tokens: int
+    name: str, raw: msgspec.Raw, max_tokens: int, *, ignores_unknown: bool = False
 ) -> tuple[ClientTool, ...] | None:
     """Decode the tools of a request.
+
+    Args:
+      ignores_unknown: whether tools that are not the client's own are left out.
 
     Raises:
       InvalidParameter: a tool lacks a field, or the tools are too large or too deep.
       NotSupported: a tool is one of the provider's, or has an option that the server does
         not have.
     """
-    tools: tuple[dict[str, object], ...] | None = decode_free_form(
-        name, raw, tuple[dict[str, object], ...] | None, MAX_TOOLS_BYTES
+    tools = list_known(
+        name,
+        decode_any_tools(name, raw),
+        (None, "custom"),
+        ignores_unknown=ignores_unknown,
     )
-    if not tools:
-        return None
-    for index, tool in enumerate(tools):
-        _check_type(f"{name}[{index}]", tool)
+    return tuple(itertools.starmap(_read_tool, tools)) or None
+
+
+def _read_tool(path: str, tool: dict[str, object]) -> ClientTool:
     try:
-        typed = msgspec.convert(tools, tuple[ClientTool, ...])
+        typed = msgspec.convert(tool, ClientTool)
     except msgspec.ValidationError as error:
-        raise explain(error, name) from None
-    for index, each in enumerate(typed):
-        each.check(f"{name}[{index}]")
+        raise explain(error, path) from None
+    typed.check(path)
     return typed
-
-
-def _check_type(path: str, tool: dict[str, Any]) -> None:
-    if tool.get("type") not in (None, "custom"):
-        raise NotSupported(
-            f"{path}.type", "only tools of the client's own (custom) are taken"
-        )

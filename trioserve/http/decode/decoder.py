@@ -8,15 +8,18 @@ megabytes long stay bytes in that call, and lazy_fields.py decodes them in piece
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
+from functools import cached_property, partial
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from . import unsupported
+from . import foreign_fields, unsupported
 from ...errors import InvalidParameter
 from .chat_payloads import CHAT_PAYLOADS
 from .counting import check_size
 from .errors import explain
+from .field_names import FieldNames, find_inside
 from .payloads import Payloads, Strings, take_out
 from .pieces import decode_pieces, find_long_fields, make_shell
 
@@ -38,12 +41,13 @@ DecodeField = Callable[[str, msgspec.Raw, int], object]
 class BodyDecoder(Generic[RequestT]):
     """Decodes the bodies of one endpoint.
 
-    The first pass decodes into a struct that also has the fields which the server
-    refuses (unsupported.py). In that pass these fields stay bytes, and so does each field
-    that may hold lists or mappings: their sizes are checked before they are decoded.
+    The first pass looks at the names of the fields (field_names.py). The second one decodes
+    into a struct in which each field that may hold lists or mappings stays bytes: their sizes
+    are checked before they are decoded.
 
     Args:
       refused: fields that are not implemented, with their neutral values.
+      foreign: fields that other servers have, with advice and their neutral values.
       lazy: fields with decoders of their own. All others that may be long are decoded in
         pieces.
       ignored: names of fields that change nothing.
@@ -57,13 +61,21 @@ class BodyDecoder(Generic[RequestT]):
         refused: Mapping[str, unsupported.Neutral] = {},
         lazy: Mapping[str, DecodeField] = {},
         *,
+        foreign: Mapping[str, unsupported.Refused] = {},
         ignored: frozenset[str] = frozenset(),
         bounds_ids: bool = True,
         payloads: Payloads | None = CHAT_PAYLOADS,
     ) -> None:
         self._request_type = request_type
         self.refused = refused
+        self.foreign = foreign
         self.ignored = ignored
+        self._names = FieldNames(
+            request_type.__struct_encode_fields__,
+            ignored=ignored,
+            refused={**foreign, **unsupported.advise(refused)},
+            inside=find_inside(request_type, foreign_fields.INSIDE),
+        )
         long_fields = find_long_fields(request_type)
         self.own_fields = frozenset(lazy)
         self._lazy = {
@@ -73,7 +85,7 @@ class BodyDecoder(Generic[RequestT]):
         self._bounds_ids = bounds_ids
         self._payloads = payloads
         self._decoder: msgspec.json.Decoder[RequestT] = msgspec.json.Decoder(
-            make_shell(request_type, (*refused, *self._lazy))
+            make_shell(request_type, tuple(self._lazy))
         )
 
     def decode(self, body: bytes, max_model_len: int) -> RequestT:
@@ -94,14 +106,23 @@ class BodyDecoder(Generic[RequestT]):
         if payloads is not None:
             body, strings = take_out(body, payloads.keys)
         check_size(None, body)
+        self._names.check(body)
         parsed = self._parse(body)
-        for name, neutral in self.refused.items():
-            if value := getattr(parsed, name):
-                unsupported.refuse(name, value, neutral)
         fields = self._decode_lazy_fields(parsed, max_model_len)
         if payloads is not None and strings:
             payloads.put_back(fields, strings)
         return self._request_type(**fields)
+
+    @cached_property
+    def tolerant(self) -> BodyDecoder[RequestT]:
+        """The same decoder, which leaves out tools that the client does not run itself."""
+        decoder = copy(self)
+        if "tools" in self._lazy:
+            # Only decoders of tools have this option.
+            decode: Any = self._lazy["tools"]
+            tools = partial(decode, ignores_unknown=True)
+            decoder._lazy = {**self._lazy, "tools": tools}
+        return decoder
 
     def list_unknown_fields(self, body: bytes) -> tuple[str, ...]:
         """Return the names of the top-level fields that the server does not know.
@@ -116,7 +137,12 @@ class BodyDecoder(Generic[RequestT]):
         # The names of unknown fields were not decoded before, so they may not be UTF-8.
         except ValueError:
             return ()
-        known = {*self._request_type.__struct_fields__, *self.refused, *self.ignored}
+        known = {
+            *self._request_type.__struct_fields__,
+            *self.refused,
+            *self.foreign,
+            *self.ignored,
+        }
         unknown = [name for name in fields if name not in known]
         return tuple(
             name[:_MAX_UNKNOWN_CHARACTERS] for name in unknown[:_MAX_UNKNOWN_FIELDS]

@@ -1,4 +1,4 @@
-"""Errors of the JSON decoder, in sentences that never quote the body."""
+"""Errors of the JSON decoder, in sentences that quote no more of the body than a wrong word."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from ...errors import InvalidParameter
+from ...errors import InvalidParameter, list_choices
 from .field_types import CHOICES, REQUEST_ID_RULE
 from .pooling_requests import CHOICES as POOLING_CHOICES
 from .response_requests import CHOICES as RESPONSE_CHOICES
@@ -40,6 +40,7 @@ def _refuse(field: str, reason: str) -> InvalidParameter:
 
 
 _CHOICES: Final = {**CHOICES, **POOLING_CHOICES, **RESPONSE_CHOICES}
+_WRONG_CHOICE: Final = re.compile(r"Invalid (enum )?value ")
 _MISSING: Final = re.compile(r"Object missing required field `(\w+)`")
 _BOUND: Final = re.compile(r"Expected `\w+` (of length )?([<>]=) (\S+)")
 # The message about a list that was split into its items.
@@ -69,9 +70,11 @@ def _explain_value(text: str, field: str) -> InvalidParameter:
     # Request ids have the only pattern.
     if reason.startswith("Expected `str` matching regex"):
         reason = REQUEST_ID_RULE
-    # msgspec quotes the wrong value and does not list the right ones.
-    if reason.startswith(("Invalid enum value", "Invalid value")):
+    # msgspec quotes the whole value and does not list the right ones.
+    if wrong := _WRONG_CHOICE.match(reason):
         choices = _CHOICES[param.rpartition(".")[2].partition("[")[0]]
-        reason = f"must be one of {', '.join(choices)}"
+        # Without the quotes.
+        sent = reason[wrong.end() + 1 : -1]
+        return InvalidParameter(param, list_choices(choices, sent))
     reason = reason.replace("`", "").replace(" | ", " or ")
     return InvalidParameter(param, reason[0].lower() + reason[1:])

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+import itertools
 from typing import Any, Final
 
 import msgspec
 
-from ...errors import InvalidParameter, NotSupported
+from ...errors import InvalidParameter, NotSupported, list_choices
 from ...types.nesting import check_nesting
 from .counting import check_size
 from .functions import check_function, drop_nulls
+from .known_tools import list_known
 from .lazy_fields import begins_with, decode_field
 from .pieces import decode_pieces
 from .response_requests import TextConfig
@@ -52,27 +54,45 @@ def decode_template_kwargs(
 
 
 def decode_tools(
-    name: str, raw: msgspec.Raw, max_tokens: int
+    name: str, raw: msgspec.Raw, max_tokens: int, *, ignores_unknown: bool = False
 ) -> tuple[dict[str, object], ...] | None:
     """Decode the functions that a model may call.
+
+    Args:
+      ignores_unknown: whether tools that are not functions are left out.
 
     Raises:
       InvalidParameter: a tool has no name, or a field of the wrong type, or the tools are
         too large or too deep.
       NotSupported: a tool is not a function.
     """
-    tools = decode_any_tools(name, raw, max_tokens)
-    if tools is None:
-        return None
-    return tuple(
-        _read_tool(f"{name}[{index}]", tool) for index, tool in enumerate(tools)
+    tools = list_known(
+        name,
+        decode_any_tools(name, raw),
+        ("function", None),
+        ignores_unknown=ignores_unknown,
     )
+    return tuple(itertools.starmap(_read_tool, tools)) or None
 
 
-def decode_any_tools(
-    name: str, raw: msgspec.Raw, max_tokens: int
+def decode_flat_tools(
+    name: str, raw: msgspec.Raw, max_tokens: int, *, ignores_unknown: bool = False
 ) -> tuple[dict[str, object], ...] | None:
-    """Decode tools whose form is checked later.
+    """Decode the same as the Responses API writes it."""
+    tools = []
+    for path, tool in list_known(
+        name,
+        decode_any_tools(name, raw),
+        ("function",),
+        ignores_unknown=ignores_unknown,
+    ):
+        check_function(path, tool)
+        tools.append(tool)
+    return tuple(tools) or None
+
+
+def decode_any_tools(name: str, raw: msgspec.Raw) -> tuple[dict[str, object], ...]:
+    """Decode tools of any form.
 
     Raises:
       InvalidParameter: the tools are no list of objects, or are too large or too deep.
@@ -80,7 +100,7 @@ def decode_any_tools(
     tools: tuple[dict[str, object], ...] | None = decode_free_form(
         name, raw, tuple[dict[str, object], ...] | None, MAX_TOOLS_BYTES
     )
-    return tools or None
+    return tools or ()
 
 
 def _decode_choice(name: str, raw: msgspec.Raw, kinds: Mapping[str, type]) -> Any:
@@ -91,13 +111,11 @@ def _decode_choice(name: str, raw: msgspec.Raw, kinds: Mapping[str, type]) -> An
     )
     kind = fields.get("type", "function")
     if not isinstance(kind, str) or kind not in kinds:
-        raise NotSupported(f"{name}.type", f"must be one of {', '.join(kinds)}")
+        raise NotSupported(f"{name}.type", list_choices(kinds, kind))
     return decode_field(name, raw, kinds[kind])
 
 
 def _read_tool(path: str, tool: dict[str, object]) -> dict[str, object]:
-    if tool.get("type", "function") != "function":
-        raise NotSupported(f"{path}.type", "must be function")
     function = tool.get("function")
     if not isinstance(function, dict):
         raise InvalidParameter(f"{path}.function", "must be an object")

@@ -13,15 +13,26 @@ _CACHE_HINTS: Final = frozenset(
     {"cache_control", "prompt_cache_options", "prompt_cache_retention", "session_id"}
 )
 
-# Responses repeat the labels.
-RESPONSE: Final = _CACHE_HINTS
+# There is one price and one speed, and one model without alternatives (OpenRouter's field).
+_WISHES: Final = frozenset({"models", "service_tier"})
 
-GENERATION: Final = _CACHE_HINTS | {
-    "metadata",
-    "prompt_cache_key",
-    "safety_identifier",
-    "user",
-}
+# Responses repeat the labels.
+RESPONSE: Final = _CACHE_HINTS | _WISHES
+
+COMPLETION: Final = (
+    _CACHE_HINTS
+    | _WISHES
+    | {
+        "metadata",
+        "prompt_cache_key",
+        "safety_identifier",
+        "user",
+    }
+)
+
+# Chats are not stored. Templates have no place for a verbosity, and a prediction of the answer
+# would only be a hint for speed.
+CHAT: Final = COMPLETION | {"prediction", "store", "verbosity"}
 
 MESSAGES: Final = frozenset({"cache_control", "metadata", "user_profile_id"})
 

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from ...errors import InvalidParameter, NotSupported
+from ...errors import InvalidParameter, NotSupported, list_choices
 
 # No client was seen to send more.
 MAX_MESSAGES: Final = 16_384
@@ -132,7 +132,7 @@ def _check_parts(path: str, parts: tuple[ContentPart, ...]) -> None:
     for index, part in enumerate(parts):
         if part.type not in PART_TYPES:
             raise NotSupported(
-                f"{path}[{index}].type", f"must be one of {', '.join(PART_TYPES)}"
+                f"{path}[{index}].type", list_choices(PART_TYPES, part.type)
             )
         # Each type of part has its content in the field of the same name.
         if getattr(part, part.type) in (None, msgspec.Raw()):

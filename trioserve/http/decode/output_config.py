@@ -6,7 +6,8 @@ from typing import cast
 
 import msgspec
 
-from ...errors import InvalidParameter, NotSupported
+from ...errors import InvalidParameter
+from ...render import ReasoningEffort
 from .free_form import decode_copy
 from .structured import JsonSchemaFormat, ResponseFormat
 
@@ -27,19 +28,13 @@ class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How the model answers.
 
     Args:
-      effort: only Anthropic's default is taken, high, because models have no common switch.
+      effort: as reasoning_effort of chats.
     """
 
-    effort: str | None = None
+    effort: ReasoningEffort | None = None
     format: OutputFormat | None = None
 
     def __post_init__(self) -> None:
-        if self.effort not in (None, "high"):
-            raise NotSupported(
-                "output_config.effort",
-                "send thinking, or chat_template_kwargs with the switch of the model's own "
-                "template",
-            )
         if self.format is not None and self.format.type != "json_schema":
             raise InvalidParameter("output_config.format.type", "must be json_schema")
 
@@ -58,6 +53,5 @@ def decode_output_config(
 
     Raises:
       InvalidParameter: it has another type, or is too long.
-      NotSupported: it asks for another effort.
     """
     return cast(OutputConfig | None, decode_copy(name, raw, OutputConfig | None))

@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal, cast, get_args
 import msgspec
 from msgspec import Meta
 
-from ...errors import InvalidParameter, NotSupported
+from ...errors import InvalidParameter, NotSupported, list_choices
 from ...types.pooling import LongText, PoolingTask
 from .continuation import check_continuation
 from .field_types import (
@@ -349,7 +349,7 @@ class CohereEmbedRequest(ModelRequest, frozen=True, kw_only=True):
             if name not in COHERE_TYPES:
                 raise NotSupported(
                     f"embedding_types[{index}]",
-                    f"the supported types are {', '.join(COHERE_TYPES)}",
+                    list_choices(COHERE_TYPES, name),
                 )
 
     @property

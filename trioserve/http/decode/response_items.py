@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from ...errors import InvalidParameter, NotSupported
+from ...errors import InvalidParameter, NotSupported, list_choices
 from .messages import MAX_MESSAGES, MAX_PARTS, Name
 from .structured import has_value
 
@@ -122,17 +122,14 @@ def _check_item(item: InputItem, path: str) -> None:
         case None:
             raise InvalidParameter(f"{path}.type", "is required")
         case _:
-            raise NotSupported(
-                f"{path}.type",
-                f"items are {', '.join(_ITEM_TYPES)}, got {item.kind[:64]}",
-            )
+            raise NotSupported(f"{path}.type", list_choices(_ITEM_TYPES, item.kind))
 
 
 def _check_reasoning(content: Content | None, path: str) -> None:
     for index, part in enumerate(content if isinstance(content, tuple) else ()):
         if part.type not in _REASONING_TYPES:
             raise NotSupported(
-                f"{path}[{index}].type", f"must be one of {', '.join(_REASONING_TYPES)}"
+                f"{path}[{index}].type", list_choices(_REASONING_TYPES, part.type)
             )
         if part.text is None:
             raise InvalidParameter(f"{path}[{index}].text", "is required")
@@ -140,7 +137,7 @@ def _check_reasoning(content: Content | None, path: str) -> None:
 
 def _check_message(item: InputItem, path: str) -> None:
     if item.role not in _ROLES:
-        raise InvalidParameter(f"{path}.role", f"must be one of {', '.join(_ROLES)}")
+        raise InvalidParameter(f"{path}.role", list_choices(_ROLES, item.role))
     _require(item, path, "content")
     _check_parts(item.content, f"{path}.content")
 
@@ -157,7 +154,7 @@ def _check_parts(content: Content | None, path: str) -> None:
     for index, part in enumerate(content):
         if part.type not in _PART_TYPES:
             raise NotSupported(
-                f"{path}[{index}].type", f"must be one of {', '.join(_PART_TYPES)}"
+                f"{path}[{index}].type", list_choices(_PART_TYPES, part.type)
             )
         if part.type != "input_image":
             if part.text is None:

@@ -14,6 +14,8 @@ from .tool_choice import flatten_tool_path
 # The names of chats' fields that are called otherwise here.
 _RESPONSE_NAMES: Final[Mapping[str | None, str]] = {
     "max_completion_tokens": "max_output_tokens",
+    "prompt": "input",
+    "messages": "input",
     "reasoning_effort": "reasoning.effort",
 }
 
@@ -33,7 +35,8 @@ def naming_fields(sources: Sequence[int], num_earlier: int) -> Iterator[None]:
         yield
     except RequestError as error:
         if isinstance(error, ContextLengthExceeded):
-            error.param = "input"
+            # Its message has no name.
+            error.param = _RESPONSE_NAMES.get(error.param, error.param)
         elif found := _CHAT_MESSAGE.match(error.param or ""):
             name = _name_source(sources[int(found[1])], num_earlier)
             _rename(error, name)

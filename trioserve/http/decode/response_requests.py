@@ -9,15 +9,12 @@ from typing import Annotated, Final, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from ...errors import (
-    InvalidParameter,
-    NotSupported,
-)
+from ...errors import InvalidParameter, NotSupported, list_choices
 from ...render import ReasoningEffort
 from ...types.structured import StructuredOutput
 from .chat_request import ChatRequest
 from .field_types import Int64
-from .functions import check_function, drop_nulls
+from .functions import drop_nulls
 from .messages import Message
 from .requests import SampledRequest
 from .response_items import MESSAGE, InputItem, InputItems, check_items
@@ -26,6 +23,10 @@ from .tool_choice import FlatAllowedTools, FlatNamedTool, FlatToolChoice
 
 FORMAT: Final = "text.format"
 _FORMAT_TYPES: Final = ("text", "json_object", "json_schema")
+
+# These change nothing: templates have no place for them.
+_VERBOSITIES: Final = ("low", "medium", "high")
+_SUMMARIES: Final = ("auto", "concise", "detailed", "none")
 
 LOGPROBS: Final = "message.output_text.logprobs"
 
@@ -60,7 +61,8 @@ class TextFormat(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
       name, description: labels that the answer repeats.
-      schema: a JSON schema, which a renderer worker compiles.
+      schema: a JSON schema, which a renderer worker compiles. The type json_object takes
+        it, too.
       strict: the answer matches the schema in any case, so this changes nothing.
     """
 
@@ -82,8 +84,8 @@ class ReasoningConfig(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The options of reasoning.
 
     Args:
-      summary: `auto` or nothing, because no summaries are written. An answer has the
-        reasoning itself.
+      summary: changes nothing. No summaries are written; an answer has the reasoning
+        itself.
     """
 
     effort: ReasoningEffort | None = None
@@ -131,13 +133,14 @@ class ResponseRequest(SampledRequest, frozen=True, kw_only=True):
         _check_metadata(self.metadata or {})
         _check_text(self.text)
         _check_reasoning(self.reasoning)
-        for index, tool in enumerate(self.tools or ()):
-            _check_tool(tool, f"tools[{index}]")
 
     def _check_include(self) -> None:
         for index, name in enumerate(self.include or ()):
             if name not in (LOGPROBS, *_ALWAYS_INCLUDED):
-                raise NotSupported(f"include[{index}]", f"got {name[:64]}")
+                raise NotSupported(
+                    f"include[{index}]",
+                    list_choices((LOGPROBS, *_ALWAYS_INCLUDED), name),
+                )
         if self.top_logprobs and not self.shows_logprobs:
             raise InvalidParameter(
                 "top_logprobs", f"is only taken with {LOGPROBS} in include"
@@ -202,7 +205,7 @@ def _to_response_format(text: TextConfig | None) -> ResponseFormat | None:
         return None
     wanted = text.format
     if wanted.type != "json_schema":
-        return ResponseFormat(type=wanted.type)
+        return ResponseFormat(type=wanted.type, schema=wanted.schema)
     schema = JsonSchemaFormat(
         name=wanted.name, schema=wanted.schema, strict=wanted.strict
     )
@@ -226,35 +229,28 @@ def _check_text(text: TextConfig | None) -> None:
         return
     if text.format is not None:
         _check_format(text.format)
-    if text.verbosity not in (None, "medium"):
-        raise NotSupported("text.verbosity", "must be medium")
+    if text.verbosity not in (None, *_VERBOSITIES):
+        raise InvalidParameter(
+            "text.verbosity", list_choices(_VERBOSITIES, text.verbosity)
+        )
 
 
 def _check_format(wanted: TextFormat) -> None:
     if wanted.type not in _FORMAT_TYPES:
-        raise NotSupported(
-            f"{FORMAT}.type", f"must be one of {', '.join(_FORMAT_TYPES)}"
-        )
+        raise NotSupported(f"{FORMAT}.type", list_choices(_FORMAT_TYPES, wanted.type))
     if wanted.type == "json_schema" and not has_value(wanted.schema):
         raise InvalidParameter(f"{FORMAT}.schema", "is required")
+    if wanted.type == "text" and has_value(wanted.schema):
+        raise InvalidParameter(f"{FORMAT}.schema", "is for the type json_schema")
 
 
 def _check_reasoning(reasoning: ReasoningConfig | None) -> None:
     if reasoning is None:
         return
-    if reasoning.summary not in (None, "auto"):
-        raise NotSupported("reasoning.summary", "answers have the reasoning itself")
-
-
-def _check_tool(tool: dict[str, object], path: str) -> None:
-    """Refuse tools that the client does not run itself."""
-    kind = tool.get("type")
-    if kind != "function":
-        raise NotSupported(
-            f"{path}.type",
-            f"{str(kind)[:64]} is no tool of this server; send functions",
+    if reasoning.summary not in (None, *_SUMMARIES):
+        raise InvalidParameter(
+            "reasoning.summary", list_choices(_SUMMARIES, reasoning.summary)
         )
-    check_function(path, tool)
 
 
 def _to_chat_tool(tool: dict[str, object]) -> dict[str, object]:

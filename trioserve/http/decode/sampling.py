@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from ...errors import InvalidParameter, list_some
+from ...errors import ContextLengthExceeded, InvalidParameter, list_some
 from ...types.repetition import RepetitionDetection
 from ...types.sampling import DEFAULT_MAX_LOGPROBS, SamplingParams
 from .chat_request import ChatRequest
@@ -97,6 +97,9 @@ def naming_sampling(request: GenerationRequest) -> Iterator[None]:
     """Let errors of SamplingParams name the fields of the request."""
     try:
         yield
+    except ContextLengthExceeded as error:
+        error.param = _find_name(request, error.param or "")
+        raise
     except InvalidParameter as error:
         name = error.param or ""
         sent_as = _find_name(request, name)

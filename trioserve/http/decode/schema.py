@@ -5,18 +5,19 @@ A struct without a row is decoded as it is: no field is refused, and none is laz
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any, Final
 
-from . import ignored, unsupported
+from . import foreign_fields, ignored, unsupported
 from .anthropic_requests import CountTokensRequest, MessagesRequest
 from .chat_request import ChatRequest
 from .client_tools import decode_client_tools
 from .completion_request import CompletionRequest
-from .decoder import UNBOUNDED, BodyDecoder, RequestT
+from .decoder import UNBOUNDED, BodyDecoder, DecodeField, RequestT
 from .free_form import (
-    decode_any_tools,
     decode_flat_tool_choice,
+    decode_flat_tools,
     decode_processors,
     decode_structure,
     decode_template_kwargs,
@@ -51,12 +52,12 @@ from .structured import STRUCTURE_FIELDS
 from .tokenize_requests import DetokenizeRequest, TokenizeRequest
 from .turn_payloads import TURN_PAYLOADS
 
-_TEMPLATE_FIELDS: Final = {
+_TEMPLATE_FIELDS: Final[Mapping[str, DecodeField]] = {
     "chat_template_kwargs": decode_template_kwargs,
     "tools": decode_tools,
     "tool_choice": decode_tool_choice,
 }
-_TURN_FIELDS: Final = {
+_TURN_FIELDS: Final[Mapping[str, DecodeField]] = {
     "tools": decode_client_tools,
     "output_config": decode_output_config,
     "chat_template_kwargs": decode_template_kwargs,
@@ -71,7 +72,10 @@ _TEXT_FIELDS: Final = {
 # Texts that are pooled may be truncated or read in chunks, as the request or the server's
 # options say. So only the renderer refuses texts that are too long for the model.
 _CohereDecoder: Final = partial(BodyDecoder, bounds_ids=False, payloads=None)
-_PoolingDecoder: Final = partial(_CohereDecoder, ignored=ignored.POOLING)
+_PoolingDecoder: Final = partial(
+    _CohereDecoder, foreign=foreign_fields.POOLING, ignored=ignored.POOLING
+)
+_VectorDecoder: Final = partial(_PoolingDecoder, foreign=foreign_fields.VECTORS)
 
 _DECODERS: Final[dict[type, BodyDecoder[Any]]] = {
     ChatRequest: BodyDecoder(
@@ -82,7 +86,8 @@ _DECODERS: Final[dict[type, BodyDecoder[Any]]] = {
             **_TEMPLATE_FIELDS,
             **_STRUCTURE_FIELDS,
         },
-        ignored=ignored.GENERATION,
+        foreign=foreign_fields.CHAT,
+        ignored=ignored.CHAT,
     ),
     CompletionRequest: BodyDecoder(
         CompletionRequest,
@@ -93,7 +98,8 @@ _DECODERS: Final[dict[type, BodyDecoder[Any]]] = {
             "prompt_embeds": decode_embeds_list,
             **_STRUCTURE_FIELDS,
         },
-        ignored=ignored.GENERATION,
+        foreign=foreign_fields.COMPLETION,
+        ignored=ignored.COMPLETION,
     ),
     ResponseRequest: BodyDecoder(
         ResponseRequest,
@@ -101,10 +107,11 @@ _DECODERS: Final[dict[type, BodyDecoder[Any]]] = {
         {
             "logits_processors": decode_processors,
             **_TEMPLATE_FIELDS,
-            "tools": decode_any_tools,
+            "tools": decode_flat_tools,
             "text": decode_text_config,
             "tool_choice": decode_flat_tool_choice,
         },
+        foreign=foreign_fields.RESPONSE,
         ignored=ignored.RESPONSE,
         payloads=RESPONSE_PAYLOADS,
     ),
@@ -116,6 +123,7 @@ _DECODERS: Final[dict[type, BodyDecoder[Any]]] = {
         MessagesRequest,
         unsupported.MESSAGES,
         _TURN_FIELDS,
+        foreign=foreign_fields.MESSAGES,
         ignored=ignored.MESSAGES,
         payloads=TURN_PAYLOADS,
     ),
@@ -126,10 +134,10 @@ _DECODERS: Final[dict[type, BodyDecoder[Any]]] = {
         ignored=ignored.COUNT_TOKENS,
         payloads=TURN_PAYLOADS,
     ),
-    EmbeddingRequest: _PoolingDecoder(
+    EmbeddingRequest: _VectorDecoder(
         EmbeddingRequest, unsupported.POOLING, _TEXT_FIELDS
     ),
-    PoolingRequest: _PoolingDecoder(PoolingRequest, unsupported.POOLING, _TEXT_FIELDS),
+    PoolingRequest: _VectorDecoder(PoolingRequest, unsupported.POOLING, _TEXT_FIELDS),
     ClassificationRequest: _PoolingDecoder(
         ClassificationRequest, unsupported.POOLING, _TEXT_FIELDS
     ),
@@ -152,14 +160,22 @@ _DECODERS: Final[dict[type, BodyDecoder[Any]]] = {
 
 
 def decode_body(
-    request_type: type[RequestT], body: bytes, max_model_len: int = UNBOUNDED
+    request_type: type[RequestT],
+    body: bytes,
+    max_model_len: int = UNBOUNDED,
+    *,
+    ignores_unknown_tools: bool = False,
 ) -> RequestT:
     """Decode a body into a request struct; raises as BodyDecoder.decode does.
 
     Args:
       max_model_len: a prompt with this many token ids is refused.
+      ignores_unknown_tools: tools that the client does not run itself are left out.
     """
-    return find_decoder(request_type).decode(body, max_model_len)
+    decoder = find_decoder(request_type)
+    if ignores_unknown_tools:
+        decoder = decoder.tolerant
+    return decoder.decode(body, max_model_len)
 
 
 def find_decoder(request_type: type[RequestT]) -> BodyDecoder[RequestT]:

@@ -14,7 +14,7 @@ from typing import Annotated, Final, Protocol, get_args
 import msgspec
 from msgspec import Meta
 
-from ...errors import InvalidParameter, NotSupported
+from ...errors import InvalidParameter, NotSupported, list_choices
 from ...types.structured import StructuredOutput, StructureKind
 
 # As in grammar/limits.py.
@@ -44,11 +44,15 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
       json_schema: for the type json_schema.
+      schema, value: a schema of the type json_object, as llama.cpp and TGI take it.
+        json_schema takes `schema`, too.
       structures, triggers: for the type structural_tag; see structured_outputs.
     """
 
     type: FormatType
     json_schema: JsonSchemaFormat | None = None
+    schema: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    value: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     structures: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     triggers: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
 
@@ -58,6 +62,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
       json: a schema, or the text of one.
+      schema: the same, as a schema of the json_object.
       structural_tag: the text of an object with `structures` and `triggers`.
     """
 
@@ -66,6 +71,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
     choice: Choices | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    schema: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     structural_tag: str | None = None
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
@@ -131,27 +137,41 @@ def _read_format(wanted: ResponseFormat | None) -> StructuredOutput | None:
     if wanted is None:
         return None
     param = "response_format"
+    if wanted.type not in FORMAT_TYPES:
+        raise InvalidParameter(f"{param}.type", list_choices(FORMAT_TYPES, wanted.type))
     if wanted.type != "json_schema" and wanted.json_schema is not None:
         raise InvalidParameter(f"{param}.json_schema", "is for the type json_schema")
+    # In TGI's json_schema it is an object around the schema.
+    if wanted.type == "json_schema" and has_value(wanted.value):
+        raise InvalidParameter(f"{param}.value", "send json_schema")
+    schemas = _list_schemas(param, wanted)
+    if len(schemas) > 1:
+        raise InvalidParameter(
+            schemas[1].param, f"cannot be combined with {schemas[0].param}"
+        )
+    if wanted.type in ("text", "structural_tag") and schemas:
+        raise InvalidParameter(schemas[0].param, "is for the type json_schema")
     if wanted.type == "text":
         return None
-    if wanted.type not in FORMAT_TYPES:
-        raise InvalidParameter(
-            f"{param}.type", f"must be one of {', '.join(FORMAT_TYPES)}"
-        )
+    if schemas:
+        return schemas[0]
     if wanted.type == "json_object":
         return StructuredOutput(kind="json_object", param=param)
     if wanted.type == "json_schema":
-        param = f"{param}.json_schema"
-        schema = None if wanted.json_schema is None else wanted.json_schema.schema
-        found = _read_json(param, schema)
-        if found is None:
-            raise InvalidParameter(param, "the schema is missing")
-        return found
+        raise InvalidParameter(f"{param}.json_schema", "the schema is missing")
     if not (has_value(wanted.structures) and has_value(wanted.triggers)):
         raise InvalidParameter(param, "structural_tag needs structures and triggers")
     value = {"structures": wanted.structures, "triggers": wanted.triggers}
     return _make(param, "structural_tag", msgspec.json.encode(value).decode())
+
+
+def _list_schemas(param: str, wanted: ResponseFormat) -> list[StructuredOutput]:
+    named = None if wanted.json_schema is None else wanted.json_schema.schema
+    return _list_sent(
+        _read_json(f"{param}.json_schema", named),
+        _read_json(f"{param}.schema", wanted.schema),
+        _read_json(f"{param}.value", wanted.value),
+    )
 
 
 def _read_outputs(wanted: StructuredOutputs | None) -> StructuredOutput | None:
@@ -162,12 +182,16 @@ def _read_outputs(wanted: StructuredOutputs | None) -> StructuredOutput | None:
         raise NotSupported(
             f"{param}.whitespace_pattern", "send disable_any_whitespace, or nothing"
         )
+    schema = _read_json(f"{param}.schema", wanted.schema)
+    if schema is not None and not wanted.json_object:
+        raise InvalidParameter(f"{param}.schema", "needs json_object; or send json")
     found = _list_sent(
         _read_json(f"{param}.json", wanted.json),
         _make(f"{param}.regex", "regex", wanted.regex),
         _read_choice(f"{param}.choice", wanted.choice),
         _make(f"{param}.grammar", "grammar", wanted.grammar),
-        _make(
+        schema
+        or _make(
             f"{param}.json_object", "json_object", "" if wanted.json_object else None
         ),
         _make(f"{param}.structural_tag", "structural_tag", wanted.structural_tag),

@@ -13,7 +13,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from ...errors import InvalidParameter, NotSupported
+from ...errors import InvalidParameter, NotSupported, list_choices
 from .lazy_fields import begins_with
 from .messages import MAX_MESSAGES, MAX_PARTS, Name
 
@@ -104,9 +104,7 @@ def check_conversation(system: System | None, turns: tuple[Turn, ...]) -> None:
     for index, turn in enumerate(turns):
         path = f"messages[{index}]"
         if turn.role not in BLOCK_TYPES:
-            raise InvalidParameter(
-                f"{path}.role", f"must be one of {', '.join(BLOCK_TYPES)}"
-            )
+            raise InvalidParameter(f"{path}.role", list_choices(BLOCK_TYPES, turn.role))
         if isinstance(turn.content, tuple):
             _check_blocks(f"{path}.content", turn.content, BLOCK_TYPES[turn.role])
     last = turns[-1]
@@ -130,9 +128,7 @@ def _check_blocks(
 ) -> None:
     for index, block in enumerate(blocks):
         if block.type not in types:
-            raise NotSupported(
-                f"{path}[{index}].type", f"must be one of {', '.join(types)}"
-            )
+            raise NotSupported(f"{path}[{index}].type", list_choices(types, block.type))
         for name in _REQUIRED[block.type]:
             if getattr(block, name) in (None, msgspec.Raw()):
                 raise InvalidParameter(f"{path}[{index}].{name}", "is required")
@@ -158,5 +154,5 @@ def _check_source(path: str, source: ImageSource) -> None:
         raise InvalidParameter(f"{path}.{field}", "must be a string")
     if source.type == "base64" and source.media_type not in IMAGE_TYPES:
         raise InvalidParameter(
-            f"{path}.media_type", f"must be one of {', '.join(IMAGE_TYPES)}"
+            f"{path}.media_type", list_choices(IMAGE_TYPES, source.media_type)
         )

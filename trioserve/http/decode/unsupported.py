@@ -20,6 +20,9 @@ from ...errors import NotSupported
 
 Neutral = tuple[object, ...]
 
+# The advice in the error, or nothing, and the neutral values.
+Refused = tuple[str, Neutral]
+
 BOTH: Final[Mapping[str, Neutral]] = {
     "guided_decoding_backend": ("auto", "guidance"),
     "guided_whitespace_pattern": (),
@@ -35,7 +38,6 @@ BOTH: Final[Mapping[str, Neutral]] = {
     "return_token_offsets": (False,),
     "return_weight_versions": (False,),
     "routed_experts_prompt_start": (),
-    "service_tier": ("auto", "default"),
 }
 
 CHAT: Final[Mapping[str, Neutral]] = {
@@ -49,10 +51,7 @@ CHAT: Final[Mapping[str, Neutral]] = {
     "return_prompt_text": (False,),
     "modalities": (["text"],),
     "audio": (),
-    "prediction": (),
     "web_search_options": (),
-    "store": (False,),
-    "verbosity": ("medium",),
 }
 
 COMPLETION: Final[Mapping[str, Neutral]] = {
@@ -149,9 +148,16 @@ MESSAGES: Final[Mapping[str, Neutral]] = {
     "thread": (),
 }
 
-# The advice in the error, where there is an alternative.
-INSTEAD: Final[Mapping[str, str]] = {
+# The advice, where there is an alternative.
+_INSTEAD: Final[Mapping[str, str]] = {
+    "function_call": "send tool_choice",
+    "functions": "send tools",
+    "max_completion_tokens": "send max_output_tokens",
+    "max_tokens": "send max_output_tokens",
     "normalize": "send use_activation",
+    "output_format": "send output_config.format",
+    "reasoning_effort": "send reasoning.effort",
+    "response_format": "send text.format",
     "thread": "send the whole conversation in messages",
 }
 
@@ -159,14 +165,20 @@ INSTEAD: Final[Mapping[str, str]] = {
 _LONGEST_NEUTRAL_BYTES = 64
 
 
-def refuse(name: str, value: msgspec.Raw, neutral: Neutral) -> None:
+def advise(table: Mapping[str, Neutral]) -> dict[str, Refused]:
+    """Return a table of this module with the advice for each field."""
+    return {name: (_INSTEAD.get(name, ""), neutral) for name, neutral in table.items()}
+
+
+def refuse(name: str, value: msgspec.Raw, refused: Refused) -> None:
     """Raise unless the value of a field that is not implemented is neutral.
 
     Raises:
       NotSupported: `param` is the field.
     """
-    if not _is_neutral(bytes(value), neutral):
-        raise NotSupported(name, INSTEAD.get(name, ""))
+    advice, neutral = refused
+    if not _is_neutral(bytes(memoryview(value)[: _LONGEST_NEUTRAL_BYTES + 1]), neutral):
+        raise NotSupported(name, advice)
 
 
 def _is_neutral(value: bytes, neutral: Neutral) -> bool:

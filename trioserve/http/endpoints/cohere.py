@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from quart import Response
 
-from ...errors import InvalidParameter
+from ...errors import InvalidParameter, list_choices
 from ...frontend import Pooled, PoolingEngine
 from ...render import TextOptions
 from ...render.pooling.vectors import VectorFormat, pack_bits, write_base64, write_json
@@ -133,7 +133,7 @@ def _read_input_type(
         case name if name in _TRAINED_TYPES:
             return None, None
     known = ("search_query", "search_document", *_TRAINED_TYPES, *prompt_names)
-    raise InvalidParameter("input_type", f"must be one of {', '.join(known)}")
+    raise InvalidParameter("input_type", list_choices(known, input_type))
 
 
 def _write_vector(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -18,6 +19,7 @@ from ...types.sampling import SamplingParams
 from ..connection.scope import ScopedRequest
 from ..decode.body import read_request
 from ..decode.completion_request import CompletionRequest
+from ..decode.sampling import naming_sampling
 from ..respond import respond_built
 from ..state import ServerState
 from ..stream_meter import StreamMeter
@@ -95,7 +97,23 @@ async def _render(
             ),
             *await _render_ids(engine.renderer, body, options),
         ]
+    if body.max_tokens is None:
+        sampling = _fit_default(body, engine, prompts, sampling)
     return prompts, sampling
+
+
+def _fit_default(
+    body: CompletionRequest,
+    engine: TextEngine,
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams,
+) -> SamplingParams:
+    """Limit the default of max_tokens to the tokens that the longest prompt leaves."""
+    room = engine.info.max_model_len - max(len(prompt.token_ids) for prompt in prompts)
+    if (sampling.max_tokens or 1) <= room:
+        return sampling
+    with naming_sampling(body):
+        return replace(sampling, max_tokens=room)
 
 
 def _fill_in(renderer: Renderer, body: CompletionRequest) -> Sequence[str]:

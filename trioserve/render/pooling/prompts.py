@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ...errors import InvalidParameter
+from ...errors import InvalidParameter, list_choices
 from ...types.sentence import SentenceFolder
 from .texts import Kind
 
@@ -69,8 +69,7 @@ class Prompts:
     def _find(self, name: str) -> PoolingPrompt:
         if name in self._prompts:
             return self._prompts[name]
-        known = ", ".join(self._prompts)
-        raise InvalidParameter(
-            "prompt_name",
-            f"must be one of {known}" if known else "this model has no prompts",
-        )
+        reason = "this model has no prompts"
+        if self._prompts:
+            reason = list_choices(self._prompts, name)
+        raise InvalidParameter("prompt_name", reason)
