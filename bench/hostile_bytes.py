@@ -13,15 +13,17 @@ Machine
   read from /proc, so the bench is for Linux, and other load changes little.
 
 How to read the answer
-  loop ms/MB   processor time of the server's main thread, for each megabyte that it took.
-  all ms/MB    that of all its threads: bodies over 64 KiB are decoded by workers.
-  MB taken     the bytes that the client could write before the server refused and closed.
+  once ms      processor time of the server's main thread for one connection with this form,
+               until it is closed.
+  loop ms/MB   the same for each megabyte that the client could write, less the time of a
+               connection with one small request (the first rows).
+  all ms/MB    that of all threads: long bodies are decoded by workers.
+  MB           what the client could write before the server closed.
   status       of the answer; - means that the connection was closed without one.
 
-  A form whose connection is refused after a few kilobytes has no figure for a megabyte. Its
-  row shows `once`: the time that one connection costs until it is closed, with its accept.
-  Such a peer can connect again. So can one that sends plain requests: the row `requests`
-  shows what those cost, and rates of connections are for a proxy or a firewall.
+  A form that is refused after a few kilobytes costs little once. Its peer can connect again,
+  but so can one that sends plain requests; the first rows show what those cost. Rates of
+  connections are for a proxy or a firewall.
 
 Caveats
   The client writes as fast as it can, so reads are large. In the rows with packets of one
@@ -55,9 +57,6 @@ MEGABYTE = 2**20
 PATH = b"/v1/chat/completions"
 TARGET_MS = 20.0
 
-# Less cannot be told from the cost of a connection.
-LEAST_BYTES = 2**17
-
 PACKET_BYTES = 66
 
 
@@ -69,11 +68,13 @@ class Case:
       data: what is sent on one connection.
       rounds: the number of connections, one after the other.
       packet: bytes in one write; 0 writes all at once.
+      base: the small request whose time is taken off.
     """
 
     data: bytes
     rounds: int = 8
     packet: int = 0
+    base: str = "POST"
 
 
 @dataclass(kw_only=True)
@@ -138,37 +139,41 @@ def message(content: bytes) -> bytes:
 HEAD_BYTES = 60_000
 
 
+def list_bases() -> Iterator[tuple[str, Case]]:
+    yield "GET", Case(data=get(b"/livez"), rounds=100)
+    yield "POST", Case(data=post(b"{}"), rounds=100)
+    yield "POST over HTTP/2", Case(data=http2(size=2, num_bytes=2), rounds=30)
+
+
 def list_cases() -> Iterator[tuple[str, Case]]:
-    yield "requests: GET /livez", Case(
-        data=repeat(get(b"/livez", last=b"A: b"), 60_000)
-    )
-    yield "requests: GET /v1/models", Case(
-        data=repeat(get(b"/v1/models", last=b"A: b"), 60_000)
-    )
     yield "head: fields of 3 bytes", Case(
-        data=get(b"/livez", *[b"a:"] * (HEAD_BYTES // 4)), rounds=20
+        data=get(b"/livez", *[b"a:"] * (HEAD_BYTES // 4)), rounds=20, base="GET"
     )
     yield "head: one long field", Case(
-        data=get(b"/livez", b"a: " + b"x" * HEAD_BYTES), rounds=20
+        data=get(b"/livez", b"a: " + b"x" * HEAD_BYTES), rounds=20, base="GET"
     )
     yield "head: folded lines", Case(
-        data=get(b"/livez", b"a: b", *[b" "] * (HEAD_BYTES // 3)), rounds=20
+        data=get(b"/livez", b"a: b", *[b" "] * (HEAD_BYTES // 3)), rounds=20, base="GET"
     )
     yield "head: empty lines before it", Case(data=repeat(b"\r\n"))
     yield "head: content type", Case(
-        data=post(b"{}", b"Content-Type: a" + repeat(b";a=b", HEAD_BYTES)), rounds=20
+        data=post(b"{}", b"Content-Type: a" + repeat(b";a=b", HEAD_BYTES)),
+        rounds=20,
+        base="GET",
     )
     for name, text in (("percent", b"%41"), ("slashes", b"/"), ("dots", b"../")):
         path = b"/" + repeat(text, HEAD_BYTES)
-        yield f"path: {name}", Case(data=get(path), rounds=20)
+        yield f"path: {name}", Case(data=get(path), rounds=20, base="GET")
     yield "path: query", Case(
-        data=get(b"/v1/models?" + repeat(b"a&", HEAD_BYTES)), rounds=20
+        data=get(b"/v1/models?" + repeat(b"a&", HEAD_BYTES)), rounds=20, base="GET"
     )
     yield "path: percent in the query", Case(
-        data=get(b"/v1/requests?" + repeat(b"%41=%41&", HEAD_BYTES)), rounds=20
+        data=get(b"/v1/requests?" + repeat(b"%41=%41&", HEAD_BYTES)),
+        rounds=20,
+        base="GET",
     )
     yield "packets of 1 byte: head", Case(
-        data=get(b"/livez", b"a: " + b"x" * 2000), rounds=1, packet=1
+        data=get(b"/livez", b"a: " + b"x" * 2000), rounds=1, packet=1, base="GET"
     )
     yield "packets of 1 byte: body", Case(data=post(b" " * 2000), rounds=1, packet=1)
     for size in (1, 16, 64, 128, 1024, 16_384):
@@ -218,11 +223,17 @@ def list_cases() -> Iterator[tuple[str, Case]]:
     }
     for name, body in small.items():
         yield f"JSON of 60 kB: {name}", Case(data=post(body), rounds=20)
-    yield "HTTP/2: DATA of 1 byte", Case(data=http2(size=1))
-    yield "HTTP/2: DATA of 1 byte, padded", Case(data=http2(size=1, padding=255))
-    yield "HTTP/2: DATA of 1024", Case(data=http2(size=1024))
-    yield "HTTP/2: DATA of 16384", Case(data=http2(size=16_384))
-    yield "HTTP/2: PING", Case(data=http2_frames(b"\0\0\x08\x06\0\0\0\0\0" + bytes(8)))
+    yield "HTTP/2: DATA of 1 byte", Case(data=http2(size=1), base="POST over HTTP/2")
+    yield "HTTP/2: DATA of 1 byte, padded", Case(
+        data=http2(size=1, padding=255), base="POST over HTTP/2"
+    )
+    yield "HTTP/2: DATA of 1024", Case(data=http2(size=1024), base="POST over HTTP/2")
+    yield "HTTP/2: DATA of 16384", Case(
+        data=http2(size=16_384), base="POST over HTTP/2"
+    )
+    yield "HTTP/2: PING", Case(
+        data=http2_frames(b"\0\0\x08\x06\0\0\0\0\0" + bytes(8)), base="POST over HTTP/2"
+    )
 
 
 def http2_frames(frame: bytes) -> bytes:
@@ -231,8 +242,10 @@ def http2_frames(frame: bytes) -> bytes:
     return client.data_to_send() + repeat(frame)
 
 
-def http2(*, size: int, padding: int | None = None) -> bytes:
-    """Return a request over HTTP/2 whose body of 60 kB comes in DATA frames of a size.
+def http2(
+    *, size: int, padding: int | None = None, num_bytes: int = HEAD_BYTES
+) -> bytes:
+    """Return a request over HTTP/2 whose body comes in DATA frames of a size.
 
     The windows of the server are open for so much without an update.
     """
@@ -248,7 +261,7 @@ def http2(*, size: int, padding: int | None = None) -> bytes:
     client.send_headers(1, list(fields.items()))
     data = client.data_to_send()
     taken = size if padding is None else size + padding + 1
-    for _ in range(60_000 // taken):
+    for _ in range(num_bytes // taken):
         client.send_data(1, b" " * size, pad_length=padding)
     client.end_stream(1)
     return data + client.data_to_send()
@@ -278,9 +291,10 @@ def send(port: int, case: Case) -> tuple[int, str]:
     return num_sent, found[1].decode() if found else "-"
 
 
-def run(server: Server, name: str, case: Case) -> None:
+def measure(server: Server, case: Case) -> tuple[float, float, float, str]:
+    """Return the ms of the loop and of all threads, the megabytes, and the status."""
     send(server.port, case)
-    loop, all_ = server.measure()
+    before = server.measure()
     num_taken = 0
     for _ in range(case.rounds):
         num_bytes, status = send(server.port, case)
@@ -288,13 +302,19 @@ def run(server: Server, name: str, case: Case) -> None:
     # Workers and closed connections end their work.
     time.sleep(0.3)
     now = server.measure()
-    loop, all_ = 1000 * (now[0] - loop), 1000 * (now[1] - all_)
-    megabytes = num_taken / MEGABYTE
-    once = f"{loop / case.rounds:8.2f}"
-    is_over = "  over the target" if loop / megabytes > TARGET_MS else ""
+    loop, all_ = (1000 * (b - a) / case.rounds for a, b in zip(before, now))
+    return loop, all_, num_taken / case.rounds / MEGABYTE, status
+
+
+def report(
+    name: str, figures: tuple[float, float, float, str], base: tuple[float, ...]
+) -> None:
+    loop, all_, megabytes, status = figures
+    above = (loop - base[0]) / megabytes
+    is_over = "  over the target" if above > TARGET_MS else ""
     print(
-        f"{name:32} {loop / megabytes:8.1f} {all_ / megabytes:8.1f} {once} "
-        f"{megabytes / case.rounds:8.3f} {status:>6}{is_over}",
+        f"{name:32} {loop:8.2f} {above:10.1f} {(all_ - base[1]) / megabytes:9.1f} "
+        f"{megabytes:7.3f} {status:>6}{is_over}",
         flush=True,
     )
 
@@ -326,13 +346,15 @@ def main() -> None:
     try:
         assert child.stdout is not None, "stdout is a pipe"
         server = Server(process=child, port=int(child.stdout.readline()))
-        header = "loop ms/MB", "all ms/MB", "once ms", "MB once", "status"
-        print(
-            f"{'':32} {header[0]:>8} {header[1]:>8} {header[2]:>8} {header[3]:>8} {header[4]:>6}"
-        )
+        print(f"{'':32}  once ms loop ms/MB all ms/MB      MB status")
+        bases: dict[str, tuple[float, ...]] = {}
+        for kind, case in list_bases():
+            figures = measure(server, case)
+            bases[kind] = figures[:2]
+            print(f"{'one small ' + kind:32} {figures[0]:8.2f} {figures[3]:>35}")
         for name, case in list_cases():
             if options.only in name:
-                run(server, name, case)
+                report(name, measure(server, case), bases[case.base])
     finally:
         assert child.stdin is not None, "stdin is a pipe"
         child.stdin.close()

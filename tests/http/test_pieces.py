@@ -5,7 +5,7 @@ Such a call holds the GIL. The tests count what the calls are given, so they nee
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import json
 from types import SimpleNamespace
 from typing import Any, Final, get_args, get_type_hints
@@ -16,6 +16,7 @@ import pytest
 
 from trioserve.errors import InvalidParameter, RequestError
 from trioserve.http.decode import lazy_fields, pieces
+from trioserve.http.decode.body import run_decoding
 from trioserve.http.decode.chat_request import ChatRequest
 from trioserve.http.decode.counting import MAX_CONTAINERS, MAX_FIELDS, check_size
 from trioserve.http.decode.free_form import MAX_TOOLS_BYTES
@@ -310,3 +311,29 @@ def test_the_bounds_of_a_body_leave_room_for_the_largest_conversation() -> None:
     body = json.dumps({"messages": [message] * MAX_MESSAGES}).encode()
     assert len(decode_body(ChatRequest, body).messages) == MAX_MESSAGES
     assert MAX_FIELDS >= 1024
+
+
+@pytest.mark.parametrize(
+    ("chunks", "is_short"),
+    [
+        ([b"a" * 60_000], True),
+        ([b"{}" * 200, b"[]" * 200], True),
+        ([b"{}" * 300, b"[]" * 300], False),
+        ([b'"n":1,' * 10_000], False),
+        ([b"a" * 60_000] * 2, False),
+    ],
+)
+async def test_the_event_loop_decodes_short_bodies_of_few_values_alone(
+    chunks: list[bytes | bytearray], is_short: bool
+) -> None:
+    num_runs = 0
+
+    async def run(work: Callable[[], int], *, expected_seconds: float) -> int:
+        nonlocal num_runs
+        num_runs += 1
+        return work()
+
+    workers = SimpleNamespace(run=run)
+    engine: Any = SimpleNamespace(renderer=SimpleNamespace(workers=workers))
+    assert await run_decoding(engine, lambda: 7, chunks) == 7
+    assert num_runs == (not is_short)

@@ -45,7 +45,9 @@ class HeapTrimmer:
     that, but then each GiB of uploads would take 3.3 s of CPU time instead of 1.3 s.
 
     A trim blocks the heap for other threads: 4 ms after 64 MiB of bodies, and 36 ms after
-    1 GiB.
+    1 GiB, more if the system gives its thread no core meanwhile. glibc has no smaller step.
+    A body of millions of small objects would make it far longer; such bodies are refused
+    before they are decoded.
 
     Args:
       trim: None if the platform has no such call.

@@ -124,9 +124,15 @@ async def run_decoding(
 
 
 def _has_few_values(chunks: list[bytes | bytearray]) -> bool:
-    """Return whether a body has few objects and lists: at most as many as such bytes."""
-    num_begins = sum(chunk.count(b"{") + chunk.count(b"[") for chunk in chunks)
-    return num_begins <= _FEW_VALUES
+    """Return whether a body has few objects and lists: at most as many as such bytes.
+
+    A field takes about an eighth of the time of an object.
+    """
+    num_values = sum(
+        chunk.count(b"{") + chunk.count(b"[") + chunk.count(b'":') // 8
+        for chunk in chunks
+    )
+    return num_values <= _FEW_VALUES
 
 
 def decode_chunks(
