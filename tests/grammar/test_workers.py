@@ -13,10 +13,12 @@ import pytest
 from tokenizers import Tokenizer
 
 from trioserve.errors import WeightsBroken
-from trioserve.grammar import costs
+from trioserve.grammar import costs, workers as workers_module
 from trioserve.grammar.compile import compile_structure
+from trioserve.grammar.failures import GrammarError
 from trioserve.grammar.guide import Guide, Mask
 from trioserve.grammar.guided_sequence import GuidedSequence, GuideState
+from trioserve.grammar.matchers import MAX_IDLE_BYTES
 from trioserve.grammar.workers import GuideWorkers
 from trioserve.types.output import SequenceError
 from trioserve.types.structured import Grammar, StructuredOutput
@@ -268,6 +270,87 @@ def test_a_costly_grammar_delays_no_other(
     workers.advance(list(members), Ids(x, x, x, x))
     wait(workers, *quick)
     assert [each.state for each in costly] == [GuideState.COMPUTING] * 2
+
+
+def test_a_grammar_that_failed_is_not_kept(
+    workers: GuideWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(guide: Guide, mask: Mask) -> None:
+        raise GrammarError("it has become too complex")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Guide, "write_mask", fail)
+        sequences = [
+            workers.open(make_grammar("xy", str(number)), (), EOS)
+            for number in range(20)
+        ]
+        wait(workers, *sequences)
+    assert all(each.error and each.guide is None for each in sequences)
+    assert workers.statistics().num_bytes == 0
+    again = workers.open(sequences[0].grammar, (), EOS)
+    wait(workers, again)
+    assert again.error is None
+
+
+def test_the_memory_of_masks_is_given_back_with_the_last_sequence(
+    workers: GuideWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trimmed = threading.Event()
+    monkeypatch.setattr(workers_module, "trim_heap", trimmed.set)
+    times = itertools.count()
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "thread_time", lambda: 0.1 * next(times))
+        sequences = [
+            workers.open(make_grammar("xy", str(number)), (), EOS)
+            for number in range(4)
+        ]
+        wait(workers, *sequences)
+    held = workers.statistics()
+    assert (held.num_sequences, held.num_bytes > 2**26) == (4, True)
+    for sequence in sequences[1:]:
+        workers.drop(sequence)
+    assert not trimmed.is_set()
+    workers.drop(sequences[0])
+    assert trimmed.wait(10.0)
+    left = workers.statistics()
+    assert left.num_sequences == 0 and left.num_bytes <= MAX_IDLE_BYTES
+
+
+def test_a_grammar_that_took_too_long_is_not_built_again(
+    workers: GuideWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(costs, "allow_seconds", lambda num_tokens: 0.0)
+        wait(workers, workers.open(make_grammar("xy"), (), EOS))
+        again = workers.open(make_grammar("xy"), (), EOS)
+        assert again.error == TOO_LONG and again.guide is None
+
+
+def test_two_threads_never_use_the_same_grammar(
+    workers: GuideWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of a matcher share a lock; a call that waits for it may hold the GIL."""
+    wait(workers, workers.open(make_grammar("xz"), (), EOS))
+    has_begun, may_end = threading.Event(), threading.Event()
+    write = Guide.write_mask
+
+    def write_mask(guide: Guide, mask: Mask) -> None:
+        if not has_begun.is_set():
+            has_begun.set()
+            may_end.wait(10.0)
+        write(guide, mask)
+
+    monkeypatch.setattr(Guide, "write_mask", write_mask)
+    first = workers.open(make_grammar("xy"), (), EOS)
+    assert has_begun.wait(10.0)
+    # Its masks are no longer costly, but one is still computed in the thread for those.
+    monkeypatch.setattr(costs.MaskCosts, "is_known", lambda self, text: True)
+    again, quick = (workers.open(make_grammar(text), (), EOS) for text in ("xy", "xz"))
+    # The thread for quick masks takes them in this order.
+    wait(workers, quick)
+    assert again.state is GuideState.COMPUTING
+    may_end.set()
+    wait(workers, first, again)
 
 
 def test_a_sequence_that_has_left_computes_nothing(

@@ -17,6 +17,7 @@ from ..errors import InvalidParameter
 from ..threads.deep_stack import run_with_deep_stack
 from ..types.nesting import check_nesting
 from ..types.structured import StructuredOutput
+from .endless import is_endless
 from .explain import explain
 from .failures import GrammarError, check_panic, raising_library_failures
 from .limits import MAX_BYTES, MAX_CHOICES, MAX_RULES, make_limits
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
 _WHITESPACE: Final = r"[ ]|\n[ ]{0,40}"
 
 _ANY_OBJECT: Final = '{"type": "object"}'
+
+# Before each mask, llguidance would follow all text that the grammar forces, to split it as
+# the tokenizer does. A mask of `(a{1000}){3000}` would take 17 s and 1.2 GB. One part of a
+# grammar switches that off for all.
+_NO_FORCING: Final = {"lark_grammar": '%llguidance {"no_forcing": true}\nstart: "-"'}
 
 
 def compile_structure(structure: StructuredOutput) -> str:
@@ -66,12 +72,13 @@ def _check_rules(structure: StructuredOutput) -> None:
 
 def _compile(structure: StructuredOutput) -> str:
     try:
-        text = _write(structure)
+        text = _forbid_forcing(_write(structure))
     # Of the library, for what it cannot even read, such as numbers of 300 digits.
     except ValueError as error:
         raise GrammarError(explain(str(error), structure.kind)) from None
     reason = find_mistake(text)
     if reason is None:
+        _refuse_endless(structure)
         return text
     for param, schema in _list_schemas(structure):
         # A large schema takes seconds to check. Its own reason is known.
@@ -80,6 +87,14 @@ def _compile(structure: StructuredOutput) -> str:
             path, wrong = locate(schema, wrong, _check_schema)
             raise InvalidParameter(param, f"{path}: {explain(wrong, 'json')}")
     raise GrammarError(explain(reason, structure.kind))
+
+
+def _refuse_endless(structure: StructuredOutput) -> None:
+    for param, schema in _list_schemas(structure):
+        if isinstance(schema, dict) and is_endless(schema):
+            raise InvalidParameter(
+                param, "#: no value matches: each one would have to contain another one"
+            )
 
 
 def find_mistake(grammar: str) -> str | None:
@@ -114,6 +129,12 @@ def _write(structure: StructuredOutput) -> str:
     return _write_schema(structure.value or _ANY_OBJECT, structure)
 
 
+def _forbid_forcing(grammar: str) -> str:
+    is_json = grammar.startswith("{")
+    parts = json.loads(grammar)["grammars"] if is_json else [{"lark_grammar": grammar}]
+    return json.dumps({"grammars": [*parts, _NO_FORCING]})
+
+
 def _write_schema(schema: str, structure: StructuredOutput) -> str:
     try:
         decoded = json.loads(schema, parse_constant=_refuse_constant)
@@ -137,7 +158,9 @@ def _write_schema(schema: str, structure: StructuredOutput) -> str:
 def _list_schemas(structure: StructuredOutput) -> Iterator[tuple[str, Schema]]:
     """Yield the JSON schemas of a form, each with its field of the request."""
     if structure.kind == "json":
-        yield structure.param, drop_unknown_formats(json.loads(structure.value))
+        schema = json.loads(structure.value)
+        if isinstance(schema, dict):
+            yield structure.param, drop_unknown_formats(schema)
     elif structure.kind == "structural_tag":
         for index, tag in enumerate(json.loads(structure.value)["structures"]):
             schema = drop_unknown_formats(tag.get("schema", {}))

@@ -28,16 +28,30 @@ class _Account:
     num_tokens: int = 0
     typical_seconds: float = 0.0
 
+    @property
+    def is_spent(self) -> bool:
+        return self.seconds > allow_seconds(self.num_tokens)
+
 
 class MaskCosts:
     """The accounts of the grammars that were used last; not for several threads at once."""
 
     def __init__(self) -> None:
-        self._accounts: OrderedDict[str, _Account] = OrderedDict()
+        # By the hashes of the texts, which may be long.
+        self._accounts: OrderedDict[int, _Account] = OrderedDict()
+
+    def is_known(self, text: str) -> bool:
+        """Whether a mask of a grammar was counted."""
+        return hash(text) in self._accounts
+
+    def is_spent(self, text: str) -> bool:
+        """Whether the masks of a grammar took longer than they may."""
+        account = self._accounts.get(hash(text))
+        return account is not None and account.is_spent
 
     def is_costly(self, text: str) -> bool:
         """Whether the next mask of a grammar will probably take long."""
-        account = self._accounts.get(text)
+        account = self._accounts.get(hash(text))
         return account is not None and account.typical_seconds > _COSTLY_SECONDS
 
     def charge(self, text: str, seconds: float, num_tokens: int) -> bool:
@@ -47,11 +61,11 @@ class MaskCosts:
           seconds: how long the mask took.
           num_tokens: tokens that were read before it.
         """
-        account = self._accounts.setdefault(text, _Account())
-        self._accounts.move_to_end(text)
+        account = self._accounts.setdefault(hash(text), _Account())
+        self._accounts.move_to_end(hash(text))
         if len(self._accounts) > _MAX_ACCOUNTS:
             self._accounts.popitem(last=False)
         account.seconds += seconds
         account.num_tokens += num_tokens
         account.typical_seconds += _WEIGHT * (seconds - account.typical_seconds)
-        return account.seconds <= allow_seconds(account.num_tokens)
+        return not account.is_spent

@@ -25,7 +25,7 @@ MAX_RULES: Final = 1024
 # would take 100 ms.
 #   max_items_in_row   default 2,000
 #   max_grammar_size   default 500,000
-#   max_lexer_states   1 to 2 kB each: at most 50 MB for a sequence; default 250,000
+#   max_lexer_states   0.4 to 0.9 kB each: at most 25 MB for a grammar; default 250,000
 _LIMITS: Final = {
     "max_items_in_row": 5_000,
     "initial_lexer_fuel": 1_000_000,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 import logging
 from threading import Lock
-from typing import Final, TypeAlias
+from typing import Final
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -23,11 +23,17 @@ from .limits import make_limits
 
 logger = logging.getLogger(__name__)
 
-_Reason: TypeAlias = GrammarError | LibraryFailed
+# llguidance does not say how much memory a matcher takes, so it is estimated from above.
+# A built grammar takes about ten times its text.
+_FIXED_BYTES: Final = 2**19
+_BYTES_A_CHARACTER: Final = 10
+# Copies of a matcher share its lexer, whose states are never freed. A thread that did nothing
+# but add states filled 100 to 440 MB in a second; most masks add none.
+_BYTES_A_SECOND: Final = 2**28
 
-# A built grammar takes about ten times its text: at most some 40 MB.
-_MAX_TEXT_BYTES: Final = 4 * 2**20
-_MAX_GRAMMARS: Final = 256
+# Of all grammars that are kept, while sequences use some of them, and while none does.
+MAX_BYTES: Final = 2**28
+MAX_IDLE_BYTES: Final = 2**25
 
 
 def make_tokenizer(
@@ -45,54 +51,98 @@ def make_tokenizer(
     return LLTokenizer(file, n_vocab=vocab_size, eos_token=sorted(eos_token_ids))
 
 
+@dataclass(slots=True, kw_only=True)
+class BuiltGrammar:
+    """A grammar that was built, or could not be built.
+
+    Attributes:
+      matcher: at the beginning, or the reason why there is none.
+      num_bytes: of the matcher and of what its copies have added, estimated.
+    """
+
+    matcher: LLMatcher | GrammarError | LibraryFailed
+    num_bytes: int
+
+    def open(self) -> LLMatcher:
+        """Return a matcher at the beginning.
+
+        Raises:
+          GrammarError, LibraryFailed: the grammar could not be built.
+        """
+        if isinstance(self.matcher, (GrammarError, LibraryFailed)):
+            # A new error, because one that was raised keeps the frames that it left.
+            raise type(self.matcher)(*self.matcher.args)
+        return self.matcher.deep_copy()
+
+
 class Matchers:
     """Builds matchers in one thread, and finds built ones in any thread.
 
     Args:
       load_tokenizer: is called once, with the first grammar.
+
+    Attributes:
+      num_bytes: of the matchers that are kept, estimated.
+      num_dropped_bytes: of those that were dropped since it was last set to 0. Sequences may
+        still use them.
     """
 
     def __init__(self, load_tokenizer: Callable[[], LLTokenizer]) -> None:
+        self.num_bytes = 0
+        self.num_dropped_bytes = 0
         self._load_tokenizer = load_tokenizer
         self._tokenizer: LLTokenizer | GrammarError | None = None
-        # Matchers, and why the others could not be built.
-        self._built: OrderedDict[str, LLMatcher | _Reason] = OrderedDict()
-        self._num_bytes = 0
+        self._kept: dict[str, BuiltGrammar] = {}
         self._lock = Lock()
 
-    def find(self, text: str) -> LLMatcher | None:
-        """Return a matcher at the beginning of a grammar that was built before.
+    def find(self, text: str) -> BuiltGrammar | None:
+        """Return a grammar that was built before."""
+        return self._kept.get(text)
 
-        Raises:
-          GrammarError, LibraryFailed: it could not be built.
-        """
-        with self._lock:
-            found = self._built.get(text)
-            if found is None:
-                return None
-            self._built.move_to_end(text)
-            if isinstance(found, (GrammarError, LibraryFailed)):
-                # Otherwise each raise would make its traceback longer.
-                raise found.with_traceback(None)
-            return found.deep_copy()
-
-    def build(self, text: str) -> None:
-        """Build a grammar, so that `find` finds it, or the reason why it cannot be built.
-
-        It is found at least until the next one is built.
+    def build(self, text: str) -> BuiltGrammar:
+        """Build a grammar, unless it was built before.
 
         Raises:
           TrioserveError: of load_tokenizer.
         """
-        with self._lock:
-            if text in self._built:
-                self._built.move_to_end(text)
-                return
+        found = self.find(text)
+        if found is not None:
+            return found
+        matcher: LLMatcher | GrammarError | LibraryFailed
         try:
             with raising_library_failures():
-                self._keep(text, self._build(text))
+                matcher = self._build(text)
         except (GrammarError, LibraryFailed) as error:
-            self._keep(text, error)
+            matcher = type(error)(*error.args)
+        built = BuiltGrammar(
+            matcher=matcher, num_bytes=_FIXED_BYTES + _BYTES_A_CHARACTER * len(text)
+        )
+        with self._lock:
+            # The new one stays, however large it is.
+            self._shrink(MAX_BYTES - built.num_bytes)
+            self._kept[text] = built
+            self.num_bytes += built.num_bytes
+        return built
+
+    def note_work(self, text: str, seconds: float) -> None:
+        """Count what a grammar may have grown by while its masks were computed."""
+        with self._lock:
+            built = self._kept.get(text)
+            if built is not None:
+                num_bytes = int(seconds * _BYTES_A_SECOND)
+                built.num_bytes += num_bytes
+                self.num_bytes += num_bytes
+                self._shrink(MAX_BYTES)
+
+    def forget(self, text: str) -> None:
+        """Drop a grammar."""
+        with self._lock:
+            self._drop(text)
+
+    def shrink(self, max_bytes: int) -> None:
+        """Drop the largest grammars until the others take no more than that."""
+        with self._lock:
+            self._shrink(max_bytes)
 
     def _build(self, text: str) -> LLMatcher:
         if self._tokenizer is None:
@@ -114,16 +164,12 @@ class Matchers:
             raise GrammarError(explain(matcher.get_error()))
         return matcher
 
-    def _keep(self, text: str, built: LLMatcher | _Reason) -> None:
-        with self._lock:
-            if self._built.pop(text, None) is not None:
-                self._num_bytes -= len(text)
-            self._built[text] = built
-            self._num_bytes += len(text)
-            # The new one stays, however long it is: sequences wait for it.
-            while len(self._built) > 1 and self._is_full():
-                oldest, _ = self._built.popitem(last=False)
-                self._num_bytes -= len(oldest)
+    def _shrink(self, max_bytes: int) -> None:
+        while self._kept and self.num_bytes > max_bytes:
+            self._drop(max(self._kept, key=lambda text: self._kept[text].num_bytes))
 
-    def _is_full(self) -> bool:
-        return self._num_bytes > _MAX_TEXT_BYTES or len(self._built) > _MAX_GRAMMARS
+    def _drop(self, text: str) -> None:
+        built = self._kept.pop(text, None)
+        if built is not None:
+            self.num_bytes -= built.num_bytes
+            self.num_dropped_bytes += built.num_bytes

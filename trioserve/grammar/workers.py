@@ -6,8 +6,13 @@
                    |
                 costly       masks of grammars whose masks take long
 
-So neither a new grammar nor a costly one delays the masks of the others. The threads spend
-nearly all their time inside llguidance, which releases the GIL.
+So neither a new grammar nor a costly one delays the masks of the others. The first mask of a
+grammar counts as costly. The threads spend nearly all their time inside llguidance, which
+releases the GIL.
+
+Copies of a matcher share its lexer, and its lock. While one computes a mask, most calls of
+another wait for that lock, and hold the GIL. So at no time do two threads use copies of the
+same matcher.
 
 A step needs the masks of its sequences when it samples. By then they are ready, as a rule:
 they are computed from the moment at which the tokens before are known, beside the layers.
@@ -15,23 +20,31 @@ they are computed from the moment at which the tokens before are known, beside t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from threading import Condition
 import time
-from typing import Protocol
+from typing import Final, Protocol
 
 from llguidance import LLTokenizer
 import numpy as np
 
+from ..threads.heap import trim_heap
 from ..types.output import SequenceError
 from ..types.structured import Grammar
 from .costs import MaskCosts
 from .failures import GrammarError, LibraryFailed, raising_library_failures
 from .guide import Guide, count_words
 from .guided_sequence import GuidedSequence, GuideState
-from .matchers import Matchers
+from .matchers import MAX_IDLE_BYTES, BuiltGrammar, Matchers
+
+_TOO_LONG: Final = SequenceError(reason="it takes too long to follow")
+
+# Dropped grammars of less are not worth a trim of the heap, which takes some milliseconds.
+_WORTH_BYTES: Final = 2**24
 
 
 class LateIds(Protocol):
@@ -39,6 +52,19 @@ class LateIds(Protocol):
 
     def read(self) -> list[int]:
         """Wait for the ids, one for each row of the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuideStatistics:
+    """What guides hold.
+
+    Args:
+      num_sequences: opened, and not dropped.
+      num_bytes: of the grammars that are kept for further sequences, estimated.
+    """
+
+    num_sequences: int
+    num_bytes: int
 
 
 class GuideWorkers:
@@ -59,6 +85,10 @@ class GuideWorkers:
         # Grammar -> sequences that wait until it is built, and their tokens so far.
         self._waiting: dict[str, list[tuple[GuidedSequence, Sequence[int]]]] = {}
         self._costs = MaskCosts()
+        # Grammar -> its masks in the thread for costly ones.
+        self._num_costly: Counter[str] = Counter()
+        # Sequences that have not been dropped.
+        self._num_open = 0
         # Each has one thread, which starts with its first task.
         self._building = ThreadPoolExecutor(1, "grammar builder")
         self._quick = ThreadPoolExecutor(1, "grammar masks")
@@ -79,9 +109,15 @@ class GuideWorkers:
             mask=np.zeros(self._num_words, dtype=np.int32),
             num_tokens=len(token_ids),
         )
+        with self._changed:
+            self._num_open += 1
+            if self._costs.is_spent(grammar.text):
+                self._fail(sequence, _TOO_LONG)
+                return sequence
         # A known grammar does not wait behind new ones of others.
-        if self._take_built(sequence):
-            self._quick.submit(self._follow, sequence, token_ids)
+        built = self._matchers.find(grammar.text)
+        if built is not None:
+            self._begin(sequence, token_ids, built)
             return sequence
         with self._changed:
             waiting = self._waiting.setdefault(grammar.text, [])
@@ -106,7 +142,19 @@ class GuideWorkers:
 
     def drop(self, sequence: GuidedSequence) -> None:
         """Forget a sequence; what a thread does for it now is the last."""
-        self._enter(sequence, GuideState.DROPPED)
+        with self._changed:
+            self._enter(sequence, GuideState.DROPPED)
+            sequence.guide = None
+            self._num_open -= 1
+            if not self._num_open:
+                # Behind all that the threads still do for sequences.
+                self._quick.submit(self._costly.submit, self._give_back)
+
+    def statistics(self) -> GuideStatistics:
+        """Return the current numbers."""
+        return GuideStatistics(
+            num_sequences=self._num_open, num_bytes=self._matchers.num_bytes
+        )
 
     def is_costly(self, grammar: Grammar) -> bool:
         """Whether the masks of a grammar take long."""
@@ -135,15 +183,24 @@ class GuideWorkers:
             if sequence.is_settled:
                 self._changed.notify_all()
 
-    def _take_built(self, sequence: GuidedSequence) -> bool:
-        """Give a sequence its guide, if its grammar was built; False if it was not."""
+    def _begin(
+        self,
+        sequence: GuidedSequence,
+        token_ids: Sequence[int],
+        built: BuiltGrammar | None,
+    ) -> None:
+        """Go on with a sequence whose grammar was built; None if that has failed."""
+        if sequence.state is GuideState.DROPPED:
+            return
         with self._failing(sequence):
-            matcher = self._matchers.find(sequence.grammar.text)
-            if matcher is None:
-                return False
-            sequence.guide = Guide(matcher, sequence.grammar, sequence.eos_token_ids)
+            if built is None:
+                # The log has the cause, as the context of this error.
+                raise RuntimeError("the grammar was not built")
+            sequence.guide = Guide(
+                built.open(), sequence.grammar, sequence.eos_token_ids
+            )
             self._enter(sequence, GuideState.COMPUTING)
-        return True
+            self._quick.submit(self._follow, sequence, token_ids)
 
     # The rest runs in the threads.
 
@@ -152,23 +209,22 @@ class GuideWorkers:
             if all(each.state is GuideState.DROPPED for each, _ in self._waiting[text]):
                 del self._waiting[text]
                 return
+        built = None
         try:
-            self._matchers.build(text)
+            built = self._matchers.build(text)
         finally:
             with self._changed:
                 waiting = self._waiting.pop(text)
             for sequence, token_ids in waiting:
-                self._begin(sequence, token_ids)
+                self._begin(sequence, token_ids, built)
 
-    def _begin(self, sequence: GuidedSequence, token_ids: Sequence[int]) -> None:
-        """Go on with a sequence after the build of its grammar."""
-        if sequence.state is GuideState.DROPPED:
-            return
-        with self._failing(sequence):
-            if not self._take_built(sequence):
-                # The log has the cause, as the context of this error.
-                raise RuntimeError("the grammar was not built")
-            self._quick.submit(self._follow, sequence, token_ids)
+    def _give_back(self) -> None:
+        """Give memory back, because no sequence has a grammar now."""
+        if not self._num_open:
+            self._matchers.shrink(MAX_IDLE_BYTES)
+            if self._matchers.num_dropped_bytes > _WORTH_BYTES:
+                self._matchers.num_dropped_bytes = 0
+                trim_heap()
 
     def _read(
         self, members: Sequence[tuple[int, GuidedSequence]], tokens: LateIds
@@ -179,25 +235,53 @@ class GuideWorkers:
 
     def _follow(self, sequence: GuidedSequence, token_ids: Sequence[int]) -> None:
         """Read tokens and compute the next mask, in the thread for such masks."""
-        if sequence.state is not GuideState.COMPUTING:
-            return
-        if self.is_costly(sequence.grammar):
-            self._costly.submit(self._compute, sequence, token_ids)
+        text = sequence.grammar.text
+        with self._changed:
+            is_costly = (
+                not self._costs.is_known(text)
+                or self._costs.is_costly(text)
+                or text in self._num_costly
+            )
+            if is_costly:
+                self._num_costly[text] += 1
+        if is_costly:
+            self._costly.submit(self._compute_costly, sequence, token_ids)
         else:
             self._compute(sequence, token_ids)
 
+    def _compute_costly(
+        self, sequence: GuidedSequence, token_ids: Sequence[int]
+    ) -> None:
+        try:
+            self._compute(sequence, token_ids)
+        finally:
+            with self._changed:
+                self._num_costly -= Counter((sequence.grammar.text,))
+
     def _compute(self, sequence: GuidedSequence, token_ids: Sequence[int]) -> None:
-        if sequence.state is not GuideState.COMPUTING:
+        guide = sequence.guide
+        if guide is None or sequence.state is not GuideState.COMPUTING:
             return
         with self._failing(sequence):
-            assert sequence.guide is not None, "its grammar is built"
-            # Not the time on the clock: other threads may have the core.
-            began = time.thread_time()
-            for token_id in token_ids:
-                sequence.guide.read(token_id)
-            sequence.guide.write_mask(sequence.mask)
-            self._charge(sequence, time.thread_time() - began, len(token_ids))
+            try:
+                self._advance(guide, sequence, token_ids)
+            except BaseException:
+                # Its lexer may be full, and then it would fail all others.
+                self._matchers.forget(sequence.grammar.text)
+                raise
             self._enter(sequence, GuideState.READY)
+
+    def _advance(
+        self, guide: Guide, sequence: GuidedSequence, token_ids: Sequence[int]
+    ) -> None:
+        # Not the time on the clock: other threads may have the core.
+        began = time.thread_time()
+        try:
+            for token_id in token_ids:
+                guide.read(token_id)
+            guide.write_mask(sequence.mask)
+        finally:
+            self._charge(sequence, time.thread_time() - began, len(token_ids))
 
     def _charge(
         self, sequence: GuidedSequence, seconds: float, num_tokens: int
@@ -207,10 +291,11 @@ class GuideWorkers:
         Raises:
           GrammarError: all masks of the grammar together took too long.
         """
+        text = sequence.grammar.text
+        self._matchers.note_work(text, seconds)
         with self._changed:
-            text = sequence.grammar.text
             if not self._costs.charge(text, seconds, num_tokens):
-                raise GrammarError("it takes too long to follow")
+                raise GrammarError(_TOO_LONG.reason)
 
     @contextmanager
     def _failing(self, sequence: GuidedSequence) -> Iterator[None]:
@@ -226,4 +311,5 @@ class GuideWorkers:
 
     def _fail(self, sequence: GuidedSequence, error: SequenceError) -> None:
         sequence.error = error
+        sequence.guide = None
         self._enter(sequence, GuideState.FAILED)

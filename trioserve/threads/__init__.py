@@ -2,6 +2,7 @@
 
     fresh_thread    runs a function in a thread of its own
     deep_stack      runs native code that calls itself very deeply
+    heap            gives freed memory back
     line_writer     adds lines to a file that may be slow or full
     stopping        lets the function end early if its result is no longer needed
 

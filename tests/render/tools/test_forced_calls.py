@@ -296,6 +296,39 @@ def test_a_named_tool_is_the_only_one(tokenizer: Tokenizer, guide: LLTokenizer) 
 
 
 @pytest.mark.parametrize(
+    ("parameters", "is_any"),
+    [
+        (None, False),
+        ({}, False),
+        ({"properties": {}}, False),
+        ({"type": "object", "properties": {}}, False),
+        ({"type": "object"}, True),
+        ({"type": "object", "description": "any"}, True),
+        ({"additionalProperties": True}, True),
+        ({"type": "object", "properties": {}, "additionalProperties": {}}, True),
+        ({"properties": {"a": {}}}, True),
+    ],
+)
+def test_a_tool_without_parameters_is_called_without_arguments(
+    tokenizer: Tokenizer, guide: LLTokenizer, parameters: object, is_any: bool
+) -> None:
+    functions: list[dict[str, Any]] = [{"name": "stop", "parameters": parameters}]
+    if parameters is None:
+        functions.append({"name": "stop"})
+    for function in functions:
+        tools = [{"type": "function", "function": function}]
+        options: Any = {"tools": tools, "names": frozenset({"stop"})}
+        for is_free in (False, True):
+            grammar = write_grammar(tokenizer, "hermes", "", is_free=is_free, **options)
+            for arguments in ("{}", '{"a": 1}'):
+                matcher = LLMatcher(guide, LLMatcher.grammar_from_lark(grammar))
+                call = f'<tool_call>\n{{"name": "stop", "arguments": {arguments}'
+                ids = tokenizer.encode(call, add_special_tokens=False).ids
+                is_allowed = matcher.validate_tokens(ids) == len(ids)
+                assert is_allowed == (arguments == "{}" or is_any or is_free)
+
+
+@pytest.mark.parametrize(
     ("function", "param"),
     [
         ({"name": "a b"}, "tools[0].function.name"),

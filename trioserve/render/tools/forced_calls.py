@@ -21,6 +21,9 @@ _JSON: Final = {
     "lenient": False,
 }
 
+_ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
+_NO_PARAMETERS: Final = {"type": "object", "additionalProperties": False}
+
 # Every family reads these names. The words are for the client.
 _NAME: Final = re.compile(r"[\w.\-/]{1,128}")
 _NAME_RULE: Final = "1 to 128 letters, digits, underscores, dots, hyphens and slashes"
@@ -64,13 +67,14 @@ def write_forced_calls(
                 "another tool has this name, so no grammar can have its calls",
             )
         seen.add(call)
-        parameters = function.get("parameters") if _binds(function, is_free) else None
-        schema = json.dumps(_make_schema(parameters, path))
+        schema = _ANY_OBJECT
+        if _binds(function, is_free):
+            schema = _make_schema(function.get("parameters"), path)
         calls.append(f"call_{index}")
         rules += [
             f"call_{index}: {write(form.before + call + form.between)}"
             f" arguments_{index} {write(form.after)}",
-            f"arguments_{index}: %json {schema}",
+            f"arguments_{index}: %json {json.dumps({**schema, 'x-guidance': _JSON})}",
         ]
     is_single = takes_one or form.takes_one
     more = "" if is_single else f" ({write(form.separator)} call)*"
@@ -119,4 +123,7 @@ def _make_schema(parameters: object, path: str) -> dict[str, Any]:
     schema = parameters if isinstance(parameters, dict) else {}
     if schema.get("type", "object") != "object":
         raise InvalidParameter(f"{path}.parameters.type", "must be object")
-    return {"type": "object", **schema, "x-guidance": _JSON}
+    # Clients write a tool without parameters in these ways.
+    if schema.keys() <= {"type", "properties"} and not schema.get("properties", schema):
+        return _NO_PARAMETERS
+    return {**_ANY_OBJECT, **schema}
