@@ -77,7 +77,7 @@ def test_a_token_that_does_not_fit_is_an_error(
 
 
 def test_a_form_that_no_text_has_is_an_error(guidance: LLTokenizer) -> None:
-    form = StructuredOutput(kind="grammar", value='start: "a" start')
+    form = StructuredOutput(kind="grammar", value="start: start")
     matcher = LLMatcher(guidance, compile_structure(form), log_level=0)
     with pytest.raises(GrammarError, match="no text has the form"):
         list_allowed(Guide(matcher, Grammar(text=""), [IM_END]))

@@ -22,9 +22,14 @@ _BITS: Final = {
     **{"array": 16, "object": 32},
 }
 _ALL: Final = 63
-_PYTHON_TYPES: Final = {
-    **{type(None): 1, bool: 2, int: 4, float: 4, str: 8},
-    **{list: 16, dict: 32},
+_PYTHON_TYPES: Final[dict[type, int]] = {
+    type(None): 1,
+    bool: 2,
+    int: 4,
+    float: 4,
+    str: 8,
+    list: 16,
+    dict: 32,
 }
 
 # The parts are in an order in which two or three are enough, unless their references go

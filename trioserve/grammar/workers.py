@@ -41,7 +41,7 @@ from .guide import Guide, count_words
 from .guided_sequence import GuidedSequence, GuideState
 from .matchers import MAX_IDLE_BYTES, BuiltGrammar, Matchers
 
-_TOO_LONG: Final = SequenceError(reason="it takes too long to follow")
+_TOO_LONG: Final = "it takes too long to follow"
 
 # Dropped grammars of less are not worth a trim of the heap, which takes some milliseconds.
 _WORTH_BYTES: Final = 2**24
@@ -111,9 +111,11 @@ class GuideWorkers:
         )
         with self._changed:
             self._num_open += 1
-            if self._costs.is_spent(grammar.text):
-                self._fail(sequence, _TOO_LONG)
-                return sequence
+            is_spent = self._costs.is_spent(grammar.text)
+        if is_spent:
+            with self._failing(sequence):
+                raise GrammarError(_TOO_LONG)
+            return sequence
         # A known grammar does not wait behind new ones of others.
         built = self._matchers.find(grammar.text)
         if built is not None:
@@ -295,7 +297,7 @@ class GuideWorkers:
         self._matchers.note_work(text, seconds)
         with self._changed:
             if not self._costs.charge(text, seconds, num_tokens):
-                raise GrammarError(_TOO_LONG.reason)
+                raise GrammarError(_TOO_LONG)
 
     @contextmanager
     def _failing(self, sequence: GuidedSequence) -> Iterator[None]:

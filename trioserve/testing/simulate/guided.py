@@ -45,9 +45,7 @@ class GuidedTexts:
 
     def open(self, key: int, grammar: Grammar) -> GuidedText:
         """Begin a text; the same one for the same key and grammar."""
-        self._matchers.build(grammar.text)
-        matcher = self._matchers.find(grammar.text)
-        assert matcher is not None, "it was just built"
+        matcher = self._matchers.build(grammar.text).open()
         return GuidedText(
             Guide(matcher, grammar, [self._end_id]),
             self._tokenizer,
