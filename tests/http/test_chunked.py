@@ -15,6 +15,7 @@ import trio
 from trioserve.http.connection import install_guard, make_config
 from trioserve.http.connection.chunked import MAX_CHUNKS_AT_ONCE
 from trioserve.http.connection.http1 import StrictConnection
+from trioserve.http.connection.server import CHUNK_SIZE
 
 HEAD = b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
 TINY = b"1\r\n \r\n"
@@ -194,4 +195,46 @@ async def test_others_have_their_turn_between_the_messages_of_small_chunks(
     assert len(turns) < num_chunks / 100
     # trio shuffles the tasks of a turn, so two messages may come in one turn.
     assert all(earlier < later for earlier, later in zip(turns, turns[2:]))
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_stranger_who_connects_again_and_again_costs_as_little_each_time(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    class CountingConnection(StrictConnection):
+        def receive_data(self, data: bytes) -> None:
+            sizes.append(len(data))
+            super().receive_data(data)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert scope["type"] == "http", "no lifespan"
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"well"})
+
+    async def ask(data: bytes) -> bytes:
+        async with await trio.open_tcp_stream("127.0.0.1", port) as client:
+            await client.send_all(data)
+            return b"".join([part async for part in client])
+
+    monkeypatch.setattr(
+        "trioserve.http.connection.http1.StrictConnection", CountingConnection
+    )
+    install_guard()
+    with trio.fail_after(60):
+        [address] = await nursery.start(serve, app, make_config(bind=["127.0.0.1:0"]))
+        port = int(address.rpartition(":")[2])
+        for _ in range(10):
+            sizes.clear()
+            refusal = await ask(HEAD + TINY * 100_000)
+            assert refusal.startswith(b"HTTP/1.1 400")
+            # The rest is dropped unread. The head may come alone.
+            assert sum(sizes) <= 2 * CHUNK_SIZE
+            answer = await ask(
+                b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
+            )
+            assert b"well" in answer
     nursery.cancel_scope.cancel()

@@ -31,6 +31,7 @@ Each class mends these defects:
                     idle peers could take all descriptors
                     a reset could destroy a refusal that was sent before the upload was
                     read
+                    a peer that sent its bytes one by one cost a read for each of them
     GuardedH11      a request that h11 refused was answered without a body
                     a client that sent one byte too many could leave unnoticed
                     an answer before the end of the body did not announce the close

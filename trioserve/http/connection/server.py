@@ -24,6 +24,7 @@ from .http1 import GuardedH11
 from .http2 import GuardedH2
 from .idle import IdleWatch
 from .peer import find_lost_at, mark_lost
+from .read_pace import ReadPace
 from .refusals import refuse_unread
 
 logger = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ class GuardedServer(TCPServer):
         self._reading = trio.CancelScope()
         self._has_ended = False
         self._receive_size = CHUNK_SIZE
+        self._pace = ReadPace()
         self._address = _name_address(self._socket)
         self._idle = IdleWatch(self.config.keep_alive_timeout, self.context.terminated)
 
@@ -145,7 +147,7 @@ class GuardedServer(TCPServer):
             suppress(trio.BrokenResourceError, trio.ClosedResourceError),
         ):
             await self.stream.send_eof()
-            while await self.stream.receive_some(CHUNK_SIZE):
+            while await self._receive():
                 pass
 
     async def _write(self, data: bytes) -> None:
@@ -153,6 +155,7 @@ class GuardedServer(TCPServer):
         protocol = self.protocol.protocol
         # The reader may close the stream while this waits.
         stream = protocol.stream if isinstance(protocol, GuardedH11) else None
+        self._pace.count_written(len(data))
         try:
             num_sent = self._write_nowait(data)
             if num_sent < len(data):
@@ -231,10 +234,15 @@ class GuardedServer(TCPServer):
         return data != b"" and not self._has_ended
 
     async def _receive(self) -> bytes:
+        if self._is_plain:
+            # TLS gives one record at a time, and honest peers send small records. Those that
+            # have come already must not wait.
+            await self._pace.wait()
         try:
             data = bytes(await self.stream.receive_some(self._receive_size))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return b""
+        self._pace.count_read(len(data))
         # After a full read, more bytes are probably waiting.
         is_full = len(data) == self._receive_size
         self._receive_size = (
