@@ -6,7 +6,7 @@ from collections.abc import Callable
 import json
 from typing import Any
 
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 import pytest
 
 from trioserve.errors import InvalidParameter
@@ -42,6 +42,23 @@ def refuse(structure: StructuredOutput) -> str:
         compile_structure(structure)
     assert caught.value.param == structure.param
     return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        StructuredOutput(kind="regex", value="abc(a{1000}){3000}"),
+        StructuredOutput(kind="choice", choices=("abcd",)),
+        StructuredOutput(kind="grammar", value='start: "abcd"'),
+        make_json(PERSON),
+    ],
+    ids=lambda structure: structure.kind,
+)
+def test_no_text_is_followed_before_a_token_is_chosen(
+    open_matcher: Callable[[StructuredOutput], LLMatcher], structure: StructuredOutput
+) -> None:
+    """It may be long, and no limit of the library bounds the time for it."""
+    assert open_matcher(structure).compute_ff_tokens() == []
 
 
 @pytest.mark.parametrize(
