@@ -426,7 +426,8 @@ async def test_hostile_forms_end_while_a_bystander_goes_on(
         try:
             await ask(client, n=4, max_tokens=30, extra_body=HOSTILE[name])
         except openai.BadRequestError as error:
-            assert error.param in HOSTILE[name]
+            # The fields of a body are counted before it is known where they are.
+            assert error.param in (None, *HOSTILE[name])
             refused.append(name)
 
     with trio.fail_after(60):

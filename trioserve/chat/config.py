@@ -14,6 +14,7 @@ from ..config import (
     build_config,
     list_options,
 )
+from ..config.checks import check_at_least
 from ..errors import InvalidConfig, InvalidParameter, StartupError
 from ..types.sampling import SamplingParams
 
@@ -83,6 +84,7 @@ class SamplingConfig:
         except InvalidParameter as error:
             reason = str(error).removeprefix(f"{error.param}: ")
             raise InvalidConfig(error.param or "", reason) from None
+        check_at_least("max_tokens", self.max_tokens, 1)
         if not all(self.stop):
             raise InvalidConfig("stop", "must not be empty")
 

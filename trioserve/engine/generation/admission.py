@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ...errors import ContextLengthExceeded, InvalidParameter, list_some
@@ -67,20 +67,29 @@ def check_request(
 
 
 def resolve_sampling(
-    prompt: Prompt, sampling: SamplingParams, info: ModelInfo
-) -> SamplingParams:
+    prompts: Sequence[Prompt], sampling: SamplingParams, info: ModelInfo
+) -> Iterator[SamplingParams]:
     """Replace what a request leaves open.
 
     max_tokens is the number of tokens that the prompt leaves, and the rule for repetitions
     that of the server. A client that ignores the ends of texts wants a number of tokens, so
     the rule does not end its sequences.
+
+    Yields:
+      the parameters of each prompt's sequences. All prompts share one object where they can,
+      because a check of its fields takes a hundred calls.
     """
-    if sampling.repetition_detection is None and not sampling.ignore_eos:
+    has_rule = sampling.repetition_detection is not None or sampling.ignore_eos
+    if not has_rule and info.stop_repetition is not None:
         sampling = replace(sampling, repetition_detection=info.stop_repetition)
-    if sampling.max_tokens is not None:
-        return sampling
-    room = info.max_model_len - len(prompt.token_ids)
-    return replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
+    for prompt in prompts:
+        if sampling.max_tokens is not None:
+            yield sampling
+            continue
+        room = info.max_model_len - len(prompt.token_ids)
+        yield replace(
+            sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room)
+        )
 
 
 def _check_prompt(prompt: Prompt, info: ModelInfo) -> None:

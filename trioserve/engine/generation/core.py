@@ -194,9 +194,10 @@ class LocalCore:
     def _make_sequences(
         self, group: SequenceGroup, place: int
     ) -> list[scheduling.Sequence]:
+        samplings = resolve_sampling(group.prompts, group.sampling, self._info)
         resolved = [
-            (prompt, resolve_sampling(prompt, group.sampling, self._info))
-            for prompt in group.prompts
+            each
+            for each in zip(group.prompts, samplings)
             for _ in range(group.sampling.n)
         ]
         flow = Flow(group.priority, group.request_id, group.client)

@@ -165,7 +165,8 @@ class _Choices:
         self._texts = texts
         self._renderer = renderer
         self._num_per_prompt = meter.stream.num_sequences // len(meter.prompts)
-        # By choice, from its first delta on.
+        self._begun: set[int] = set()
+        # By choice, if it has log probabilities.
         self._offsets: dict[int, TextOffsets] = {}
 
     def prompt(self, index: int) -> Prompt:
@@ -173,13 +174,9 @@ class _Choices:
 
     def begins(self, delta: TextDelta) -> bool:
         """Whether this is the choice's first delta; true once."""
-        if delta.index in self._offsets:
+        if delta.index in self._begun:
             return False
-        self._offsets[delta.index] = self._renderer.open_offsets(
-            self.prompt(delta.index),
-            skip_special_tokens=self.body.skips_special_tokens,
-            begin=len(self.echo(delta.index)),
-        )
+        self._begun.add(delta.index)
         return True
 
     def echo(self, index: int) -> str:
@@ -198,7 +195,7 @@ class _Choices:
         if self.body.logprobs is None:
             return None
         token_ids = self.list_ids(delta, with_prompt=with_prompt)
-        offsets = self._offsets[delta.index].push(delta)
+        offsets = self._find_offsets(delta.index).push(delta)
         logprobs: tuple[TokenLogprobs | None, ...] = delta.logprobs
         if with_prompt and self.body.echo:
             prompt = self.prompt(delta.index)
@@ -210,8 +207,16 @@ class _Choices:
             return None
         return build_completion_logprobs(token_ids, logprobs, self._texts, offsets)
 
+    def _find_offsets(self, index: int) -> TextOffsets:
+        if index not in self._offsets:
+            self._offsets[index] = self._renderer.open_offsets(
+                self.prompt(index),
+                skip_special_tokens=self.body.skips_special_tokens,
+                begin=len(self.echo(index)),
+            )
+        return self._offsets[index]
+
     def build(self, whole: TextDelta) -> CompletionChoice:
-        self.begins(whole)
         body, prompt = self.body, self.prompt(whole.index)
         shows_ids = body.return_token_ids
         return CompletionChoice(

@@ -116,6 +116,8 @@ def _name_schema(reference: str) -> str:
 def _describe_bounds(schema: _Json) -> str:
     """Return the range of a number. The ends of a type's own range say nothing."""
     low, high = schema.get("minimum"), schema.get("maximum")
+    if (above := schema.get("exclusiveMinimum")) is not None:
+        return f" above {above:g}" + ("" if high is None else f" and up to {high:g}")
     if high is not None and high < _MANY:
         return f" from {low:g} to {high:g}"
     return "" if low is None or low <= -_MANY else f" of at least {low:g}"

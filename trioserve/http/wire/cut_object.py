@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-# A string, which may be cut off; a bracket or a sign; a number or a word.
+# A string, which may be cut off before its end; a bracket or a sign; a number or a word.
 _TOKEN: Final = re.compile(
-    r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL
+    r'"(?:[^"\\]|\\.)*+(?:(?P<end>")|\\?\Z)|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL
 )
 _CLOSING: Final = {"{": "}", "[": "]"}
 
@@ -34,7 +34,7 @@ def keep_whole_members(text: str) -> str:
         elif written in (",", ":"):
             is_value = written == ":" or closings[-1] == "]"
             continue
-        elif not is_value or token.end() == len(text):
+        elif not is_value or (token.end() == len(text) and not token["end"]):
             continue
         # Invariant: no bracket follows that does not come here, too.
         kept = token.end()
