@@ -44,10 +44,10 @@ A field of a request's body is taken, refused or ignored. ``null`` is the same a
   advice that is listed.
 * *Ignored*: the field is a label for the client's own use, or a hint.
 
-A name that is one letter away from that of a field, such as ``temprature``, is refused, and so is
-``maxTokens``. All other fields are unknown, and ignored; a body may have 128 of them.
-``--log-level debug`` logs their names. The same holds for the fields of objects inside of a body,
-but not for those in lists, such as messages.
+A name that differs by one letter from a known field name, such as ``temprature``, is refused, and
+so is ``maxTokens``. All other fields are unknown, and ignored; a body may have 128 of them.
+``--log-level debug`` logs their names. The same holds for the fields of objects inside of a body.
+The names of fields of objects in lists (for example messages) are not checked.
 """
 
 

@@ -121,7 +121,7 @@ class LocalModelConfig:
       generation_config: Source of the sampling defaults. auto takes the model's
         generation_config.json, none takes OpenAI's defaults. The default model has no such
         file. Its defaults are a temperature of 0, a repetition penalty of 1.1 and
-        --stop-repetition 16 256 4.
+        --stop-repetition 16 256 4. none turns all three off.
       stop_repetition: Repetition that ends an answer, as MIN MAX COUNT. Its last tokens are
         then COUNT copies of one pattern that is MIN to MAX tokens long. 0 0 0 ends none.
       reasoning_parser: Family of models whose tags mark the reasoning. Reasoning is then

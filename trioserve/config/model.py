@@ -50,12 +50,13 @@ class ModelConfig:
       generation_config: Source of the sampling defaults of requests. auto takes the
         model's generation_config.json, none takes OpenAI's defaults. The default model
         has no such file. Its defaults are a temperature of 0, a repetition penalty of 1.1
-        and --stop-repetition 16 256 4.
+        and --stop-repetition 16 256 4. none turns all three off.
       stop_repetition: Repetition that ends a sequence, as MIN MAX COUNT. Its last tokens are
         then COUNT copies of one pattern that is MIN to MAX tokens long, and its finish
         reason is "repetition". A shorter pattern counts as a longer one, so at least
         MIN * COUNT tokens are repeated. 0 0 0 ends no sequence. Requests may have a
-        repetition_detection of their own, and those with ignore_eos have no other.
+        repetition_detection of their own. If a request has ignore_eos, only its own rule
+        is used.
       kernels: Kernels of a model. native are this project's own, in C++ for CPUs and in
         Triton for GPUs, torch are PyTorch's, and auto takes native ones for the models
         that they can run. On a GPU, native and auto also sample by Triton.

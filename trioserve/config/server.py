@@ -52,9 +52,10 @@ class HttpConfig:
         request without a limit gets this one. By default there is none.
       allowed_origins: Origins whose pages may use the API in a browser (CORS); * stands
         for all. They are written as https://chat.example. By default there are none.
-      allowed_host: Hosts that requests may name, besides localhost and addresses. Others are
-        answered 421. * stands for all. By default others are only refused over loopback,
-        without a key and without TLS: a page in a browser may have led its name there.
+      allowed_host: Host names allowed in requests, besides localhost and addresses.
+        Others are answered 421. * stands for all. By default others are only refused over
+        loopback, without a key and without TLS: a web page may point its own name to
+        127.0.0.1.
       root_path: Path before all paths of the API, as clients of a proxy see them. The proxy
         may cut it off or not.
       ui: Serve a page with a chat and the running requests at /, and /docs. They need no

@@ -198,7 +198,7 @@ class PayloadTooLarge(RequestError):
 
 
 class HostNotAllowed(RequestError):
-    """Raised when a request comes by a name that may be a page's on another origin."""
+    """Raised when the host name in a request is not allowed."""
 
     status = 421
     code = "MisdirectedRequest"
@@ -231,8 +231,8 @@ class MalformedRequest(RequestError):
     """Raised when a request breaks HTTP/1.1, or needs an unsupported part of it.
 
     Args:
-      status: 431 for a head that is too long, 501 for an unknown Transfer-Encoding, 505
-        for an unknown version, and 400 for everything else.
+      status: 414 for a target that is too long, 431 for such a head, 501 for an unknown
+        Transfer-Encoding, 505 for an unknown version, and 400 for everything else.
     """
 
     def __init__(self, status: int, reason: str) -> None:

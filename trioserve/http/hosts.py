@@ -1,6 +1,6 @@
 """The names under which clients may reach the server (the Host header).
 
-A page in a browser can lead its own name to this machine (DNS rebinding). For the browser, the
+A web page can point its own domain name to this machine (DNS rebinding). For the browser, the
 server is then of the page's origin, which needs no CORS; the Host header still has the name.
 """
 
@@ -21,10 +21,10 @@ _HOST = re.compile(r"(?:\[([^\[\]@]+)\]|([^:\[\]@]*))(?::\d*)?")
 class AllowedHosts:
     """The names that the options of a server allow.
 
-    localhost and addresses are allowed: no page can lead them elsewhere. Other names are checked
-    if there are names to compare them with, or if everybody on this machine may use the server:
-    it has no keys, and the connection comes over loopback, without TLS. A browser would not take
-    the certificate for the name of a page.
+    localhost and addresses are allowed: no page can point them elsewhere. Other names are
+    checked if there are names to compare them with, or if everybody on this machine may use the
+    server: it has no keys, and the connection comes over loopback, without TLS. A browser would
+    not take the certificate for the name of a page.
     """
 
     def __init__(self, config: HttpConfig) -> None:

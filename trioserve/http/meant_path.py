@@ -1,4 +1,4 @@
-"""The path that a client means who asks for one that is not there."""
+"""Suggests a path for an unknown one."""
 
 from __future__ import annotations
 

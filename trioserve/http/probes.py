@@ -3,7 +3,8 @@
 Probes are the endpoints that monitors and load balancers ask all the time, and that need
 the state of the server and nothing of the request. quart has routes to them, too: it
 answers whatever is not the plain form of their request, such as another method, a slash
-at the end of the path, a request with a body, or one by a foreign name. Both paths give the same answer.
+at the end of the path, a request with a body, or one by a foreign name. Both paths give
+the same answer.
 """
 
 from __future__ import annotations

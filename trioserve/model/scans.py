@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-# On a CPU, the noise of so many tokens is computed at once, so that all steps of that find the
-# numbers in the cache. For 64 rows of 262,144 tokens it takes a third of the time.
+# On a CPU, the noise of this many tokens is computed at a time, so the numbers stay in the CPU
+# cache. For 64 rows of 262,144 tokens it takes a third of the time.
 _NUM_NUMBERS = 2**16
 
 

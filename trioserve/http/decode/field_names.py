@@ -168,7 +168,10 @@ class _Mistakes:
 
 
 def _list_halves(plain: str, length: int) -> tuple[object, ...]:
-    """Return the halves of a name of a length that a mistake may leave of another name."""
+    """Return the two ends of a name, each half as long as a name of `length` letters.
+
+    Names that differ by one letter share one of them, because the letter is in the other.
+    """
     if length < _FEWEST_LETTERS:
         return ()
     half = length // 2

@@ -87,8 +87,8 @@ class Scheduler:
       prefix_caching: share full blocks by content.
       num_stages: stages of the pipeline that executes the plans.
       max_step_seconds: how long a step may take while a prompt is computed, or while
-        streams of several requests wait for it. In a pipeline that is the time from one token of a stream to its next one, and
-        each stage has an equal part of it.
+        streams of several requests wait for it. In a pipeline that is the time from one
+        token of a stream to its next one, and each stage has an equal part of it.
     """
 
     def __init__(
