@@ -12,7 +12,7 @@ from pathlib import Path
 import random
 import re
 import threading
-from typing import Any
+from typing import Annotated, Any
 
 import jsonschema
 import openai
@@ -43,7 +43,8 @@ class Person(BaseModel):
     name: str = Field(max_length=8)
     age: int = Field(ge=0, le=150)
     color: Color
-    tags: list[str] = Field(max_length=2)
+    # Without a limit, a sampled text may go on to the end.
+    tags: list[Annotated[str, Field(max_length=8)]] = Field(max_length=2)
 
 
 @pytest.fixture
