@@ -336,9 +336,13 @@ def test_a_front_process_that_has_stopped_is_replaced(servers: list[Server]) -> 
         assert kept.read().endswith(b"data: [DONE]\n\n")
     with server.connect(successor) as connection:
         assert complete(connection) == 200
+    # The next successor has not begun to serve. A stop does not wait for that.
+    other.kill()
+    wait_until(lambda: len(server.fronts) == 2 and other not in server.fronts)
     server.process.terminate()
     assert server.started.process.wait(LATE) == 0
     log = server.started.read_log()
+    assert "ended by SIGKILL" in log
     assert "said nothing for 3 s; its requests are lost, and another one begins" in log
 
 

@@ -45,6 +45,10 @@ def test_a_cut_object_is_read_as_the_client_reads_it(
         ("}1", ""),
         ('{"a": 1}}', '{"a": 1}'),
         ('{"a": {}, "b"', '{"a": {}}'),
+        ('{"a": "b"', '{"a": "b"}'),
+        ('{"a": "b\\"', "{}"),
+        ('{"a": [1, 2}, "b": 3]}', '{"a": [1, 2]}'),
+        ("{]", "{}"),
     ],
 )
 def test_whole_members_are_kept(text: str, kept: str) -> None:

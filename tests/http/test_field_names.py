@@ -112,7 +112,8 @@ def test_fields_of_objects_in_a_body_are_looked_at_too(
 
 
 @pytest.mark.parametrize(
-    "name", ["of_the_future", "x", "nn", "stopping", "models", "temper", "t" * 999]
+    "name",
+    ["of_the_future", "x", "nn", "stopping", "models", "mode", "temper", "t" * 999],
 )
 def test_other_unknown_fields_are_ignored(name: str) -> None:
     assert decode(ChatRequest, **{name: {"a": [1]}}) == decode(ChatRequest)

@@ -139,3 +139,16 @@ async def test_a_foreign_name_is_answered_421(
                         assert b" 421 " in await stream.receive_some()
                 for path in ("/health", "/v1/requests", "/"):
                     assert (await client.get(path)).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64, "a..localhost"])
+async def test_no_host_is_a_fault_of_the_server(
+    tokenizer_folder: Path, host: str
+) -> None:
+    """Werkzeug fails at labels that are empty or long, and would log that for any stranger."""
+    async with open_fake_server(tokenizer_folder) as server:
+        with trio.fail_after(60):
+            async with httpx.AsyncClient(base_url=server.url) as client:
+                for path in ("/livez", "/v1/requests", "/nowhere"):
+                    answer = await client.get(path, headers={"Host": host})
+                    assert answer.status_code == (404 if path == "/nowhere" else 200)

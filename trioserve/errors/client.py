@@ -203,10 +203,11 @@ class HostNotAllowed(RequestError):
     status = 421
     code = "MisdirectedRequest"
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, takes_keys: bool) -> None:
+        also = ", or with a key" if takes_keys else ""
         super().__init__(
             f"The server does not know the host {name[:128]!r}. If it is a name of the server, "
-            "start it with --allowed-host and this name, or with a key."
+            f"start it with --allowed-host and this name{also}."
         )
 
 

@@ -9,9 +9,10 @@ from typing import Any, cast
 
 from hypercorn.typing import HTTPScope
 from quart import Response, current_app, request
+from quart.wrappers import BaseRequestWebsocket
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
-from werkzeug.routing import BaseConverter, Map
+from werkzeug.routing import BaseConverter, Map, MapAdapter
 
 from ..config import parse_bytes
 from ..engine import TensorEngine, TokenEngine
@@ -70,6 +71,20 @@ class ServingApp(QuartTrio):
     asgi_http_class = ScopedConnection
     request_class = ScopedRequest
     state: ServerState
+
+    def create_url_adapter(
+        self, request: BaseRequestWebsocket | None
+    ) -> MapAdapter | None:
+        """Choose routes by the path alone: Werkzeug fails at some texts in a Host header."""
+        if request is None:
+            return super().create_url_adapter(request)
+        return self.url_map.bind(
+            "localhost",
+            script_name=request.root_path,
+            url_scheme=request.scheme,
+            default_method=request.method,
+            path_info=request.path,
+        )
 
 
 def create_http_app(state: ServerState) -> ServingApp:
@@ -215,7 +230,7 @@ def _check_host(state: ServerState) -> Callable[[], Awaitable[None]]:
         scope = cast(HTTPScope, _current_request().scope)
         name = state.hosts.find_foreign(scope)
         if name is not None:
-            raise HostNotAllowed(name)
+            raise HostNotAllowed(name, takes_keys=state.hosts.takes_keys)
 
     return check
 

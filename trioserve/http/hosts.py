@@ -31,6 +31,11 @@ class AllowedHosts:
         self._names = frozenset(name.lower() for name in config.allowed_host)
         self._has_keys = bool(config.api_key or config.api_key_file)
 
+    @property
+    def takes_keys(self) -> bool:
+        """Whether a key would let all names in."""
+        return not self._names
+
     def find_foreign(self, scope: HTTPScope) -> str | None:
         """Return the name of a request that may not come by it; None if the request may."""
         if not self._checks(scope):

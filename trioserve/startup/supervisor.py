@@ -74,6 +74,7 @@ class Supervisor:
         self._hub = Hub()
         # Those that run, by number.
         self._fronts: dict[int, Child] = {}
+        self._ready: set[int] = set()
         self._drained: set[int] = set()
         self._num_started = 0
         self._num_slots = config.bind.api_processes
@@ -151,10 +152,13 @@ class Supervisor:
     async def _limit_drain(self) -> None:
         """End front processes that do not end by themselves after a drain."""
         await self._has_drain_begun.wait()
+        if not self._num_missing:
+            # A successor that is not ready has no requests, so nobody waits for it.
+            for number in self._fronts.keys() - self._ready:
+                await self._fronts[number].kill()
         await trio.sleep(self._config.http.drain_timeout + _AFTER_DRAIN_SECONDS)
-        logger.error(
-            "%d front processes have not drained, and are ended", len(self._fronts)
-        )
+        num_left = len(self._fronts.keys() - self._drained)
+        logger.error("%d front processes have not drained, and are ended", num_left)
         self._all_slots_ended.set()
 
     async def _hold_slot(self, slot: int, start: Callable[[], Awaitable[str]]) -> None:
@@ -203,6 +207,7 @@ class Supervisor:
                     nursery.cancel_scope.cancel()
             finally:
                 del self._fronts[number]
+                self._ready.discard(number)
                 self._drained.discard(number)
                 self._hub.leave(number)
         return text
@@ -266,6 +271,7 @@ class Supervisor:
                 case FrontReady(address=address):
                     self._hub.take(number, message)
                     watch.begin()
+                    self._ready.add(number)
                     self._note_ready(address, on_ready)
                 case Drained():
                     self._drained.add(number)

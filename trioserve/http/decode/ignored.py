@@ -13,8 +13,9 @@ _CACHE_HINTS: Final = frozenset(
     {"cache_control", "prompt_cache_options", "prompt_cache_retention", "session_id"}
 )
 
-# There is one price and one speed, and one model without alternatives (OpenRouter's field).
-_WISHES: Final = frozenset({"models", "service_tier"})
+# There is one price and one speed, one model without alternatives (OpenRouter's field), and
+# one way to write a chat (mode of text-generation-webui).
+_WISHES: Final = frozenset({"mode", "models", "service_tier"})
 
 # Responses repeat the labels.
 RESPONSE: Final = _CACHE_HINTS | _WISHES

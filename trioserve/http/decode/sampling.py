@@ -87,7 +87,9 @@ def to_sampling(
     with naming_sampling(request):
         sampling = SamplingParams(**values)
         if sampling.max_tokens == 0 and not _is_echo(request):
-            raise InvalidParameter("max_tokens", "must be at least 1, got 0")
+            is_chat = isinstance(request, ChatRequest)
+            hint = "" if is_chat else "; 0 needs echo, to score a prompt"
+            raise InvalidParameter("max_tokens", f"must be at least 1, got 0{hint}")
         sampling.check_logprobs(max_logprobs)
     return sampling
 

@@ -30,6 +30,9 @@ def keep_whole_members(text: str) -> str:
             closings.append(_CLOSING[written])
             is_value = written == "["
         elif written in ("}", "]"):
+            if closings[-1] != written:
+                # A model may write anything.
+                break
             closings.pop()
         elif written in (",", ":"):
             is_value = written == ":" or closings[-1] == "]"
