@@ -15,6 +15,7 @@ import pytest
 
 from trioserve.grammar import workers
 from trioserve.grammar.guide import Mask
+from trioserve.grammar.matchers import BuiltGrammar, Matchers
 from trioserve.model import ModelRunner
 from trioserve.model.sampling import grammars
 from trioserve.scheduler import Scheduler, Sequence as Scheduled
@@ -65,12 +66,14 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     """Grammars whose masks wait, and steps that wait for no mask."""
     gate = Gate()
 
-    class FakeMatchers:
-        def __init__(self, load_tokenizer: object) -> None:
-            pass
+    class FakeMatchers(Matchers):
+        def find(self, text: str) -> BuiltGrammar:
+            matcher: Any = FakeMatcher()
+            return BuiltGrammar(matcher=matcher, num_bytes=0)
 
-        def find(self, text: str) -> object:
-            return text
+    class FakeMatcher:
+        def deep_copy(self) -> FakeMatcher:
+            return self
 
     class FakeGuide:
         """After i tokens only those with the remainder of i may come."""
