@@ -14,7 +14,7 @@ from trioserve.http.bodies.heap import (
     QUIET_SECONDS,
     WORTH_BYTES,
     HeapTrimmer,
-    find_malloc_trim,
+    find_trim,
 )
 from trioserve.testing.server import FakeServer, open_fake_server
 
@@ -101,7 +101,7 @@ async def test_an_error_that_was_answered_holds_nothing_of_its_request(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_malloc_trim() is None, reason="glibc alone has malloc_trim")
+@pytest.mark.skipif(find_trim() is None, reason="glibc alone has malloc_trim")
 async def test_bodies_leave_no_memory_behind(
     tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from ..frontend import PoolingEngine, TextEngine
 from ..observe import LoopStall
 from .audit import LeakAudit
 from .background import BackgroundTasks
-from .bodies.heap import HeapTrimmer, find_malloc_trim
+from .bodies.heap import HeapTrimmer, find_trim
 from .bodies.memory_budget import MemoryBudget
 from .cors import Cors
 from .ended_request import EndedRequest, RequestSink
@@ -92,7 +92,7 @@ class ServerState:
         self.bodies = MemoryBudget(
             parse_bytes("max_bodies_memory", self.config.max_bodies_memory)
         )
-        self.heap = HeapTrimmer(find_malloc_trim())
+        self.heap = HeapTrimmer(find_trim())
         self.lifecycle = Lifecycle(drain_timeout=self.config.drain_timeout)
         self.live = LiveRequests(self.lifecycle)
         self.responses = ResponseStore(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-import ctypes
 from functools import partial
 from typing import Final
 
 import trio
+
+from ...threads.heap import find_malloc_trim
 
 # Less memory is not worth a thread.
 WORTH_BYTES: Final = 2**26
@@ -24,17 +25,13 @@ _MAX_WAITS: Final = 10
 Trim = Callable[[], Awaitable[object]]
 
 
-def find_malloc_trim() -> Trim | None:
-    """Return glibc's call that trims the heap; None with other libraries."""
-    try:
-        malloc_trim = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):
+def find_trim() -> Trim | None:
+    """Return a function that trims the heap in a thread; None with other libraries."""
+    malloc_trim = find_malloc_trim()
+    if malloc_trim is None:
         return None
     limiter = trio.CapacityLimiter(1)
-    # ctypes releases the GIL during the call.
-    return partial(
-        trio.to_thread.run_sync, malloc_trim, ctypes.c_size_t(0), limiter=limiter
-    )
+    return partial(trio.to_thread.run_sync, malloc_trim, limiter=limiter)
 
 
 class HeapTrimmer:
