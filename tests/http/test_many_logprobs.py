@@ -19,7 +19,7 @@ from trioserve.http.wire.logprobs import (
     build_completion_logprobs,
     build_prompt_logprobs,
 )
-from trioserve.http.wire.responses import encode
+from trioserve.http.wire.encode import encode
 from trioserve.testing.server import FakeServer, open_fake_server
 from trioserve.types.output import TokenLogprobs
 

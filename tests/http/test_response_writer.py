@@ -19,7 +19,7 @@ from trioserve.http.wire.response_object import (
     TextOptions,
 )
 from trioserve.http.wire.response_writer import ResponseWriter
-from trioserve.http.wire.responses import encode
+from trioserve.http.wire.encode import encode
 from trioserve.http.wire.usage import Usage
 from trioserve.types.output import TextDelta, TokenLogprobs, ToolCallDelta
 

@@ -13,7 +13,7 @@ from quart import Response
 from ..errors import TrioserveError, Unavailable
 from ..render import RendererWorkers
 from .wire.errors import ErrorBody
-from .wire.responses import encode
+from .wire.encode import encode
 
 T = TypeVar("T")
 

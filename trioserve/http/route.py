@@ -13,7 +13,6 @@ from quart import Response
 
 from .connection.scope import ScopedRequest
 from .state import ServerState
-from .wire.anthropic import AnthropicError
 from .wire.errors import ErrorBody
 
 Handler = Callable[[ServerState, ScopedRequest], Awaitable[Response]]
@@ -52,7 +51,7 @@ class Route:
     answers: Mapping[str, type | UnionType | None] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
-    error: type[ErrorBody] | type[AnthropicError] = ErrorBody
+    error: type[msgspec.Struct] = ErrorBody
     is_document: bool = False
 
     @property

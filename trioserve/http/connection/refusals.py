@@ -7,7 +7,7 @@ import h11
 from ...errors import TrioserveError, Unavailable
 from ..request_id import HEADER_BYTES, make_request_id
 from ..wire.errors import ErrorBody
-from ..wire.responses import encode
+from ..wire.encode import encode
 
 
 def refuse(

@@ -36,7 +36,7 @@ from ..stream_meter import StreamMeter
 from ..wire.logprobs import count_entries
 from ..wire.response_events import ResponseEvent, StreamFailed, encode_event
 from ..wire.response_object import ResponseObject
-from ..wire.responses import encode
+from ..wire.encode import encode
 from ..wire.usage import Usage
 from .generation_steps import open_meter
 from .response_calls import ResponseCall

@@ -15,7 +15,7 @@ from ..decode.body import read_pooling_request
 from ..decode.pooling_requests import ClassificationRequest
 from ..state import ServerState
 from ..wire.pooling_responses import ClassificationList, ClassifiedText, splice
-from ..wire.responses import encode
+from ..wire.encode import encode
 from .pooling_steps import PoolingCall, make_params, pool_texts, require_task
 
 

@@ -26,7 +26,7 @@ from ..wire.pooling_responses import (
     CohereVectors,
     splice,
 )
-from ..wire.responses import encode
+from ..wire.encode import encode
 from .pooling_steps import Header, PoolingCall, make_params, require_task
 
 # Input types that Cohere's models are trained for. Other models may have no prompt for

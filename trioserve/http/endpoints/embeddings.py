@@ -37,7 +37,7 @@ from ..wire.pooling_responses import (
     PooledList,
     splice,
 )
-from ..wire.responses import encode
+from ..wire.encode import encode
 from .pooling_steps import Header, PoolingCall, make_params, pool_texts, require_task
 
 # Half of the longest line that Python's http.client reads. The default limit of aiohttp

@@ -44,7 +44,7 @@ from ..state import ServerState
 from ..wire.response_items import ID_PREFIXES
 from ..wire.response_object import ReasoningOptions, ResponseObject, TextOptions
 from ..wire.response_writer import ResponseWriter
-from ..wire.responses import encode
+from ..wire.encode import encode
 from .generation_steps import make_token_texts, render_chat
 
 T = TypeVar("T")

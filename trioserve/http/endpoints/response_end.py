@@ -10,7 +10,7 @@ import trio
 from ...errors import ResponseTooLarge
 from ..response_store import ResponseStore, StoredResponse
 from ..wire.response_events import ResponseEvent
-from ..wire.responses import encode
+from ..wire.encode import encode
 from .response_calls import ResponseCall
 
 logger = logging.getLogger(__name__)

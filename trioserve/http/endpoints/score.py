@@ -25,7 +25,7 @@ from ..wire.pooling_responses import (
     ScoreList,
     splice,
 )
-from ..wire.responses import encode
+from ..wire.encode import encode
 from .pooling_steps import PoolingCall, make_text_options
 
 # The JSON of a score, or of a ranked result without its document.

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ...errors import ContextLengthExceeded, NotSupported, TrioserveError
-from .responses import encode
+from .encode import encode
 from .usage import Usage
 
 # "deadline" and "repetition" are this server's own: Anthropic's API has nothing of the kind.

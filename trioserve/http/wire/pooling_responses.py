@@ -12,7 +12,7 @@ from typing import Annotated, Final, Generic, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from .responses import encode
+from .encode import encode
 
 EntryT = TypeVar("EntryT")
 

@@ -18,7 +18,8 @@ from .response_object import (
     ResponseErrorCode,
     ResponseObject,
 )
-from .responses import TokenLogprob, encode
+from .encode import encode
+from .responses import TokenLogprob
 
 
 class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):

@@ -6,7 +6,7 @@ Fields whose default is UNSET are only sent if they have a value.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -221,6 +221,3 @@ class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
     choices: tuple[CompletionChunkChoice, ...]
     usage: Usage | UnsetType | None = UNSET
     metrics: RequestMetrics | UnsetType = UNSET
-
-
-encode: Final = msgspec.json.Encoder().encode
