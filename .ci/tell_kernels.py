@@ -5,7 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from trioserve.config import ModelConfig
-from trioserve.model import load_model
+from trioserve.model.loading.load import load_model
 from trioserve.testing.models import save_tiny_model
 
 logging.basicConfig(format="%(message)s", level=logging.INFO)

@@ -35,11 +35,12 @@ from kit.options import read_output, read_positive
 import trio
 
 from trioserve.config import MediaConfig, RenderConfig
-from trioserve.engine import LocalCore, TokenEngine
+from trioserve.engine.generation.core import LocalCore
+from trioserve.engine.generation.engine import TokenEngine
 from trioserve.frontend import TextEngine, TextParams
-from trioserve.load.report import save
-from trioserve.load.rounds import take_medians
-from trioserve.scheduler import Scheduler
+from trioserve.programs.bench.measuring.report import save
+from trioserve.programs.bench.measuring.rounds import take_medians
+from trioserve.scheduler.generation.scheduler import Scheduler
 from trioserve.testing.fake_device import FakeExecutor, make_info
 from trioserve.testing.renderers import load_renderer
 from trioserve.testing.tokenizer import tiny_tokenizer

@@ -33,9 +33,12 @@ import trio
 import trioserve
 from trioserve.config import DEFAULT_MODEL
 from trioserve.frontend import TextEngine
-from trioserve.load.report import save
-from trioserve.load.rounds import alternate, take_medians
-from trioserve.load.table import write_markdown
+from trioserve.programs.bench.measuring.report import save
+from trioserve.programs.bench.measuring.rounds import (
+    alternate,
+    take_medians,
+)
+from trioserve.programs.bench.measuring.table import write_markdown
 
 DEPTHS = (1, 2)
 

@@ -41,18 +41,30 @@ import msgspec
 import trio
 
 from trioserve.config import DEFAULT_MODEL
-from trioserve.load.client import FAILURES, Connection, RequestRefused
-from trioserve.load.generation.answers import EventReader
-from trioserve.load.generation.load import Load
-from trioserve.load.report import describe_machine, run_or_explain, save, write_now
-from trioserve.load.statistics import spread
-from trioserve.load.table import write_markdown, write_spread
+from trioserve.programs.bench.generation.answers import EventReader
+from trioserve.programs.bench.generation.load import Load
+from trioserve.programs.bench.measuring.report import (
+    describe_machine,
+    run_or_explain,
+    save,
+    write_now,
+)
+from trioserve.programs.bench.measuring.statistics import spread
+from trioserve.programs.bench.measuring.table import (
+    write_markdown,
+    write_spread,
+)
+from trioserve.programs.http.client import (
+    FAILURES,
+    Connection,
+    RequestRefused,
+)
 
 PATH = "/v1/chat/completions"
 
 PHASES = ("queue", "prefill", "decode", "decode, DELETE")
 
-# The lines of http/cancellation.py.
+# The lines of http/record/cancellation.py.
 FREED = re.compile(rb"request (\S+): free ([\d.]+) ms after it was cancelled in (\w+)")
 
 # A request that is not gone after so long never will be.

@@ -38,7 +38,11 @@ from kit.options import read_positive
 from kit.process import BENCH_FOLDER, Child, find_on_path, open_child, open_stdin, tell
 import trio
 
-from trioserve.load.rounds import alternate, describe_ratios, list_ratios
+from trioserve.programs.bench.measuring.rounds import (
+    alternate,
+    describe_ratios,
+    list_ratios,
+)
 
 THIS = "this checkout"
 OTHER = "the other checkout"

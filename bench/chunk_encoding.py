@@ -27,9 +27,15 @@ from typing import TYPE_CHECKING
 
 from kit.options import read_positive
 
-from trioserve.http.wire.chunks import ChatChunks, StreamHeader
-from trioserve.http.wire.usage import Usage
-from trioserve.load.rounds import take_turns, time_calls
+from trioserve.api.shared.chunks import (
+    ChatChunks,
+    StreamHeader,
+)
+from trioserve.http.record.usage import Usage
+from trioserve.programs.bench.measuring.rounds import (
+    take_turns,
+    time_calls,
+)
 
 if TYPE_CHECKING:
     import pydantic

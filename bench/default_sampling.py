@@ -41,8 +41,13 @@ import trio
 import trioserve
 from trioserve.config import DEFAULT_MODEL, DEFAULT_MODEL_REPETITION
 from trioserve.errors import TrioserveError
-from trioserve.load.report import describe_machine, run_or_explain, save, write_now
-from trioserve.load.table import write_markdown
+from trioserve.programs.bench.measuring.report import (
+    describe_machine,
+    run_or_explain,
+    save,
+    write_now,
+)
+from trioserve.programs.bench.measuring.table import write_markdown
 
 # A question, and a word of each right answer; "" where many answers are right.
 QUESTIONS: tuple[tuple[str, str], ...] = (

@@ -36,10 +36,13 @@ import trio
 import trioserve
 from trioserve import SamplingParams
 from trioserve.config import DEFAULT_MODEL
-from trioserve.engine import TokenEngine
-from trioserve.load.rounds import shuffle, take_medians
-from trioserve.load.table import write_markdown
-from trioserve.load.texts import open_chance
+from trioserve.engine.generation.engine import TokenEngine
+from trioserve.programs.bench.measuring.rounds import (
+    shuffle,
+    take_medians,
+)
+from trioserve.programs.bench.measuring.table import write_markdown
+from trioserve.programs.bench.measuring.texts import open_chance
 from trioserve.types.prompt import Prompt
 
 NUM_MANY = 127

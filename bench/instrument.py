@@ -34,8 +34,11 @@ from kit.chunk_server import MAX_STREAMS, open_chunk_server, read_streams
 from kit.options import read_positive
 import trio
 
-from trioserve.load.rounds import alternate, take_turns
 from trioserve.observe import LoopStall
+from trioserve.programs.bench.measuring.rounds import (
+    alternate,
+    take_turns,
+)
 
 STEPS_PER_ROUND = 100_000
 CHUNKS_PER_STREAM = 500

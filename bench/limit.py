@@ -51,9 +51,18 @@ import torch
 
 from trioserve.kernels.library import NoKernels
 from trioserve.kernels.threads import count_threads
-from trioserve.load.report import describe_machine, run_or_explain, save, write_now
-from trioserve.load.rounds import take_turns
-from trioserve.load.table import write_markdown, write_milliseconds, write_number
+from trioserve.programs.bench.measuring.report import (
+    describe_machine,
+    run_or_explain,
+    save,
+    write_now,
+)
+from trioserve.programs.bench.measuring.rounds import take_turns
+from trioserve.programs.bench.measuring.table import (
+    write_markdown,
+    write_milliseconds,
+    write_number,
+)
 
 PROMPT_ROWS = 512
 

@@ -80,11 +80,27 @@ from kit.rendering.model import save_model
 from kit.rendering.server import MODES, RenderingServer, open_rendering_server
 import trio
 
-from trioserve.load.plot import BLUE, GREEN, VERMILION, save_bars
-from trioserve.load.report import describe_machine, save, write_now
-from trioserve.load.rounds import alternate
-from trioserve.load.statistics import Spread, find_medians
-from trioserve.load.table import align, write_milliseconds, write_ratio
+from trioserve.programs.bench.measuring.plot import (
+    BLUE,
+    GREEN,
+    VERMILION,
+    save_bars,
+)
+from trioserve.programs.bench.measuring.report import (
+    describe_machine,
+    save,
+    write_now,
+)
+from trioserve.programs.bench.measuring.rounds import alternate
+from trioserve.programs.bench.measuring.statistics import (
+    Spread,
+    find_medians,
+)
+from trioserve.programs.bench.measuring.table import (
+    align,
+    write_milliseconds,
+    write_ratio,
+)
 
 SCENARIOS = ("images", "embeds", "templates", "mixed")
 

@@ -37,12 +37,27 @@ from kit.server import open_server, write_serve_command
 import trio
 
 from trioserve.config import DEFAULT_MODEL
-from trioserve.load.generation.load import Dialect, Load, issue_bodies, learn_dialect
-from trioserve.load.generation.measure import run_round, warm_up
-from trioserve.load.measured_servers import Server
-from trioserve.load.report import describe_machine
-from trioserve.load.rounds import alternate, describe_ratios, list_ratios
-from trioserve.load.table import write_markdown, write_milliseconds
+from trioserve.programs.bench.generation.load import (
+    Dialect,
+    Load,
+    issue_bodies,
+    learn_dialect,
+)
+from trioserve.programs.bench.generation.measure import (
+    run_round,
+    warm_up,
+)
+from trioserve.programs.bench.measuring.measured_servers import Server
+from trioserve.programs.bench.measuring.report import describe_machine
+from trioserve.programs.bench.measuring.rounds import (
+    alternate,
+    describe_ratios,
+    list_ratios,
+)
+from trioserve.programs.bench.measuring.table import (
+    write_markdown,
+    write_milliseconds,
+)
 
 # Each mode opens what else the machine does.
 MODES: dict[str, Callable[[], AbstractAsyncContextManager[object]]] = {

@@ -44,14 +44,14 @@ from kit.rendering.payloads import (
 import torch
 import trio
 
+from trioserve.api.chat.request import ChatRequest
+from trioserve.api.completions.request import CompletionRequest
+from trioserve.api.decode.body import decode_chunks
+from trioserve.api.decode.message_mappings import MessageMappings
+from trioserve.api.decode.schema import decode_body
 from trioserve.config import MediaConfig, RenderConfig
 from trioserve.errors import ContextLengthExceeded
-from trioserve.http.decode.body import decode_chunks
-from trioserve.http.decode.chat_request import ChatRequest
-from trioserve.http.decode.completion_request import CompletionRequest
-from trioserve.http.decode.message_mappings import MessageMappings
-from trioserve.http.decode.schema import decode_body
-from trioserve.load.texts import write_words
+from trioserve.programs.bench.measuring.texts import write_words
 from trioserve.render.generation.loading import load_text_parts
 from trioserve.render.tensors.embeds import decode_embeds
 from trioserve.render.text.chat import read_messages

@@ -52,9 +52,8 @@ import msgspec
 import trio
 
 from trioserve.config import DEFAULT_MODEL
-from trioserve.load.client import FAILURES, Connection, RequestRefused, describe
-from trioserve.load.clients import run_clients
-from trioserve.load.plot import (
+from trioserve.programs.bench.measuring.clients import run_clients
+from trioserve.programs.bench.measuring.plot import (
     BLUE,
     VERMILION,
     add_legend,
@@ -62,10 +61,30 @@ from trioserve.load.plot import (
     open_figure,
     write_title,
 )
-from trioserve.load.report import describe_machine, run_or_explain, save, write_now
-from trioserve.load.statistics import Spread, spread
-from trioserve.load.table import align, write_ratio
-from trioserve.load.texts import open_chance, write_words
+from trioserve.programs.bench.measuring.report import (
+    describe_machine,
+    run_or_explain,
+    save,
+    write_now,
+)
+from trioserve.programs.bench.measuring.statistics import (
+    Spread,
+    spread,
+)
+from trioserve.programs.bench.measuring.table import (
+    align,
+    write_ratio,
+)
+from trioserve.programs.bench.measuring.texts import (
+    open_chance,
+    write_words,
+)
+from trioserve.programs.http.client import (
+    FAILURES,
+    Connection,
+    RequestRefused,
+    describe,
+)
 
 # A server and the options by which it differs.
 SYSTEMS: dict[str, dict[str, object]] = {

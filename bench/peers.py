@@ -52,21 +52,41 @@ import trio
 
 from trioserve.config import DEFAULT_MODEL
 from trioserve.errors import StartupError
-from trioserve.load.generation.figures import Report, ServerReport
-from trioserve.load.generation.load import Dialect, Load, issue_bodies, learn_dialect
-from trioserve.load.generation.measure import Rounds, report_server, run_round, warm_up
-from trioserve.load.generation.plot import save_plot
-from trioserve.load.generation.table import write_notes
-from trioserve.load.measured_servers import Server, ServerUnusable
-from trioserve.load.report import (
+from trioserve.programs.bench.generation.figures import (
+    Report,
+    ServerReport,
+)
+from trioserve.programs.bench.generation.load import (
+    Dialect,
+    Load,
+    issue_bodies,
+    learn_dialect,
+)
+from trioserve.programs.bench.generation.measure import (
+    Rounds,
+    report_server,
+    run_round,
+    warm_up,
+)
+from trioserve.programs.bench.generation.plot import save_plot
+from trioserve.programs.bench.generation.table import write_notes
+from trioserve.programs.bench.measuring.measured_servers import (
+    Server,
+    ServerUnusable,
+)
+from trioserve.programs.bench.measuring.report import (
     describe_machine,
     list_errors,
     run_or_explain,
     save,
     write_now,
 )
-from trioserve.load.rounds import alternate
-from trioserve.load.table import write_markdown, write_milliseconds, write_number
+from trioserve.programs.bench.measuring.rounds import alternate
+from trioserve.programs.bench.measuring.table import (
+    write_markdown,
+    write_milliseconds,
+    write_number,
+)
 from trioserve.weights import resolve_weights
 
 # More than any template of a chat without tools adds.

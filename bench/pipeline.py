@@ -48,8 +48,12 @@ import psutil
 import trio
 
 from trioserve.config import DEFAULT_MODEL, EngineConfig, build_config
-from trioserve.engine import LocalCore, TokenEngine
-from trioserve.load.plot import (
+from trioserve.engine.generation.core import LocalCore
+from trioserve.engine.generation.engine import TokenEngine
+from trioserve.executor.pipeline import stages
+from trioserve.executor.pipeline.pipeline import open_pipeline
+from trioserve.processes.interpreter import prepare_interpreter, settle_interpreter
+from trioserve.programs.bench.measuring.plot import (
     BLUE,
     GREEN,
     INK,
@@ -58,14 +62,16 @@ from trioserve.load.plot import (
     open_figure,
     write_title,
 )
-from trioserve.load.report import save
-from trioserve.load.rounds import describe_ratios, list_ratios, shuffle, take_medians
-from trioserve.load.table import write_markdown
-from trioserve.load.texts import open_chance
-from trioserve.pipeline import stages
-from trioserve.pipeline.pipeline import open_pipeline
-from trioserve.processes.interpreter import prepare_interpreter, settle_interpreter
-from trioserve.scheduler import Scheduler
+from trioserve.programs.bench.measuring.report import save
+from trioserve.programs.bench.measuring.rounds import (
+    describe_ratios,
+    list_ratios,
+    shuffle,
+    take_medians,
+)
+from trioserve.programs.bench.measuring.table import write_markdown
+from trioserve.programs.bench.measuring.texts import open_chance
+from trioserve.scheduler.generation.scheduler import Scheduler
 from trioserve.startup.core import open_core
 from trioserve.types.model_info import ModelInfo
 from trioserve.types.prompt import Prompt

@@ -37,13 +37,24 @@ import time
 from kit.options import add_outputs, read_positive
 import torch
 
-from trioserve.load.plot import add_legend, dress, open_figure
-from trioserve.load.report import save
-from trioserve.load.rounds import shuffle, take_medians
-from trioserve.load.table import write_markdown, write_ratio
 from trioserve.model.sampling.processors import LogitsProcessors
 from trioserve.model.sampling.sampled import SampledIds
-from trioserve.scheduler import Scheduler, Sequence as Scheduled
+from trioserve.programs.bench.measuring.plot import (
+    add_legend,
+    dress,
+    open_figure,
+)
+from trioserve.programs.bench.measuring.report import save
+from trioserve.programs.bench.measuring.rounds import (
+    shuffle,
+    take_medians,
+)
+from trioserve.programs.bench.measuring.table import (
+    write_markdown,
+    write_ratio,
+)
+from trioserve.scheduler.generation.scheduler import Scheduler
+from trioserve.scheduler.generation.sequence import Sequence as Scheduled
 from trioserve.types.ids import SequenceId
 from trioserve.types.logits import LogitsProcessor, LogitsRow
 from trioserve.types.output import StepResult

@@ -96,9 +96,13 @@ from kit.options import (
 from kit.process import ProcessEnded, stopping_at_sigterm, tell
 import trio
 
-from trioserve.load.clients import Round
-from trioserve.load.measured_servers import Server, ServerUnusable, read_servers
-from trioserve.load.report import (
+from trioserve.programs.bench.measuring.clients import Round
+from trioserve.programs.bench.measuring.measured_servers import (
+    Server,
+    ServerUnusable,
+    read_servers,
+)
+from trioserve.programs.bench.measuring.report import (
     check_same,
     describe_machine,
     load_reports,
@@ -107,7 +111,7 @@ from trioserve.load.report import (
     show,
     write_now,
 )
-from trioserve.load.rounds import alternate
+from trioserve.programs.bench.measuring.rounds import alternate
 
 # So many texts of a case are used for its warm-up, and to guess its time.
 WARM_UP_TEXTS = 32

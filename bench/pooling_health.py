@@ -73,12 +73,22 @@ from kit.options import read_seconds
 from kit.process import ProcessEnded, stopping_at_sigterm, tell
 import trio
 
-from trioserve.load.clients import Round, report_clients
-from trioserve.load.measured_servers import Server, ServerUnusable, read_servers
-from trioserve.load.probe import HealthProbe
-from trioserve.load.report import run_and_print
-from trioserve.load.table import align, write_spread
-from trioserve.load.texts import WORDS
+from trioserve.programs.bench.measuring.clients import (
+    Round,
+    report_clients,
+)
+from trioserve.programs.bench.measuring.measured_servers import (
+    Server,
+    ServerUnusable,
+    read_servers,
+)
+from trioserve.programs.bench.measuring.probe import HealthProbe
+from trioserve.programs.bench.measuring.report import run_and_print
+from trioserve.programs.bench.measuring.table import (
+    align,
+    write_spread,
+)
+from trioserve.programs.bench.measuring.texts import WORDS
 
 HEALTH_INTERVAL_SECONDS = 0.05
 

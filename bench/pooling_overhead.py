@@ -52,12 +52,19 @@ from kit.options import read_positive
 from kit.process import ProcessEnded, stopping_at_sigterm, tell
 import trio
 
-from trioserve.load.client import RequestFailed
-from trioserve.load.clients import run_clients
-from trioserve.load.measured_servers import Server, ServerUnusable, read_servers
-from trioserve.load.report import run_and_print
-from trioserve.load.rounds import alternate
-from trioserve.load.table import align, write_milliseconds
+from trioserve.programs.bench.measuring.clients import run_clients
+from trioserve.programs.bench.measuring.measured_servers import (
+    Server,
+    ServerUnusable,
+    read_servers,
+)
+from trioserve.programs.bench.measuring.report import run_and_print
+from trioserve.programs.bench.measuring.rounds import alternate
+from trioserve.programs.bench.measuring.table import (
+    align,
+    write_milliseconds,
+)
+from trioserve.programs.http.client import RequestFailed
 
 CASE = Case(name="short-1", num_texts=1, lengths=SHORT)
 

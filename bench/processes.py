@@ -86,11 +86,24 @@ from kit.server import RunningServer, open_server
 import trio
 
 from trioserve.config import DEFAULT_MODEL
-from trioserve.load.plot import BLUE, GREEN, GREY, VERMILION, save_bars
-from trioserve.load.report import describe_machine, save, write_now
-from trioserve.load.rounds import alternate
-from trioserve.load.statistics import find_medians
-from trioserve.load.table import write_markdown, write_number
+from trioserve.programs.bench.measuring.plot import (
+    BLUE,
+    GREEN,
+    GREY,
+    VERMILION,
+    save_bars,
+)
+from trioserve.programs.bench.measuring.report import (
+    describe_machine,
+    save,
+    write_now,
+)
+from trioserve.programs.bench.measuring.rounds import alternate
+from trioserve.programs.bench.measuring.statistics import find_medians
+from trioserve.programs.bench.measuring.table import (
+    write_markdown,
+    write_number,
+)
 from trioserve.testing.supervisor_process import make_folder
 
 # ---- a whole run --------------------------------------------------------------------

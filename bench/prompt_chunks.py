@@ -35,9 +35,13 @@ import trio
 import trioserve
 from trioserve import SamplingParams
 from trioserve.config import DEFAULT_MODEL
-from trioserve.load.rounds import describe_ratios, list_ratios, shuffle
-from trioserve.load.table import write_markdown
-from trioserve.load.texts import open_chance
+from trioserve.programs.bench.measuring.rounds import (
+    describe_ratios,
+    list_ratios,
+    shuffle,
+)
+from trioserve.programs.bench.measuring.table import write_markdown
+from trioserve.programs.bench.measuring.texts import open_chance
 from trioserve.types.prompt import Prompt
 
 

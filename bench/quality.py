@@ -56,8 +56,13 @@ import trio
 import trioserve
 from trioserve.config import DEFAULT_MODEL
 from trioserve.errors import StartupError
-from trioserve.load.report import describe_machine, run_or_explain, save, write_now
-from trioserve.load.table import write_markdown
+from trioserve.programs.bench.measuring.report import (
+    describe_machine,
+    run_or_explain,
+    save,
+    write_now,
+)
+from trioserve.programs.bench.measuring.table import write_markdown
 from trioserve.weights import resolve_weights
 
 TEXT = Path(__file__).parents[1] / "docs" / "operations.rst"

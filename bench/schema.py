@@ -29,10 +29,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from kit.options import read_positive
 import msgspec
 
-from trioserve.http.decode.chat_request import ChatRequest
-from trioserve.http.decode.completion_request import CompletionRequest
-from trioserve.http.decode.schema import decode_body
-from trioserve.load.rounds import take_turns, time_calls
+from trioserve.api.chat.request import ChatRequest
+from trioserve.api.completions.request import CompletionRequest
+from trioserve.api.decode.schema import decode_body
+from trioserve.programs.bench.measuring.rounds import (
+    take_turns,
+    time_calls,
+)
 
 if TYPE_CHECKING:
     import pydantic

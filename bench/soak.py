@@ -53,14 +53,7 @@ from kit.usage import list_processes, read_memory
 import msgspec
 import trio
 
-from trioserve.load.client import (
-    FAILURES,
-    Connection,
-    RequestFailed,
-    RequestRefused,
-    describe,
-)
-from trioserve.load.plot import (
+from trioserve.programs.bench.measuring.plot import (
     BLUE,
     VERMILION,
     add_legend,
@@ -68,8 +61,23 @@ from trioserve.load.plot import (
     open_figure,
     write_title,
 )
-from trioserve.load.report import describe_machine, run_or_explain, save, write_now
-from trioserve.load.table import align, write_number
+from trioserve.programs.bench.measuring.report import (
+    describe_machine,
+    run_or_explain,
+    save,
+    write_now,
+)
+from trioserve.programs.bench.measuring.table import (
+    align,
+    write_number,
+)
+from trioserve.programs.http.client import (
+    FAILURES,
+    Connection,
+    RequestFailed,
+    RequestRefused,
+    describe,
+)
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SAMPLE_SECONDS = 2.0

@@ -45,9 +45,12 @@ from kit.usage import read_memory, read_own_memory
 import trio
 
 from trioserve.config import DEFAULT_MODEL
-from trioserve.load.report import describe_machine
-from trioserve.load.rounds import alternate
-from trioserve.load.table import write_markdown, write_number
+from trioserve.programs.bench.measuring.report import describe_machine
+from trioserve.programs.bench.measuring.rounds import alternate
+from trioserve.programs.bench.measuring.table import (
+    write_markdown,
+    write_number,
+)
 from trioserve.testing.tokenizer import tiny_tokenizer
 
 # One sleeping device is enough: the others start in the same way.

@@ -47,14 +47,32 @@ import msgspec
 import trio
 
 from trioserve.config import DEFAULT_MODEL
-from trioserve.load.client import Connection, RequestFailed
-from trioserve.load.generation.answers import stream_answer
-from trioserve.load.generation.load import Dialect, Load, learn_dialect
-from trioserve.load.generation.measure import run_round, warm_up
-from trioserve.load.measured_servers import Server
-from trioserve.load.report import describe_machine
-from trioserve.load.rounds import alternate, describe_ratios, list_ratios
-from trioserve.load.table import write_markdown, write_milliseconds, write_number
+from trioserve.programs.bench.generation.answers import stream_answer
+from trioserve.programs.bench.generation.load import (
+    Dialect,
+    Load,
+    learn_dialect,
+)
+from trioserve.programs.bench.generation.measure import (
+    run_round,
+    warm_up,
+)
+from trioserve.programs.bench.measuring.measured_servers import Server
+from trioserve.programs.bench.measuring.report import describe_machine
+from trioserve.programs.bench.measuring.rounds import (
+    alternate,
+    describe_ratios,
+    list_ratios,
+)
+from trioserve.programs.bench.measuring.table import (
+    write_markdown,
+    write_milliseconds,
+    write_number,
+)
+from trioserve.programs.http.client import (
+    Connection,
+    RequestFailed,
+)
 
 MODES = ("free", "schema")
 FIELDS = (10, 100, 1000)

@@ -36,11 +36,17 @@ from pipeline import SHORT_PROMPT, make_prompts, stream_all
 import trio
 
 from trioserve.config import DEFAULT_MODEL, EngineConfig, build_config
-from trioserve.engine import LocalCore, TokenEngine
-from trioserve.load.report import save
-from trioserve.load.rounds import describe_ratios, list_ratios, shuffle, take_medians
-from trioserve.load.table import write_markdown
+from trioserve.engine.generation.core import LocalCore
+from trioserve.engine.generation.engine import TokenEngine
 from trioserve.processes.interpreter import prepare_interpreter, settle_interpreter
+from trioserve.programs.bench.measuring.report import save
+from trioserve.programs.bench.measuring.rounds import (
+    describe_ratios,
+    list_ratios,
+    shuffle,
+    take_medians,
+)
+from trioserve.programs.bench.measuring.table import write_markdown
 from trioserve.startup.core import open_core
 
 NUM_SHARDS = {"one": 1, "two": 2}

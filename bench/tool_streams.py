@@ -54,10 +54,17 @@ from kit.raw import Request, check_status, open_request, write_request
 import msgspec
 import trio
 
-from trioserve.load.report import describe_machine, save, write_now
-from trioserve.load.rounds import alternate
-from trioserve.load.statistics import find_medians
-from trioserve.load.table import align, write_milliseconds
+from trioserve.programs.bench.measuring.report import (
+    describe_machine,
+    save,
+    write_now,
+)
+from trioserve.programs.bench.measuring.rounds import alternate
+from trioserve.programs.bench.measuring.statistics import find_medians
+from trioserve.programs.bench.measuring.table import (
+    align,
+    write_milliseconds,
+)
 
 APIS = ("text", "chat", "responses", "messages")
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
-from trioserve.http.decode.decoder import BodyDecoder
-from trioserve.http.decode.schema import find_decoder
-from trioserve.http.openapi import openapi_document
+from trioserve.api.decode.decoder import BodyDecoder
+from trioserve.api.decode.schema import find_decoder
 from trioserve.http.route import Route
-from trioserve.http.routes import ROUTES
+from trioserve.server.openapi import openapi_document
+from trioserve.server.routes import ROUTES
 
 PAGE = Path(__file__).parent / "fields.rst"
 

@@ -14,7 +14,6 @@ import sys
 import pytest
 
 from trioserve import __main__ as command
-from trioserve.commands.serve import parse_serve
 from trioserve.config import (
     EngineConfig,
     Option,
@@ -26,6 +25,7 @@ from trioserve.config import (
 )
 from trioserve.config.keywords import naming_keywords
 from trioserve.errors import ForeignOption, InvalidConfig, StartupError
+from trioserve.programs.commands.serve import parse_serve
 
 ROOT = Path(__file__).parent.parent
 OPTIONS = list(list_options(ServeConfig))

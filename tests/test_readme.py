@@ -49,7 +49,7 @@ def test_the_description_on_an_index_has_no_dead_link(tmp_path: Path) -> None:
     # A copy, because setuptools writes beside what it reads.
     for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.rst", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
-    for name in ("__init__.py", "_version.py", "kernels/native/flags.json"):
+    for name in ("__init__.py", "types/version.py", "kernels/native/flags.json"):
         place = tmp_path / "trioserve" / name
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / "trioserve" / name, place)

@@ -21,17 +21,17 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # Modules that hold or launch kernels for GPUs, and are imported where one is used.
 NEED_TRITON = {
-    "trioserve/model/fused/decoder.py",
+    "trioserve/model/runtimes/fused/decoder.py",
     "trioserve/model/sampling/triton_operators.py",
     *(
-        f"trioserve/model/triton/{kernel}.py"
+        f"trioserve/kernels/triton/{kernel}.py"
         for kernel in ("activate", "attend", "draw")
     ),
     *(
-        f"trioserve/model/triton/{kernel}.py"
+        f"trioserve/kernels/triton/{kernel}.py"
         for kernel in ("norm", "penalize", "rotate")
     ),
-    *(f"trioserve/model/triton/{door}.py" for door in ("paged", "sampling", "steps")),
+    *(f"trioserve/kernels/triton/{door}.py" for door in ("paged", "sampling", "steps")),
 }
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ._version import __version__
+from .types.version import __version__
 
 if TYPE_CHECKING:
     from .config import (

@@ -27,10 +27,14 @@ import os
 import signal
 import threading
 
-from ._version import __version__
-from .commands import COMMANDS, explain_unknown_command, find_command
-from .commands.output import write_output
 from .errors import StartupError, escape
+from .programs.commands import (
+    COMMANDS,
+    explain_unknown_command,
+    find_command,
+)
+from .programs.output import write_output
+from .types.version import __version__
 
 _USAGE = """\
 usage: trioserve COMMAND ...

@@ -26,8 +26,13 @@ import trio
 from .config import DEFAULT_MODEL, EngineConfig, HttpConfig, ProcessConfig, build_config
 from .config.keywords import naming_keywords
 from .errors import StartupError, find_first
-from .http import ServerState, ServingApp, create_http_app, guard_connections
+from .http.connection import guard_connections
+from .http.state import ServerState
 from .processes.interpreter import prepare_interpreter, settle_interpreter
+from .server.app import (
+    ServingApp,
+    create_http_app,
+)
 from .startup.open import open_served_engine
 
 logger = logging.getLogger(__name__)

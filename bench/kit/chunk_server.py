@@ -18,7 +18,7 @@ from typing import Any, Literal
 from kit.raw import Request, ask, write_request
 import trio
 
-from trioserve.load.client import RequestFailed
+from trioserve.programs.http.client import RequestFailed
 
 # The most sequences that the fake server runs at once (trioserve/testing/server.py).
 MAX_STREAMS = 32

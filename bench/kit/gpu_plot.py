@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trioserve.load.plot import (
+from trioserve.programs.bench.measuring.plot import (
     COLORS,
     GREY,
     INK,

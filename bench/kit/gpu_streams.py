@@ -8,11 +8,11 @@ from kit.gpu_parts import Figures, Load as GpuLoad
 from kit.server import open_server, write_serve_command
 import trio
 
-from trioserve.load.generation.figures import Report
-from trioserve.load.generation.load import Load
-from trioserve.load.generation.measure import measure
-from trioserve.load.measured_servers import read_servers
-from trioserve.load.statistics import Spread
+from trioserve.programs.bench.generation.figures import Report
+from trioserve.programs.bench.generation.load import Load
+from trioserve.programs.bench.generation.measure import measure
+from trioserve.programs.bench.measuring.measured_servers import read_servers
+from trioserve.programs.bench.measuring.statistics import Spread
 
 
 def measure_streams(folder: Path, load: GpuLoad) -> Figures:

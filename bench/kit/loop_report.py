@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from trioserve.http import ServerState
+    from trioserve.http.state import ServerState
 
 
 class LoopReport(msgspec.Struct, kw_only=True):

@@ -18,8 +18,11 @@ from kit.process import open_process
 from kit.server import RunningServer
 import trio
 
-from trioserve.load.client import FAILURES, Connection
-from trioserve.load.measured_servers import has_path
+from trioserve.programs.bench.measuring.measured_servers import has_path
+from trioserve.programs.http.client import (
+    FAILURES,
+    Connection,
+)
 
 # vLLM compiles the model when it starts.
 START_TIMEOUT_SECONDS = 900.0

@@ -25,9 +25,12 @@ from kit.raw import Request, check_status, open_request, write_request
 import msgspec
 import trio
 
-from trioserve.load.probe import HealthProbe
-from trioserve.load.statistics import Spread, spread
-from trioserve.load.texts import write_text
+from trioserve.programs.bench.measuring.probe import HealthProbe
+from trioserve.programs.bench.measuring.statistics import (
+    Spread,
+    spread,
+)
+from trioserve.programs.bench.measuring.texts import write_text
 
 HEALTH_INTERVAL_SECONDS = 0.01
 

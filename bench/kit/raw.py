@@ -2,7 +2,7 @@
 
 A load generator shares the machine with the server that it measures. Parsing an answer
 would cost as much as the server spends on writing it, so this client reads only the
-status. trioserve/load/client.py has a connection that stays open.
+status. trioserve/programs/http/client.py has a connection that stays open.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 import trio
 
-from trioserve.load.client import RequestRefused
+from trioserve.programs.http.client import RequestRefused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

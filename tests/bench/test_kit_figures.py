@@ -9,14 +9,27 @@ import msgspec
 import pytest
 import trio
 
-from trioserve.load import table
-from trioserve.load.clients import ClientReport
-from trioserve.load.measured_servers import read_servers
-from trioserve.load.plot import draw_bars, open_figure, write_label
-from trioserve.load.probe import HealthProbe
-from trioserve.load.report import load_reports, number_labels, run_or_explain
-from trioserve.load.statistics import Spread, percentile, spread, take_median_spread
-from trioserve.load.texts import write_text
+from trioserve.programs.bench.measuring import table
+from trioserve.programs.bench.measuring.clients import ClientReport
+from trioserve.programs.bench.measuring.measured_servers import read_servers
+from trioserve.programs.bench.measuring.plot import (
+    draw_bars,
+    open_figure,
+    write_label,
+)
+from trioserve.programs.bench.measuring.probe import HealthProbe
+from trioserve.programs.bench.measuring.report import (
+    load_reports,
+    number_labels,
+    run_or_explain,
+)
+from trioserve.programs.bench.measuring.statistics import (
+    Spread,
+    percentile,
+    spread,
+    take_median_spread,
+)
+from trioserve.programs.bench.measuring.texts import write_text
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import pytest
 import trio
 import trio.testing
 
-from trioserve.load.report import list_errors
+from trioserve.programs.bench.measuring.report import list_errors
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 

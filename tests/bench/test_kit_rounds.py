@@ -8,7 +8,7 @@ from pathlib import Path
 from kit import options
 import pytest
 
-from trioserve.load import rounds
+from trioserve.programs.bench.measuring import rounds
 
 
 def test_calls_take_turns_in_alternating_order() -> None:

@@ -18,7 +18,7 @@ import loop_stall
 import pytest
 import torch
 
-from trioserve.load.statistics import Spread
+from trioserve.programs.bench.measuring.statistics import Spread
 from trioserve.render import RendererWorkers
 
 SPREAD = Spread(median=0.002, p90=0.01, p95=0.02, p99=0.04, maximum=0.05, count=100)

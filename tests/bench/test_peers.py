@@ -10,7 +10,7 @@ import peers
 import pytest
 import trio
 
-from trioserve.load.generation.load import Load
+from trioserve.programs.bench.generation.load import Load
 
 # A server whose worker would outlive it.
 SERVER = """\

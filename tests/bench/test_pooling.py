@@ -30,10 +30,16 @@ from tokenizers.processors import TemplateProcessing
 import torch
 import trio
 
-from trioserve.load.clients import Round
-from trioserve.load.measured_servers import Server, ServerUnusable
-from trioserve.load.report import load_reports, save
-from trioserve.load.texts import WORDS
+from trioserve.programs.bench.measuring.clients import Round
+from trioserve.programs.bench.measuring.measured_servers import (
+    Server,
+    ServerUnusable,
+)
+from trioserve.programs.bench.measuring.report import (
+    load_reports,
+    save,
+)
+from trioserve.programs.bench.measuring.texts import WORDS
 from trioserve.testing.encoders import save_tiny_encoder
 
 ONE = Case(name="one", num_texts=1, lengths=(5, 5))

@@ -31,9 +31,12 @@ import pytest
 import start
 import trio
 
-from trioserve.engine import TokenEngine
-from trioserve.http.metrics import METRICS
-from trioserve.load.statistics import Spread, find_medians
+from trioserve.engine.generation.engine import TokenEngine
+from trioserve.programs.bench.measuring.statistics import (
+    Spread,
+    find_medians,
+)
+from trioserve.server.metrics import METRICS
 from trioserve.testing.fake_device import make_info
 from trioserve.types.prompt import Prompt
 from trioserve.types.sampling import SamplingParams

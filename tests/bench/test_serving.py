@@ -14,14 +14,30 @@ import pytest
 import trio
 
 from trioserve.__main__ import main
-from trioserve.load.clients import Round
-from trioserve.load.generation.answers import Answer, EventReader
-from trioserve.load.generation.figures import Report, merge_reports, report_level
-from trioserve.load.generation.load import Load
-from trioserve.load.generation.measure import measure, take_turns
-from trioserve.load.generation.table import render_report
-from trioserve.load.measured_servers import Server, ServerUnusable
-from trioserve.load.report import load_reports, save
+from trioserve.programs.bench.generation.answers import (
+    Answer,
+    EventReader,
+)
+from trioserve.programs.bench.generation.figures import (
+    Report,
+    merge_reports,
+    report_level,
+)
+from trioserve.programs.bench.generation.load import Load
+from trioserve.programs.bench.generation.measure import (
+    measure,
+    take_turns,
+)
+from trioserve.programs.bench.generation.table import render_report
+from trioserve.programs.bench.measuring.clients import Round
+from trioserve.programs.bench.measuring.measured_servers import (
+    Server,
+    ServerUnusable,
+)
+from trioserve.programs.bench.measuring.report import (
+    load_reports,
+    save,
+)
 
 LOAD = Load(concurrency=(1, 3), requests=6, warmup=2, output_tokens=5, timeout=30.0)
 

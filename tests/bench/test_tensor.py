@@ -6,8 +6,9 @@ import pytest
 import tensor
 import trio
 
-from trioserve.engine import LocalCore, TokenEngine
-from trioserve.scheduler import Scheduler
+from trioserve.engine.generation.core import LocalCore
+from trioserve.engine.generation.engine import TokenEngine
+from trioserve.scheduler.generation.scheduler import Scheduler
 from trioserve.testing.fake_device import FakeDevice, FakeExecutor, make_info
 
 

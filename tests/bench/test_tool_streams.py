@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import tool_streams
 
-from trioserve.http.decode.schema import decode_body
-from trioserve.http.routes import ROUTES
+from trioserve.api.decode.schema import decode_body
 from trioserve.render.tools.hermes import HermesScanner
 from trioserve.render.tools.tool_table import ToolTable
+from trioserve.server.routes import ROUTES
 
 
 @pytest.mark.parametrize("api", tool_streams.APIS)

@@ -12,8 +12,8 @@ import httpx2 as httpx
 import pytest
 import trio
 
-from trioserve.http.respond import JSON
-from trioserve.http.routes import ROUTES
+from trioserve.http.wire.respond import JSON
+from trioserve.server.routes import ROUTES
 from trioserve.testing.server import open_fake_pooling_server
 
 pytestmark = pytest.mark.slow

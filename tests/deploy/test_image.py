@@ -13,8 +13,8 @@ import pytest
 import trio
 import yaml
 
-from trioserve.commands.serve import parse_serve
 from trioserve.config import BindConfig
+from trioserve.programs.commands.serve import parse_serve
 from trioserve.testing.server import open_fake_server
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,8 @@ import subprocess
 
 import pytest
 
-from trioserve.commands.serve import parse_serve
 from trioserve.config import HttpConfig
+from trioserve.programs.commands.serve import parse_serve
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNIT = (DEPLOY / "trioserve.service").read_text()

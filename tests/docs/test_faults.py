@@ -24,26 +24,26 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "The disk is full, in the cache or in the request log": (
         "weights/test_cache.py::test_a_disk_that_fills_up_is_reported_in_a_sentence",
         "weights/test_cache.py::test_a_build_that_fails_leaves_nothing_behind",
-        "threads/test_line_writer.py::test_a_full_disk_costs_lines_and_leaves_no_torn_one",
+        "processes/threads/test_line_writer.py::test_a_full_disk_costs_lines_and_leaves_no_torn_one",
     ),
     "No descriptors are left": (
-        "http/test_descriptors.py::test_a_server_without_descriptors_answers_and_does_not_fill_its_log",
-        "http/test_descriptors.py::test_a_request_without_a_free_descriptor_gets_retry_after",
+        "http/connection/test_descriptors.py::test_a_server_without_descriptors_answers_and_does_not_fill_its_log",
+        "http/connection/test_descriptors.py::test_a_request_without_a_free_descriptor_gets_retry_after",
     ),
     "No memory is left, in the server's process or in the engine's": (
         "e2e/test_faults.py::test_a_server_without_memory_answers_when_it_has_some_again",
         "e2e/test_engine_process.py::test_an_engine_without_memory_tells_its_clients_and_ends_the_server",
         "startup/test_shortage.py::test_a_server_with_little_memory_says_so_in_a_sentence",
-        "http/test_memory_budget.py",
+        "http/bodies/test_memory_budget.py",
     ),
-    "The clock jumps": ("http/test_faults.py::test_the_clock_on_the_wall_may_jump",),
+    "The clock jumps": ("server/test_faults.py::test_the_clock_on_the_wall_may_jump",),
     "DNS hangs while an image is fetched": (
         "render/test_fetch.py::test_a_name_that_is_never_resolved_is_given_up_in_time",
         "render/test_fetch.py::test_a_server_that_does_not_answer_is_given_up_in_time",
     ),
     "A plug-in raises, or never ends": (
-        "http/test_logits_processors.py::test_a_defect_of_a_plug_in_is_a_500_for_its_own_request_only",
-        "http/test_logits_processors.py::test_a_plug_in_that_never_ends_costs_its_own_request",
+        "api/shared/test_logits_processors.py::test_a_defect_of_a_plug_in_is_a_500_for_its_own_request_only",
+        "api/shared/test_logits_processors.py::test_a_plug_in_that_never_ends_costs_its_own_request",
         "e2e/test_engine_process.py::test_progressz_answers_503_while_the_engine_is_stopped",
     ),
     "Nobody reads stderr": (
@@ -53,26 +53,26 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "A process is stopped (SIGSTOP)": (
         "e2e/test_faults.py::test_a_stopped_process_goes_on",
         "e2e/test_engine_process.py::test_progressz_answers_503_while_the_engine_is_stopped",
-        "http/test_faults.py::test_a_process_may_be_stopped_for_an_hour",
+        "server/test_faults.py::test_a_process_may_be_stopped_for_an_hour",
     ),
     "SIGTERM, in each phase of a request": (
-        "http/test_faults.py::test_a_drain_ends_requests_of_every_phase",
+        "server/test_faults.py::test_a_drain_ends_requests_of_every_phase",
         "e2e/test_processes.py::test_a_signal_while_loading_ends_with_0",
         "e2e/test_processes.py::test_a_second_signal_cuts_the_drain",
     ),
     "``kill -9``, in each phase of a request": (
         "e2e/test_faults.py::test_a_killed_engine_ends_requests_of_every_phase",
-        "http/test_faults.py::test_a_device_may_break_in_every_phase",
+        "server/test_faults.py::test_a_device_may_break_in_every_phase",
         "e2e/test_engine_process.py::test_a_killed_server_leaves_no_engine",
         "e2e/test_engine_process.py::test_a_process_killed_during_the_load_ends_the_other_one",
     ),
     "1,000 clients vanish at once": (
-        "http/test_faults.py::test_1000_clients_may_vanish_at_once",
+        "server/test_faults.py::test_1000_clients_may_vanish_at_once",
         "e2e/test_processes.py::test_300_streams_that_end_at_random_leave_a_fresh_engine",
     ),
     "A connection is reset, at each point of a request": (
-        "http/test_faults.py::test_a_reset_may_come_at_each_step_of_a_request",
-        "http/test_faults.py::test_a_client_may_leave_in_every_phase",
+        "server/test_faults.py::test_a_reset_may_come_at_each_step_of_a_request",
+        "server/test_faults.py::test_a_client_may_leave_in_every_phase",
     ),
 }
 
@@ -87,8 +87,8 @@ ADVISORIES: dict[tuple[str, ...], tuple[str, ...]] = {
     ): (
         "docs/test_faults.py::test_nothing_unpickles_or_evaluates",
         "processes/test_messages.py::test_half_a_message_is_not_delivered",
-        "pipeline/test_torchrun.py::test_stages_of_one_machine_need_no_network",
-        "pipeline/test_torchrun.py::test_connections_of_no_stage_are_closed_and_stages_still_come",
+        "executor/pipeline/test_torchrun.py::test_stages_of_one_machine_need_no_network",
+        "executor/pipeline/test_torchrun.py::test_connections_of_no_stage_are_closed_and_stages_still_come",
     ),
     # A model's files are unpickled.
     ("CVE-2025-24357", "GHSA-ggpf-24jw-3fcw"): (
@@ -131,8 +131,8 @@ ADVISORIES: dict[tuple[str, ...], tuple[str, ...]] = {
     ),
     # A head without an end takes all memory.
     ("CVE-2025-48956",): (
-        "http/test_malformed.py::test_an_error_of_the_protocol_has_a_body",
-        "http/test_connection.py::test_a_client_that_is_far_ahead_is_read_no_further",
+        "http/connection/test_malformed.py::test_an_error_of_the_protocol_has_a_body",
+        "http/connection/test_connection.py::test_a_client_that_is_far_ahead_is_read_no_further",
     ),
     # Templates and their arguments come from requests.
     ("CVE-2025-61620", "CVE-2025-62426", "CVE-2024-34359"): (
@@ -151,12 +151,12 @@ ADVISORIES: dict[tuple[str, ...], tuple[str, ...]] = {
     # The comparison of a key tells its beginning, or a header opens another door.
     ("CVE-2025-59425", "CVE-2026-48746"): (
         "docs/test_faults.py::test_no_host_header_opens_a_door",
-        "http/test_keys.py::test_everything_but_probes_and_documents_is_guarded",
-        "http/test_keys.py::test_a_wrong_key_is_refused_before_the_body_is_read",
+        "http/keys/test_keys.py::test_everything_but_probes_and_documents_is_guarded",
+        "http/keys/test_keys.py::test_a_wrong_key_is_refused_before_the_body_is_read",
     ),
     # The number of answers is not bounded.
     ("CVE-2026-34756",): (
-        "http/test_admission.py::test_more_sequences_than_there_is_room_for_are_refused_before_they_are_made",
+        "server/test_admission.py::test_more_sequences_than_there_is_room_for_are_refused_before_they_are_made",
         "engine/test_engine.py::test_far_too_many_sequences_are_refused_before_they_are_made",
     ),
     # Images, sounds and films are larger than their files.
@@ -164,14 +164,14 @@ ADVISORIES: dict[tuple[str, ...], tuple[str, ...]] = {
         "render/test_decode.py::test_an_image_with_too_many_pixels_is_refused_before_it_is_decoded",
         "render/test_decode.py::test_a_size_that_the_header_alone_claims_is_refused",
         "render/test_decode.py::test_an_animation_shows_its_first_frame",
-        "http/test_schema.py::test_sounds_and_old_calls_are_not_supported",
+        "api/decode/test_schema.py::test_sounds_and_old_calls_are_not_supported",
     ),
     # A request raises inside the engine, and ends it for all.
     ("CVE-2026-44222", "CVE-2026-44223", "CVE-2024-8768"): (
         "engine/test_admission.py::test_a_request_needs_a_prompt",
         "render/test_mixed.py::test_a_placeholder_in_a_chat_without_images_is_just_a_token",
-        "http/test_schema.py::test_any_value_in_any_field_is_taken_or_refused",
-        "http/test_schemathesis.py::test_no_request_gets_an_answer_that_is_not_described",
+        "api/decode/test_schema.py::test_any_value_in_any_field_is_taken_or_refused",
+        "server/test_schemathesis.py::test_no_request_gets_an_answer_that_is_not_described",
     ),
     # Two texts or images have one key in a cache, or its speed tells of others' texts.
     ("CVE-2025-46722", "CVE-2025-46570", "CVE-2025-25183"): (
@@ -184,13 +184,13 @@ ADVISORIES: dict[tuple[str, ...], tuple[str, ...]] = {
         "render/test_decode.py::test_an_error_reveals_nothing_of_the_process",
         "render/test_fetch.py::test_the_error_for_a_closed_port_does_not_name_the_address",
         "render/test_image_loader.py::test_no_other_file_is_read_or_revealed",
-        "http/test_schema.py::test_a_wrong_word_is_quoted_on_one_line_and_shortly",
+        "api/decode/test_schema.py::test_a_wrong_word_is_quoted_on_one_line_and_shortly",
     ),
     # Sounds are mixed in another way than the model's; texts of tokens have no bound.
     ("CVE-2026-34760", "CVE-2026-71486"): (
-        "http/test_schema.py::test_sounds_and_old_calls_are_not_supported",
-        "http/test_schema.py::test_a_wrong_token_to_detokenize_is_named",
-        "http/test_api.py::test_a_body_that_is_too_long_is_413",
+        "api/decode/test_schema.py::test_sounds_and_old_calls_are_not_supported",
+        "api/decode/test_schema.py::test_a_wrong_token_to_detokenize_is_named",
+        "server/test_api.py::test_a_body_that_is_too_long_is_413",
     ),
     # A package of the same name comes from another index.
     ("CVE-2026-54232",): (
@@ -199,12 +199,14 @@ ADVISORIES: dict[tuple[str, ...], tuple[str, ...]] = {
     ),
     # Requests leave something behind.
     ("CVE-2026-9540",): (
-        "testing/test_simulate.py::test_histories_end_as_they_must",
-        "http/test_checkpoints.py::test_requests_that_generate",
-        "http/test_leak_audit.py",
+        "whole_server/test_simulate.py::test_histories_end_as_they_must",
+        "server/test_checkpoints.py::test_requests_that_generate",
+        "http/audit/test_leak_audit.py",
     ),
     # Forms with many parts take all memory.
-    ("CVE-2024-49767",): ("http/test_api.py::test_bodies_that_are_no_request_are_400",),
+    ("CVE-2024-49767",): (
+        "server/test_api.py::test_bodies_that_are_no_request_are_400",
+    ),
 }
 
 NAMED = [name for row in (*FAULTS.values(), *ADVISORIES.values()) for name in row]

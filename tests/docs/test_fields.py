@@ -18,17 +18,20 @@ from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 import pytest
 
-from trioserve.http.decode.anthropic_requests import CountTokensRequest, MessagesRequest
-from trioserve.http.decode.chat_request import ChatRequest
-from trioserve.http.decode.completion_request import CompletionRequest
-from trioserve.http.decode.pooling_requests import (
+from trioserve.api.anthropic.requests import (
+    CountTokensRequest,
+    MessagesRequest,
+)
+from trioserve.api.chat.request import ChatRequest
+from trioserve.api.completions.request import CompletionRequest
+from trioserve.api.decode.schema import find_decoder
+from trioserve.api.pooling.requests import (
     CohereEmbedRequest,
     EmbeddingRequest,
     RerankRequest,
 )
-from trioserve.http.decode.response_requests import ResponseRequest
-from trioserve.http.decode.schema import find_decoder
-from trioserve.http.routes import ROUTES
+from trioserve.api.responses.request import ResponseRequest
+from trioserve.server.routes import ROUTES
 
 WRITER = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "write_fields.py"))
 REQUESTS = [route.request for route in ROUTES if isinstance(route.request, type)]

@@ -16,7 +16,7 @@ import pytest
 import trio
 
 import trioserve
-from trioserve.engine import EngineProcessDied
+from trioserve.engine.core import EngineProcessDied
 from trioserve.errors import EngineDied, WeightsNotFound
 
 pytestmark = pytest.mark.slow

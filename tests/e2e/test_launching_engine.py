@@ -14,10 +14,12 @@ from transformers import AutoModelForCausalLM
 import trio
 
 from trioserve.config import ModelConfig
-from trioserve.engine import LocalCore, TokenEngine
+from trioserve.engine.generation.core import LocalCore
+from trioserve.engine.generation.engine import TokenEngine
 from trioserve.executor import LocalExecutor
-from trioserve.model import ModelRunner, load_model
-from trioserve.scheduler import Scheduler
+from trioserve.model.loading.load import load_model
+from trioserve.model.runner import ModelRunner
+from trioserve.scheduler.generation.scheduler import Scheduler
 from trioserve.testing.models import save_tiny_model
 from trioserve.types.client import Client
 from trioserve.types.output import StepResult

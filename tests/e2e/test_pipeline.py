@@ -18,9 +18,9 @@ import trio
 import trioserve
 from trioserve.config import EngineConfig, build_config
 from trioserve.errors import EngineDied, InvalidConfig
+from trioserve.executor.pipeline.executor import StageDied
 from trioserve.frontend import TextEngine, TextParams
 from trioserve.grammar.compile import compile_structure
-from trioserve.pipeline.executor import StageDied
 from trioserve.startup.source import ModelKind, find_source
 from trioserve.testing.encoders import save_tiny_encoder
 from trioserve.testing.models import save_tiny_model

@@ -468,7 +468,7 @@ def test_a_program_that_cancels_a_load_ends_with_its_own_exit_code(
 BROKEN_DEVICE = """
 import sys
 import time
-from trioserve import model
+from trioserve.model import runner as model
 
 step = model.ModelRunner.step
 

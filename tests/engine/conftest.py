@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from trioserve.config import SchedulingPolicy
-from trioserve.engine import GenerationCore, LocalCore, TokenEngine
-from trioserve.scheduler import Scheduler
+from trioserve.engine.generation.core import (
+    GenerationCore,
+    LocalCore,
+)
+from trioserve.engine.generation.engine import TokenEngine
+from trioserve.scheduler.generation.scheduler import Scheduler
 from trioserve.testing.fake_device import FakeDevice, FakeExecutor
 from trioserve.testing.processes import HostedCore
 from trioserve.types.model_info import ModelInfo

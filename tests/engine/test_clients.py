@@ -12,20 +12,23 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from trioserve.engine import (
+from trioserve.engine.generation.core import LocalCore
+from trioserve.engine.generation.engine import TokenEngine
+from trioserve.engine.pooling.core import LocalPoolingCore
+from trioserve.engine.pooling.engine import TensorEngine
+from trioserve.engine.process.client_ids import find_first_id
+from trioserve.engine.process.core_server import (
     GenerationHost,
-    LocalCore,
-    LocalPoolingCore,
     PoolingHost,
-    RemoteCore,
-    RemotePoolingCore,
-    TensorEngine,
-    TokenEngine,
-    find_first_id,
 )
 from trioserve.engine.process.messages import FromEngine, ToEngine
+from trioserve.engine.process.remote import (
+    RemoteCore,
+    RemotePoolingCore,
+)
 from trioserve.errors import EngineDied, QueueFull, ShuttingDown
-from trioserve.scheduler import PoolingScheduler, Scheduler
+from trioserve.scheduler.generation.scheduler import Scheduler
+from trioserve.scheduler.pooling import PoolingScheduler
 from trioserve.testing.fake_device import (
     FakeDevice,
     FakeExecutor,

@@ -12,7 +12,9 @@ import pytest
 import trio
 import trio.testing
 
-from trioserve.engine import EngineProcessDied, GenerationCore, TokenEngine
+from trioserve.engine.core import EngineProcessDied
+from trioserve.engine.generation.core import GenerationCore
+from trioserve.engine.generation.engine import TokenEngine
 from trioserve.errors import (
     ContextLengthExceeded,
     EngineDied,

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from trioserve.engine import TokenEngine
+from trioserve.engine.generation.engine import TokenEngine
 from trioserve.types.plan import StepPlan
 from trioserve.types.prompt import Prompt
 from trioserve.types.sampling import SamplingParams

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from trioserve.engine import Demand, Forecast
+from trioserve.engine.forecast import Forecast
 from trioserve.engine.generation.backlog import Backlog
-from trioserve.engine.generation.forecast import Forecaster, OfferedPrompts
-from trioserve.scheduler import StepRates
+from trioserve.engine.generation.forecast import Demand, Forecaster, OfferedPrompts
+from trioserve.scheduler.step_cost import StepRates
 from trioserve.types.client import Client
 from trioserve.types.ids import SequenceId
 from trioserve.types.output import TokenDelta

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trioserve.engine.pooling.backlog import PoolingBacklog
 from trioserve.engine.pooling.core import JobId
-from trioserve.scheduler import StepRates
+from trioserve.scheduler.step_cost import StepRates
 from trioserve.types.client import Client
 
 RATES = StepRates(num_steps=100, fixed=1.0, token=0.01)

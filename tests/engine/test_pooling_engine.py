@@ -11,7 +11,9 @@ import pytest
 import trio
 import trio.testing
 
-from trioserve.engine import EngineProcessDied, LocalPoolingCore, TensorEngine
+from trioserve.engine.core import EngineProcessDied
+from trioserve.engine.pooling.core import LocalPoolingCore
+from trioserve.engine.pooling.engine import TensorEngine
 from trioserve.errors import (
     ContextLengthExceeded,
     EngineDied,
@@ -20,7 +22,7 @@ from trioserve.errors import (
     ShuttingDown,
     TaskNotServed,
 )
-from trioserve.scheduler import PoolingScheduler
+from trioserve.scheduler.pooling import PoolingScheduler
 from trioserve.testing.fake_device import (
     FakeExecutor,
     FakePoolingDevice,

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import trio
 
-from trioserve.engine import TokenStream
+from trioserve.engine.generation.token_stream import TokenStream
 from trioserve.errors import EngineDied, InternalError, InvalidParameter
 from trioserve.types.ids import SequenceId
 from trioserve.types.output import SequenceError, TokenDelta, TokenLogprobs

@@ -13,10 +13,13 @@ import trio
 import trio.testing
 
 from trioserve.config import RenderConfig
-from trioserve.engine import Demand, Forecast, LocalCore, TokenEngine
+from trioserve.engine.forecast import Forecast
+from trioserve.engine.generation.core import LocalCore
+from trioserve.engine.generation.engine import TokenEngine
+from trioserve.engine.generation.forecast import Demand
 from trioserve.errors import DeadlineUnreachable, TrioserveError
 from trioserve.frontend import StreamLimits, TextEngine, TextParams
-from trioserve.scheduler import Scheduler
+from trioserve.scheduler.generation.scheduler import Scheduler
 from trioserve.testing.fake_device import FakeDevice, FakeExecutor, make_info
 from trioserve.testing.renderers import load_renderer
 from trioserve.types.client import Client

@@ -11,12 +11,13 @@ import pytest
 import trio
 
 from trioserve.config import RenderConfig
-from trioserve.engine import LocalPoolingCore, TensorEngine
+from trioserve.engine.pooling.core import LocalPoolingCore
+from trioserve.engine.pooling.engine import TensorEngine
 from trioserve.errors import ContextLengthExceeded, InvalidParameter, TaskNotServed
 from trioserve.frontend import PoolingEngine, ScoreOptions
 from trioserve.render import TextOptions
 from trioserve.render.pooling.vectors import read_floats
-from trioserve.scheduler import PoolingScheduler
+from trioserve.scheduler.pooling import PoolingScheduler
 from trioserve.testing.fake_device import (
     FakeExecutor,
     FakePoolingDevice,

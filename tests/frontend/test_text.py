@@ -10,10 +10,11 @@ from tokenizers import Tokenizer
 import trio
 
 from trioserve.config import RenderConfig
-from trioserve.engine import LocalCore, TokenEngine
+from trioserve.engine.generation.core import LocalCore
+from trioserve.engine.generation.engine import TokenEngine
 from trioserve.errors import InvalidParameter
 from trioserve.frontend import TextEngine, TextParams
-from trioserve.scheduler import Scheduler
+from trioserve.scheduler.generation.scheduler import Scheduler
 from trioserve.testing.fake_device import FakeDevice, FakeExecutor, make_info
 from trioserve.testing.renderers import load_renderer
 from trioserve.types.output import TextDelta

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trioserve.config import CacheConfig
-from trioserve.model import count_fitting_blocks
+from trioserve.model.attention.cache_memory import count_fitting_blocks
 from trioserve.model.sampling.bad_words import BadWords
 from trioserve.model.sampling.host_copy import copy_to_host
 from trioserve.model.sampling.reasoning_budget import ReasoningBudgets

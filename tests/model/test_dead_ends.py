@@ -12,7 +12,7 @@ from torch import Tensor
 from trioserve.model.sampling.launched import LaunchedStep
 from trioserve.model.sampling.operators import SamplingOperators, TorchOperators
 from trioserve.model.sampling.sampler import Sampler
-from trioserve.model.scans import TorchScans
+from trioserve.model.step.scans import TorchScans
 from trioserve.types.logits import LogitsProcessor, LogitsRow
 from trioserve.types.output import SequenceError
 from trioserve.types.plan import SlotStart

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trioserve.config import ModelConfig
-from trioserve.model import load_model
+from trioserve.model.loading.load import load_model
 from trioserve.testing.models import TINY_MODELS, save_tiny_model
 
 every_model = pytest.mark.parametrize("model_type", sorted(TINY_MODELS))

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from trioserve.config import ModelConfig
-from trioserve.model import load_model
+from trioserve.model.loading.load import load_model
 from trioserve.testing.models import TINY_VISION_MODELS
 from trioserve.types.sampling import SamplingParams
 

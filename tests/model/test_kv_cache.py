@@ -11,7 +11,7 @@ import torch
 
 from trioserve.config import CacheConfig
 from trioserve.errors import InvalidConfig
-from trioserve.model import count_fitting_blocks
+from trioserve.model.attention.cache_memory import count_fitting_blocks
 from trioserve.model.attention.kv_cache import allocate
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from trioserve.model import ModelRunner
-from trioserve.scheduler import Scheduler, Sequence as Scheduled
+from trioserve.model.runner import ModelRunner
+from trioserve.scheduler.generation.scheduler import Scheduler
+from trioserve.scheduler.generation.sequence import Sequence as Scheduled
 from trioserve.types.ids import SequenceId
 from trioserve.types.logits import LogitsProcessor, LogitsRow
 from trioserve.types.output import TokenLogprobs

@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from trioserve.config import ModelConfig
 from trioserve.errors import InvalidConfig, UnsupportedModel, WeightsBroken
-from trioserve.model import LoadedModel, load_model
+from trioserve.model.loading.load import load_model
+from trioserve.model.runtimes.loaded import LoadedModel
 from trioserve.testing.models import TINY_MODELS, TINY_VISION_MODELS, save_tiny_model
 
 

@@ -20,8 +20,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from trioserve.config import ModelConfig
 from trioserve.kernels.library import open_library
-from trioserve.model import LoadedModel, load_packed, load_plain
-from trioserve.model.native.check import COMPARED_TOKENS, make_check, measure_distance
+from trioserve.model.loading.packed import load_packed
+from trioserve.model.loading.plain import load_plain
+from trioserve.model.runtimes.loaded import LoadedModel
+from trioserve.model.runtimes.native.check import (
+    COMPARED_TOKENS,
+    make_check,
+    measure_distance,
+)
 from trioserve.testing.models import TINY_MODELS, save_tiny_model
 from trioserve.types.gguf import GgufFile
 from trioserve.weights import read_gguf, resolve_description

@@ -16,12 +16,20 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from trioserve.config import ModelConfig
 from trioserve.errors import InvalidConfig
-from trioserve.model import LoadedModel, load_model, load_plain, outline_plain
-from trioserve.model.loading.plain import llama
+from trioserve.model.loading.load import load_model
+from trioserve.model.loading.plain import (
+    llama,
+    load_plain,
+    outline_plain,
+)
 from trioserve.model.loading.plain.check import measure_difference
 from trioserve.model.loading.plain.description import read_plain_config
 from trioserve.model.loading.plain.parts import compute_rotary
-from trioserve.model.native.check import COMPARED_TOKENS, make_check
+from trioserve.model.runtimes.loaded import LoadedModel
+from trioserve.model.runtimes.native.check import (
+    COMPARED_TOKENS,
+    make_check,
+)
 from trioserve.testing.models import save_tiny_model
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")

@@ -13,7 +13,10 @@ from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from trioserve.model.sampling.sampler import Sampler
-from trioserve.model.scans import Scans, TorchScans
+from trioserve.model.step.scans import (
+    Scans,
+    TorchScans,
+)
 from trioserve.types.output import TokenLogprobs
 from trioserve.types.plan import SlotStart
 from trioserve.types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput

@@ -12,10 +12,14 @@ import torch
 
 from trioserve.config import CacheConfig
 from trioserve.errors import InvalidConfig, NotEnoughMemory
-from trioserve.model import StepLimits, count_fitting_blocks, measure_steps
 from trioserve.model.attention import cache_memory
-from trioserve.model.device_memory import MemoryReading
-from trioserve.model.trial import plan_largest_step
+from trioserve.model.attention.cache_memory import count_fitting_blocks
+from trioserve.model.device.memory import MemoryReading
+from trioserve.model.trial import (
+    StepLimits,
+    measure_steps,
+    plan_largest_step,
+)
 
 GIB = 2**30
 

@@ -11,9 +11,8 @@ import torch
 
 from trioserve.config import ModelConfig
 from trioserve.errors import NotEnoughMemory
-from trioserve.model import check_weights_fit
 from trioserve.model.loading import weights_memory
-from trioserve.model.loading.weights_memory import count_weight_bytes
+from trioserve.model.loading.weights_memory import check_weights_fit, count_weight_bytes
 from trioserve.testing.models import save_tiny_model
 
 CPU = ModelConfig(device="cpu")

@@ -10,7 +10,6 @@ from prometheus_client.parser import text_string_to_metric_families
 import pytest
 import trio
 
-from trioserve.http.metrics.server import LOOP
 from trioserve.observe import (
     CounterMetric,
     Distribution,
@@ -25,6 +24,7 @@ from trioserve.observe import (
     read_samples,
     render_families,
 )
+from trioserve.server.metrics.server import LOOP
 
 ROWS: Rows[Mapping[str, float]] = (
     GaugeMetric("x_depth", "Depth in metres.", lambda source: source["depth"]),

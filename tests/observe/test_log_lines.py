@@ -74,7 +74,7 @@ from trioserve.observe.log_lines import set_up_logging
 set_up_logging(sys.argv[1])
 from hpack import Decoder, Encoder
 Decoder().decode(Encoder().encode([("authorization", "Bearer sk-secret")]))
-for name in ("trioserve.http", "h2", "hypercorn.error", "httpcore", "trioserve"):
+for name in ("trioserve.server", "h2", "hypercorn.error", "httpcore", "trioserve"):
     for level in ("debug", "info", "warning", "error"):
         getattr(logging.getLogger(name), level)("%s of %s", level, name)
 """
@@ -89,7 +89,13 @@ def test_libraries_log_at_warning_at_the_lowest(level: str) -> None:
     ours = levels[levels.index(level.lower()) :]
     assert lines == [
         f"{each} of {name}"
-        for name in ("trioserve.http", "h2", "hypercorn.error", "httpcore", "trioserve")
+        for name in (
+            "trioserve.server",
+            "h2",
+            "hypercorn.error",
+            "httpcore",
+            "trioserve",
+        )
         for each in (ours if name.startswith("trioserve") else ours[-2:])
     ]
 

@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from trioserve.errors import InvalidParameter
-from trioserve.render import structure as structure_module
-from trioserve.render.structure import StructureCompiler
+from trioserve.render.shared import structure as structure_module
+from trioserve.render.shared.structure import StructureCompiler
 from trioserve.render.workers.threads import RendererWorkers
 from trioserve.types.structured import StructuredOutput
 

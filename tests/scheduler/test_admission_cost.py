@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from trioserve.scheduler import Scheduler, Sequence
 from trioserve.scheduler.generation import block_hashes
+from trioserve.scheduler.generation.scheduler import Scheduler
+from trioserve.scheduler.generation.sequence import Sequence
 from trioserve.testing.fake_device import FakeDevice
 from trioserve.types.ids import SequenceId
 from trioserve.types.sampling import SamplingParams

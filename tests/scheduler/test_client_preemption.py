@@ -10,7 +10,11 @@ from typing import Any
 from hypothesis import given, settings, strategies as st
 import pytest
 
-from trioserve.scheduler import Flow, Scheduler, Sequence
+from trioserve.scheduler.generation.scheduler import Scheduler
+from trioserve.scheduler.generation.sequence import (
+    Flow,
+    Sequence,
+)
 from trioserve.scheduler.generation.shared_queue import SharedQueue
 from trioserve.testing.fake_device import FakeDevice, count_up
 from trioserve.types.client import Client

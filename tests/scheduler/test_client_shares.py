@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from trioserve.scheduler import (
-    Flow,
-    PoolingFlow,
-    PoolingScheduler,
-    Scheduler,
-    Sequence,
-    client_shares,
-)
+from trioserve.scheduler import client_shares
 from trioserve.scheduler.client_shares import ClientShares
+from trioserve.scheduler.flow_queue import PoolingFlow
+from trioserve.scheduler.generation.scheduler import Scheduler
+from trioserve.scheduler.generation.sequence import (
+    Flow,
+    Sequence,
+)
+from trioserve.scheduler.pooling import PoolingScheduler
 from trioserve.testing.fake_device import FakeDevice, FakePoolingDevice
 from trioserve.types.client import Client
 from trioserve.types.ids import SequenceId

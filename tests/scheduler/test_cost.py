@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from trioserve.scheduler import Scheduler, Sequence
+from trioserve.scheduler.generation.scheduler import Scheduler
+from trioserve.scheduler.generation.sequence import Sequence
 from trioserve.testing.fake_device import FakeDevice
 from trioserve.types.ids import SequenceId
 from trioserve.types.sampling import SamplingParams

@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
-from trioserve.scheduler import Flow, Scheduler, Sequence
 from trioserve.scheduler.generation.queue import WaitingQueue
+from trioserve.scheduler.generation.scheduler import Scheduler
+from trioserve.scheduler.generation.sequence import (
+    Flow,
+    Sequence,
+)
 from trioserve.testing.fake_device import FakeDevice
 from trioserve.types.ids import SequenceId
 from trioserve.types.plan import StepPlan

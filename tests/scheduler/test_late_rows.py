@@ -10,7 +10,8 @@ from types import MappingProxyType
 from hypothesis import given, settings, strategies as st
 import pytest
 
-from trioserve.scheduler import Scheduler, Sequence
+from trioserve.scheduler.generation.scheduler import Scheduler
+from trioserve.scheduler.generation.sequence import Sequence
 from trioserve.testing.fake_device import FakeDevice, count_up
 from trioserve.types.ids import SequenceId
 from trioserve.types.output import StepResult

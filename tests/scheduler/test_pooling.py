@@ -8,10 +8,12 @@ import pickle
 from hypothesis import given, settings, strategies as st
 import pytest
 
-from trioserve.scheduler import (
-    PoolingCounters,
+from trioserve.scheduler.flow_queue import (
     PoolingFlow,
     PoolingJob,
+)
+from trioserve.scheduler.pooling import (
+    PoolingCounters,
     PoolingScheduler,
     PoolingStatistics,
 )

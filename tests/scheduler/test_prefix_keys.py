@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given, settings, strategies as st
 
-from trioserve.scheduler import Scheduler, Sequence
+from trioserve.scheduler.generation.scheduler import Scheduler
+from trioserve.scheduler.generation.sequence import Sequence
 from trioserve.testing.fake_device import FakeDevice
 from trioserve.types.ids import SequenceId
 from trioserve.types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput, Prompt

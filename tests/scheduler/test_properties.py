@@ -14,7 +14,11 @@ from hypothesis.stateful import (
     rule,
 )
 
-from trioserve.scheduler import Flow, Scheduler, Sequence
+from trioserve.scheduler.generation.scheduler import Scheduler
+from trioserve.scheduler.generation.sequence import (
+    Flow,
+    Sequence,
+)
 from trioserve.testing.fake_device import FakeDevice, count_up
 from trioserve.types.client import Client
 from trioserve.types.ids import SequenceId

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from trioserve.scheduler import (
-    LEVEL_SECONDS,
-    Flow,
-    Scheduler,
+from trioserve.scheduler.generation.counts import (
     SchedulerCounters,
     SchedulerStatistics,
+)
+from trioserve.scheduler.generation.scheduler import Scheduler
+from trioserve.scheduler.generation.sequence import (
+    LEVEL_SECONDS,
+    Flow,
     Sequence,
 )
 from trioserve.testing.fake_device import FakeDevice

@@ -7,7 +7,11 @@ from collections import deque
 from hypothesis import given, settings, strategies as st
 import pytest
 
-from trioserve.scheduler import Flow, Scheduler, Sequence
+from trioserve.scheduler.generation.scheduler import Scheduler
+from trioserve.scheduler.generation.sequence import (
+    Flow,
+    Sequence,
+)
 from trioserve.testing.fake_device import FakeDevice, count_up
 from trioserve.types.ids import SequenceId
 from trioserve.types.plan import StepPlan

@@ -8,7 +8,11 @@ import math
 
 import pytest
 
-from trioserve.scheduler import Flow, Scheduler, Sequence
+from trioserve.scheduler.generation.scheduler import Scheduler
+from trioserve.scheduler.generation.sequence import (
+    Flow,
+    Sequence,
+)
 from trioserve.testing.fake_device import FakeDevice
 from trioserve.types.ids import SequenceId
 from trioserve.types.plan import StepPlan, StepRow

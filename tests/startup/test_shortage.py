@@ -14,7 +14,7 @@ import torch
 
 from trioserve.config import CacheConfig
 from trioserve.errors import InvalidConfig, NotEnoughMemory, WeightsBroken
-from trioserve.model import count_fitting_blocks
+from trioserve.model.attention.cache_memory import count_fitting_blocks
 from trioserve.startup.shortage import telling_shortage
 from trioserve.testing.models import save_tiny_model
 from trioserve.testing.tokenizer import tiny_tokenizer

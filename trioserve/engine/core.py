@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 import trio
 
 from ..observe.process_holdings import ProcessHoldings
-from ..scheduler import StepRates
+from ..scheduler.step_cost import StepRates
 
 OutputsT = TypeVar("OutputsT", covariant=True)
 StatisticsT = TypeVar("StatisticsT", covariant=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..errors import QueueFull
 from ..observe import ClientHoldings, round_retry
-from ..scheduler import StepRates
+from ..scheduler.step_cost import StepRates
 
 
 def check_queued_tokens(

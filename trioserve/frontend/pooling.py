@@ -13,7 +13,7 @@ from functools import partial
 import math
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from ..engine import TensorEngine
+from ..engine.pooling.engine import TensorEngine
 from ..errors import InvalidParameter, TaskNotServed
 from ..render import PoolingRenderer, TextInput, TextOptions, count_text, run_together
 from ..types.client import Client

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from ..engine import TensorEngine, TensorRequest
+from ..engine.pooling.engine import TensorEngine
+from ..engine.pooling.request import TensorRequest
 from ..render import PoolingRenderer, TextOptions, count_text, run_together
 from ..types.client import Client
 from ..types.pooling import PoolingInput, PoolingParams, QueryKey

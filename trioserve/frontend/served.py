@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from ..engine import Engine, Forecast
+from ..engine.engine import Engine
+from ..engine.forecast import Forecast
 from ..errors import DeadlineUnreachable, RendererStuck
 from ..render import BaseRenderer
 from ..types.model_info import ModelInfo

@@ -7,7 +7,8 @@ import math
 
 import trio
 
-from ..engine import Forecast, StreamPhase
+from ..engine.forecast import Forecast
+from ..engine.generation.token_stream import StreamPhase
 from ..errors import DeadlineExceeded, DeadlineUnreachable
 from ..observe import round_retry
 

@@ -9,7 +9,8 @@ from functools import partial
 import math
 from typing import Final
 
-from ..engine import Demand, TokenEngine
+from ..engine.generation.engine import TokenEngine
+from ..engine.generation.forecast import Demand
 from ..errors import DeadlineUnreachable, InvalidParameter, NotSupported
 from ..render import (
     ChatOptions,

@@ -9,7 +9,10 @@ import math
 import msgspec
 import trio
 
-from ..engine import StreamPhase, TokenStream
+from ..engine.generation.token_stream import (
+    StreamPhase,
+    TokenStream,
+)
 from ..render import SequenceText
 from ..types.output import TextDelta, TokenDelta
 from ..types.prompt import Prompt

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from llguidance import LLMatcher
 
 from ..errors import InvalidParameter
-from ..threads.deep_stack import run_with_deep_stack
+from ..processes.threads.deep_stack import run_with_deep_stack
 from ..types.nesting import check_nesting
 from ..types.structured import StructuredOutput
 from .endless import is_endless

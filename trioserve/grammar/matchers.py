@@ -11,7 +11,7 @@ from typing import Final
 
 from llguidance import LLMatcher, LLTokenizer
 
-from ..threads.deep_stack import run_with_deep_stack
+from ..processes.threads.deep_stack import run_with_deep_stack
 from .explain import explain
 from .failures import (
     GrammarError,

@@ -32,7 +32,7 @@ from typing import Final, Protocol
 from llguidance import LLTokenizer
 import numpy as np
 
-from ..threads.heap import trim_heap
+from ..processes.threads.heap import trim_heap
 from ..types.output import SequenceError
 from ..types.structured import Grammar
 from .costs import MaskCosts

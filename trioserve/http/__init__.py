@@ -1,38 +1,16 @@
-"""Speaks HTTP and JSON: requests in, answers and server-sent events out.
+"""The life of one HTTP request, whatever its body means: connections, scopes, records, keys.
 
-This room knows quart, hypercorn and the engines of frontend/. It does not know tensors,
-blocks or steps. No other room uses quart, and only connection/ uses hypercorn's private
-names.
+This room knows hypercorn and quart, and no JSON of any API: that is api/. Only connection/ uses
+hypercorn's private names.
 
-The doors: ServerState holds the objects that all handlers share. create_http_app makes
-the ASGI app. guard_connections, make_config and raise_descriptor_limit prepare hypercorn and
-its process.
+connection   hypercorn's connections, mended
+bodies       memory and time of the bodies of requests
+wire         answers that no dialect shapes: errors, request ids, CORS, Host
+record       what is noted of a request: progress, times, log, traces
+keys         the keys of clients, and their limits over all processes
+live         the requests that are being answered
+streams      streams that outlive their connections
+audit        finds what outlives its request
+
+scope, state, route, answer and time_limit hold them together.
 """
-
-from typing import TYPE_CHECKING
-
-from .connection import guard_connections, make_config, raise_descriptor_limit
-from .state import ServerState
-
-if TYPE_CHECKING:
-    from .app import ServingApp, create_http_app
-
-__all__ = [
-    "ServerState",
-    "ServingApp",
-    "create_http_app",
-    "guard_connections",
-    "make_config",
-    "raise_descriptor_limit",
-]
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        # Imported at the first use, because quart and the handlers take long to import.
-        # The server does that while its engine loads the model.
-        if name not in ("ServingApp", "create_http_app"):
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from . import app
-
-        return getattr(app, name)

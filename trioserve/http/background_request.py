@@ -9,12 +9,17 @@ import trio
 
 from ..observe import find_owner
 from ..types.sampling import SamplingParams
-from .cancellation import Cancellation
-from .connection.scope import ScopedRequest
-from .ended_request import EndedRequest, Ending, SamplingFacts, TokenCounts
-from .progress import Phase
+from .record.cancellation import Cancellation
+from .record.ended_request import (
+    EndedRequest,
+    Ending,
+    SamplingFacts,
+    TokenCounts,
+)
+from .record.progress import Phase
+from .record.stream_meter import StreamMeter
+from .scope import ScopedRequest
 from .state import ServerState
-from .stream_meter import StreamMeter
 
 
 class BackgroundRequest:

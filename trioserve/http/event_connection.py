@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from .connection.answer import Answer
-from .connection.scope import ScopedRequest
-from .keepalive import COMMENT
+from .answer import Answer
+from .scope import ScopedRequest
+from .streams.keepalive import COMMENT
 
 
 @asynccontextmanager

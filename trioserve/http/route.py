@@ -11,9 +11,9 @@ from typing import Literal
 import msgspec
 from quart import Response
 
-from .connection.scope import ScopedRequest
+from .scope import ScopedRequest
 from .state import ServerState
-from .wire.errors import ErrorBody
+from .wire.error_body import ErrorBody
 
 Handler = Callable[[ServerState, ScopedRequest], Awaitable[Response]]
 

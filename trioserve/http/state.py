@@ -21,24 +21,27 @@ from ..errors import (
 from ..frontend import PoolingEngine, TextEngine
 from ..observe import LoopStall
 from .audit import LeakAudit
-from .background import BackgroundTasks
 from .bodies.heap import HeapTrimmer, find_trim
 from .bodies.memory_budget import MemoryBudget
-from .cors import Cors
-from .ended_request import EndedRequest, RequestSink
-from .hosts import AllowedHosts
-from .keepalive import KeepAlive
-from .key_use import KeyUses
-from .keys import KeyRing
-from .lifecycle import Lifecycle
-from .live_requests import LiveRequests
-from .request_counts import RequestCounts
-from .request_log import RequestLog
-from .response_store import ResponseStore
-from .resumable import ResumableStreams
-from .siblings import Siblings
-from .traces import Traces
-from .unread import UnreadLimit
+from .keys.key_use import KeyUses
+from .keys.keys import KeyRing
+from .keys.siblings import Siblings
+from .live.lifecycle import Lifecycle
+from .live.live_requests import LiveRequests
+from .live.unread import UnreadLimit
+from .record.ended_request import (
+    EndedRequest,
+    RequestSink,
+)
+from .record.request_counts import RequestCounts
+from .record.request_log import RequestLog
+from .record.traces import Traces
+from .streams.background import BackgroundTasks
+from .streams.keepalive import KeepAlive
+from .streams.response_store import ResponseStore
+from .streams.resumable import ResumableStreams
+from .wire.cors import Cors
+from .wire.hosts import AllowedHosts
 
 # So responses stay in memory for a tenth longer than they are served.
 _DROPS_PER_AGE = 10

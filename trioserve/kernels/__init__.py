@@ -5,7 +5,7 @@
     threads     how many threads this process may run at once
     native/     the sources; one shared library is built for each instruction set
 
-The room knows numbers and pointers. It knows no tensors, models or requests: model/native/
+The room knows numbers and pointers. It knows no tensors, models or requests: model/runtimes/native/
 fills in the structures from a model's modules. Door: `library.open_library`.
 
 The libraries are called through ctypes, with pointers and sizes. So they match no ABI but

@@ -26,9 +26,7 @@ The door:
                           its .finish() -> StepResult, in any thread
 """
 
-from importlib import import_module
 import os
-from typing import TYPE_CHECKING
 
 # GNU OpenMP's threads spin for milliseconds while they wait for each other. If anything
 # else needs a core, such as the HTTP half of this server, they spin on the core that it
@@ -39,57 +37,3 @@ from typing import TYPE_CHECKING
 # of either variable stays.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-
-# isort: split
-from .attention.cache_memory import count_fitting_blocks  # noqa: E402
-from .loading.cache_outline import Outline  # noqa: E402
-from .loading.loaded import LoadedModel  # noqa: E402
-from .loading.plain import (  # noqa: E402
-    describes_plain_llama,
-    load_plain,
-    outline_plain,
-)
-from .loading.weights_memory import check_weights_fit  # noqa: E402
-from .runner import ModelRunner  # noqa: E402
-from .trial import StepLimits, measure_steps  # noqa: E402
-
-if TYPE_CHECKING:
-    from .loading.facts import takes_images
-    from .loading.load import load_model
-    from .loading.outline import outline_model
-    from .loading.packed import load_packed
-
-__all__ = [
-    "LoadedModel",
-    "ModelRunner",
-    "Outline",
-    "StepLimits",
-    "check_weights_fit",
-    "count_fitting_blocks",
-    "describes_plain_llama",
-    "load_model",
-    "load_packed",
-    "load_plain",
-    "measure_steps",
-    "outline_model",
-    "outline_plain",
-    "takes_images",
-]
-
-# The modules of the names that need transformers. They are imported at their first use: to
-# import transformers' models takes longer than all else in the start of a model that does
-# not need them.
-_HOMES = {
-    "load_model": "load",
-    "load_packed": "packed",
-    "outline_model": "outline",
-    "takes_images": "facts",
-}
-
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f".loading.{_HOMES[name]}", __name__), name)

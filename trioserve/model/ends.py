@@ -14,15 +14,15 @@ from typing import Protocol
 from torch import Tensor
 
 from ..types.plan import StepPlan
-from .attention.layout import StepInputs
 from .inputs.reading import TokenReader
-from .loading.loaded import LoadedModel
+from .runtimes.loaded import LoadedModel
 from .sampling.agreed import FollowingWriter, LeadingWriter
 from .sampling.extensions import Extensions
 from .sampling.launched import LaunchedStep
 from .sampling.selecting import LogitRows
 from .sampling.writing import SamplingWriter
-from .slots import SlotTables
+from .step.layout import StepInputs
+from .step.slots import SlotTables
 
 
 class StepReader(Protocol):

@@ -15,10 +15,10 @@ from ..types.plan import StepRow
 from .attention.backend import PagedModel
 from .attention.bridge import StepAttention
 from .attention.choose import choose_paged_backend
-from .attention.layout import StepInputs
-from .loading.loaded import LoadedModel
-from .on_kernels import LayersOnKernels
-from .slots import SlotTables
+from .runtimes.loaded import LoadedModel
+from .runtimes.on_kernels import LayersOnKernels
+from .step.layout import StepInputs
+from .step.slots import SlotTables
 
 
 class StepLayers(Protocol):

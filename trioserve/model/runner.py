@@ -18,16 +18,19 @@ from ..types.logits import LogitsProcessor
 from ..types.output import StepResult
 from ..types.plan import SlotStart, StepPlan, StepRow
 from ..types.sampling import SamplingParams
-from .attention.layout import StepInputs, lay_out
+from .device.torch_threads import torch_threads
 from .ends import StepEnds, WholeModelEnds
 from .inputs.grid import GridPositions
 from .layers import make_layers
-from .loading.loaded import LoadedModel
+from .runtimes.loaded import LoadedModel
 from .sampling.extensions import Extensions
 from .sampling.grammars import LoadTokenizer
 from .sampling.launched import LaunchedStep
-from .slots import SlotTables
-from .torch_threads import torch_threads
+from .step.layout import (
+    StepInputs,
+    lay_out,
+)
+from .step.slots import SlotTables
 
 # Enough for a matrix product of the kind that chunks need.
 _WARM_UP_TOKENS = 32

@@ -14,9 +14,13 @@ from ..errors import NotEnoughMemory
 from ..types.ids import BlockId
 from ..types.plan import SlotStart, StepPlan, StepRow
 from ..types.sampling import SamplingParams
-from .device_memory import CudaMemory, DeviceMemory, MemoryReading
-from .loading.loaded import LoadedModel
+from .device.memory import (
+    CudaMemory,
+    DeviceMemory,
+    MemoryReading,
+)
 from .runner import ModelRunner
+from .runtimes.loaded import LoadedModel
 
 # Smaller than those of any other step.
 _STEP_ID = -3

@@ -4,7 +4,7 @@ Owner names the request that a task, a thread or a token belongs to, and Leak is
 that outlives it. Pace and ClientHoldings say whether and when there is room for more work.
 
 It uses trio and prometheus-client. It does not contain the names of metrics: they are
-in the tables of http/metrics/.
+in the tables of server/metrics/.
 """
 
 from .client_holdings import ClientHoldings

@@ -10,7 +10,6 @@ that pool load_pooling_parts and make_pooling_renderer. The first of each pair n
 loaded model. The module pooling.vectors writes the results of models that pool.
 """
 
-from .base_renderer import BaseRenderer
 from .generation.loading import TextParts, load_text_parts, make_renderer
 from .generation.renderer import Renderer
 from .pooling import (
@@ -23,6 +22,7 @@ from .pooling import (
     load_pooling_parts,
     make_pooling_renderer,
 )
+from .shared.base_renderer import BaseRenderer
 from .text.chat import TURN_CHARACTERS, Base64Image, ChatMessage, count_characters
 from .text.detokenizer import Detokenizer
 from .text.offsets import TextOffsets

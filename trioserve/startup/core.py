@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from ..config import EngineConfig
-from ..pipeline.pipeline import open_pipeline
-from ..threads.fresh_thread import run_in_fresh_thread
-from ..threads.stopping import checking_torch_calls
+from ..executor.pipeline.pipeline import open_pipeline
+from ..processes.threads.fresh_thread import run_in_fresh_thread
+from ..processes.threads.stopping import checking_torch_calls
 from ..types.logits import LogitsProcessor
 from ..weights import resolve_description
 from .generation_core import build_generation_core, build_pipeline_core

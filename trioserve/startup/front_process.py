@@ -1,7 +1,7 @@
 """A front process: `python -m trioserve.startup.front_process DESCRIPTOR PARENT`.
 
 supervisor.py starts it. It serves one socket, over an engine in another process.
-fronts/messages.py has its messages.
+processes/http_link/messages.py has its messages.
 """
 
 from __future__ import annotations
@@ -14,12 +14,20 @@ from typing import Any
 import msgspec
 import trio
 
-from ..engine import PeerWork, RemoteCore, RemotePoolingCore, find_first_id
+from ..engine.peer_work import PeerWork
+from ..engine.process.client_ids import find_first_id
 from ..engine.process.messages import FromEngine
+from ..engine.process.remote import (
+    RemoteCore,
+    RemotePoolingCore,
+)
 from ..errors import EngineDied, StartupError, find_first
 from ..frontend import PoolingEngine, TextEngine
-from ..fronts import FrontLink
-from ..fronts.messages import (
+from ..http.keys.key_use import KeyTokens
+from ..observe.log_lines import set_up_logging
+from ..processes import MessageStream, beat, run_as_child
+from ..processes.http_link import FrontLink
+from ..processes.http_link.messages import (
     Alive,
     Drained,
     EngineLost,
@@ -29,9 +37,6 @@ from ..fronts.messages import (
     StartFront,
     ToFront,
 )
-from ..http.key_use import KeyTokens
-from ..observe.log_lines import set_up_logging
-from ..processes import MessageStream, beat, run_as_child
 from ..types.not_loaded import NotLoaded
 from .front_server import FrontServer
 from .loaded import LoadedCore
@@ -178,7 +183,7 @@ class _Front:
             self._state.engine.engine.set_peer(front, None)
 
     async def answer(self, question: bytes) -> bytes:
-        from ..http.live_answers import answer_sibling
+        from ..server.admin.live_answers import answer_sibling
 
         return await answer_sibling(self._state, question)
 

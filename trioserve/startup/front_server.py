@@ -14,19 +14,19 @@ import trio
 from ..config import ServeConfig
 from ..errors import InvalidConfig
 from ..frontend import PoolingEngine, TextEngine
-from ..http import (
-    ServerState,
+from ..http.connection import (
     guard_connections,
     make_config,
     raise_descriptor_limit,
 )
+from ..http.state import ServerState
 from ..processes.interpreter import prepare_interpreter, settle_interpreter
-from ..threads.fresh_thread import open_fresh_thread
+from ..processes.threads.fresh_thread import open_fresh_thread
 from .address import start_listening
 from .tls import TlsContext
 
 if TYPE_CHECKING:
-    from ..http import ServingApp
+    from ..server.app import ServingApp
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ class _Http:
 
 def _import_app() -> Callable[[ServerState], ServingApp]:
     # Here and not above, so that the engine process starts before and loads meanwhile.
-    from ..http import create_http_app
+    from ..server.app import create_http_app
 
     return create_http_app
 

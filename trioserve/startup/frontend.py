@@ -12,8 +12,10 @@ from functools import partial
 from typing import Any
 
 from ..config import EngineConfig
-from ..engine import TensorEngine, TokenEngine
+from ..engine.generation.engine import TokenEngine
+from ..engine.pooling.engine import TensorEngine
 from ..frontend import PoolingEngine, TextEngine
+from ..processes.threads.fresh_thread import run_in_fresh_thread
 from ..render import (
     PoolingParts,
     TextParts,
@@ -22,7 +24,6 @@ from ..render import (
     make_pooling_renderer,
     make_renderer,
 )
-from ..threads.fresh_thread import run_in_fresh_thread
 from ..types.logits import LogitsProcessor
 from .limits import count_sequences
 from .loaded import LoadedCore

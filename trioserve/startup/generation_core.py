@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config import EngineConfig, ModelConfig
-from ..engine import LocalCore
+from ..engine.generation.core import LocalCore
 from ..executor import make_local_executor
-from ..pipeline.pipeline import Pipeline
+from ..executor.pipeline.pipeline import Pipeline
 from ..types.gguf import GgufFile
 from ..types.logits import LogitsProcessor
 from ..types.model_info import ModelInfo
@@ -30,13 +30,15 @@ from .source import Source, read_template
 from .turn_ends import find_turn_ends
 
 if TYPE_CHECKING:
-    from ..model import LoadedModel, Outline
+    from ..model.loading.cache_outline import Outline
+    from ..model.runtimes.loaded import LoadedModel
 
 logger = logging.getLogger(__name__)
 
 
 def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
-    from ..model import ModelRunner, count_fitting_blocks
+    from ..model.attention.cache_memory import count_fitting_blocks
+    from ..model.runner import ModelRunner
 
     # First, so that a mistake in an option is reported before gigabytes are read.
     processors = load_logits_processors(config.model.logits_processor)
@@ -73,13 +75,13 @@ def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
 
 
 def _outline(folder: Path, config: ModelConfig) -> Outline | None:
-    from ..model import outline_plain
+    from ..model.loading.plain import outline_plain
 
     outline = outline_plain(folder, config)
     if outline is not None:
         return outline
     # Imported here, because it needs transformers.
-    from ..model import outline_model
+    from ..model.loading.outline import outline_model
 
     return outline_model(folder, config)
 
@@ -92,7 +94,8 @@ def _load(
     Args:
       file: the GGUF file of the weights, if there is one.
     """
-    from ..model import check_weights_fit, load_plain
+    from ..model.loading.plain import load_plain
+    from ..model.loading.weights_memory import check_weights_fit
 
     name = config.served_model_name or weights.name
     if file is not None:
@@ -104,7 +107,7 @@ def _load(
     model = load_plain(weights.folder, config, name=name)
     if model is None:
         # Imported here, because it needs transformers.
-        from ..model import load_model
+        from ..model.loading.load import load_model
 
         model = load_model(weights.folder, config, name=name)
     return model, weights
@@ -114,13 +117,13 @@ def _load_blocks(
     config: ModelConfig, folder: Path, file: GgufFile, name: str
 ) -> LoadedModel | None:
     """Load a model with the weights in its GGUF file; None if it must be converted."""
-    from ..model import load_plain
+    from ..model.loading.plain import load_plain
 
     model = load_plain(folder, config, name=name, file=file)
     if model is not None:
         return model
     # Imported here, because it needs transformers.
-    from ..model import load_packed
+    from ..model.loading.packed import load_packed
 
     return load_packed(folder, file, config, name=name)
 

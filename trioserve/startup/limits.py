@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from ..config import EngineConfig, SchedulerConfig
 from ..errors import InvalidConfig
-from ..scheduler import PoolingScheduler, Scheduler
+from ..scheduler.generation.scheduler import Scheduler
+from ..scheduler.pooling import PoolingScheduler
 from ..types.model_info import ModelInfo
 from ..types.sampling import DEFAULT_MAX_LOGPROBS
 
 if TYPE_CHECKING:
-    from ..model import LoadedModel, Outline
+    from ..model.loading.cache_outline import Outline
+    from ..model.runtimes.loaded import LoadedModel
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +40,7 @@ def check_room(
     if outline is None:
         return
     # Imported here, because it needs torch.
-    from ..model import count_fitting_blocks
+    from ..model.attention.cache_memory import count_fitting_blocks
 
     num_blocks = count_fitting_blocks(
         outline.kv_bytes_per_token,
@@ -70,7 +72,10 @@ def _check_length(config: EngineConfig, num_blocks: int) -> None:
 def measure_step_bytes(config: EngineConfig, model: LoadedModel) -> int:
     """Return the bytes that steps need, if the KV cache takes what they leave."""
     # Imported here, because it needs torch.
-    from ..model import StepLimits, measure_steps
+    from ..model.trial import (
+        StepLimits,
+        measure_steps,
+    )
 
     if config.cache.kv_cache_memory is not None:
         return 0

@@ -7,9 +7,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from .._version import __version__
 from ..types.model_info import ModelInfo
 from ..types.pooling import PoolingInfo
+from ..types.version import __version__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

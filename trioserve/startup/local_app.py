@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from ..config import EngineConfig, HttpConfig
-from ..http import ServerState
+from ..http.state import ServerState
 from ..processes.interpreter import prepare_interpreter, settle_interpreter
-from ..threads.fresh_thread import open_fresh_thread
+from ..processes.threads.fresh_thread import open_fresh_thread
 from .open import open_served_engine
 
 if TYPE_CHECKING:
-    from ..http.in_memory import MemoryClient
+    from ..server.in_memory import MemoryClient
 
 
 @asynccontextmanager
@@ -38,9 +38,9 @@ async def open_local_client(
         await importing.wait()
         await settle_interpreter()
         # Imported here and above, so that the engine process starts before.
-        from ..http import create_http_app
-        from ..http.in_memory import MemoryClient
-        from ..http.lifespan import open_lifespan
+        from ..server.app import create_http_app
+        from ..server.in_memory import MemoryClient
+        from ..server.lifespan import open_lifespan
 
         app = create_http_app(state)
         async with open_lifespan(app):
@@ -48,4 +48,4 @@ async def open_local_client(
 
 
 def _import_app() -> None:
-    from ..http import app  # noqa: F401
+    from ..server import app  # noqa: F401

@@ -6,7 +6,7 @@ from dataclasses import replace
 import logging
 
 from ..config import EngineConfig
-from ..engine import LocalPoolingCore
+from ..engine.pooling.core import LocalPoolingCore
 from ..executor import LocalExecutor
 from ..types.pooling import PoolingTask
 from ..weights import complete_weights

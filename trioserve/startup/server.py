@@ -20,12 +20,12 @@ from typing import Protocol
 
 import trio
 
-from .._version import __version__
 from ..config import HttpConfig, ServeConfig
 from ..config.flags import write_flags
-from ..engine import EngineProcessDied
+from ..engine.core import EngineProcessDied
 from ..errors import EngineDied, StartupError, find_first
-from ..fronts import FrontProcessDied
+from ..processes.http_link import FrontProcessDied
+from ..types.version import __version__
 
 logger = logging.getLogger(__name__)
 

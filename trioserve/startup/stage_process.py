@@ -1,7 +1,7 @@
 """The process of a stage: `python -m trioserve.startup.stage_process DESCRIPTOR PARENT`.
 
-pipeline/stages.py starts it, and pipeline/pipeline.py drives it by the messages of
-pipeline/messages.py. It loads some layers of a model and steps them. Under torchrun it is
+executor/pipeline/stages.py starts it, and executor/pipeline/pipeline.py drives it by the messages of
+executor/pipeline/messages.py. It loads some layers of a model and steps them. Under torchrun it is
 `trioserve serve` with a rank other than 0, which calls run_joining_stage.
 """
 
@@ -22,12 +22,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import outcome
 import trio
 
-from .._version import __version__
 from ..config import EngineConfig, ModelConfig
 from ..errors import InvalidConfig, StagesNotMet, StartupError
 from ..executor import StepHandle, make_local_executor
-from ..observe.log_lines import set_up_logging
-from ..pipeline.messages import (
+from ..executor.pipeline.messages import (
     Allocate,
     Beat,
     Load,
@@ -39,8 +37,12 @@ from ..pipeline.messages import (
     Stepped,
     ToStage,
 )
-from ..pipeline.rendezvous import join_engine
-from ..pipeline.torchrun import LOOPBACK_ENVIRONMENT, Torchrun
+from ..executor.pipeline.rendezvous import join_engine
+from ..executor.pipeline.torchrun import (
+    LOOPBACK_ENVIRONMENT,
+    Torchrun,
+)
+from ..observe.log_lines import set_up_logging
 from ..processes import (
     MessageStream,
     beat,
@@ -50,10 +52,11 @@ from ..processes import (
     serve_peer,
 )
 from ..processes.interpreter import settle_interpreter
-from ..threads.fresh_thread import run_in_fresh_thread
+from ..processes.threads.fresh_thread import run_in_fresh_thread
 from ..types.not_loaded import NotLoaded
 from ..types.output import StepResult
 from ..types.stage_place import StagePlace
+from ..types.version import __version__
 from ..weights import Weights, complete_weights
 from .grammar_tokenizer import load_grammar_tokenizer
 from .limits import check_room, measure_step_bytes
@@ -64,7 +67,8 @@ from .source import Source, find_source
 if TYPE_CHECKING:
     import torch
 
-    from ..model import ModelRunner, Outline
+    from ..model.loading.cache_outline import Outline
+    from ..model.runner import ModelRunner
     from ..model.stages import Channels, LoadedStage, StageLinks
 
 T = TypeVar("T")
@@ -178,7 +182,7 @@ class _Stage:
 
     def make_runner(self, allocate: Allocate) -> ModelRunner:
         """Allocate the cache, and run the first steps with the others; blocks."""
-        from ..model import ModelRunner
+        from ..model.runner import ModelRunner
         from ..model.stages import StageEnds
 
         config, place = self.config, self.model.place
@@ -273,7 +277,7 @@ def _prepare(begin: Prepare) -> _Prepared:
 
 @telling_shortage()
 def _load(prepared: _Prepared, load: Load) -> _Stage:
-    from ..model import count_fitting_blocks
+    from ..model.attention.cache_memory import count_fitting_blocks
     from ..model.stages import open_channels
 
     begin, config = prepared.begin, prepared.config

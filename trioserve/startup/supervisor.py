@@ -23,11 +23,16 @@ from typing import ClassVar, Final, NoReturn
 import trio
 
 from ..config import ServeConfig
-from ..engine import EngineProcessDied
+from ..engine.core import EngineProcessDied
 from ..engine.process.messages import AddClient, EngineLoaded
 from ..engine.restarts import Restarts
-from ..fronts import FrontProcessDied, Hub, SilenceWatch
-from ..fronts.messages import (
+from ..processes import Child, Descriptor, PeerGone, open_child
+from ..processes.http_link import (
+    FrontProcessDied,
+    Hub,
+    SilenceWatch,
+)
+from ..processes.http_link.messages import (
     Alive,
     ConnectEngine,
     Drained,
@@ -38,7 +43,6 @@ from ..fronts.messages import (
     OrderKind,
     StartFront,
 )
-from ..processes import Child, Descriptor, PeerGone, open_child
 from ..types.not_loaded import NotLoaded
 from .address import open_copy, share_address
 from .open import load_engine

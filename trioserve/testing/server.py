@@ -19,10 +19,19 @@ from tokenizers import Tokenizer
 import trio
 
 from ..config import HttpConfig, MediaConfig, RenderConfig
-from ..engine import LocalCore, LocalPoolingCore, TensorEngine, TokenEngine
+from ..engine.generation.core import LocalCore
+from ..engine.generation.engine import TokenEngine
+from ..engine.pooling.core import LocalPoolingCore
+from ..engine.pooling.engine import TensorEngine
 from ..frontend import PoolingEngine, TextEngine
-from ..http import ServerState, create_http_app, guard_connections, make_config
-from ..scheduler import PoolingScheduler, Scheduler
+from ..http.connection import (
+    guard_connections,
+    make_config,
+)
+from ..http.state import ServerState
+from ..scheduler.generation.scheduler import Scheduler
+from ..scheduler.pooling import PoolingScheduler
+from ..server.app import create_http_app
 from ..types.logits import LogitsProcessor
 from ..types.plan import StepPlan
 from ..types.pooling import LongText, PoolingTask

@@ -12,7 +12,7 @@ import shutil
 from typing import Any
 
 from ..observe.progress import show_progress
-from ..threads.stopping import checking_torch_calls
+from ..processes.threads.stopping import checking_torch_calls
 from .gguf_description import naming_architecture
 from .gguf_header import read_header
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import UnsupportedModel
 from ..observe.progress import show_progress
-from ..threads.stopping import check_stopped
+from ..processes.threads.stopping import check_stopped
 from .gguf_header import GgufHeader
 
 # Each of these tokens ends a turn: the end of a sequence, of a turn and of a message.

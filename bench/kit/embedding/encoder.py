@@ -18,7 +18,7 @@ from kit.embedding.cases import Load, Vocabulary
 from kit.process import BENCH_FOLDER, Child, find_on_path, open_child
 import msgspec
 
-from trioserve.load.texts import WORDS
+from trioserve.programs.bench.measuring.texts import WORDS
 
 # sentence-transformers' own default.
 ENCODE_BATCH_SIZE = 32

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kit.embedding.cases import Case
 from kit.embedding.figures import REFERENCE_LABEL, CaseReport, Report, SystemReport
 
-from trioserve.load.plot import (
+from trioserve.programs.bench.measuring.plot import (
     COLORS,
     GREY,
     add_legend,

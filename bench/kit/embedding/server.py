@@ -16,16 +16,23 @@ from kit.server import open_server, write_serve_command
 import msgspec
 import trio
 
-from trioserve.load.client import (
+from trioserve.programs.bench.measuring.clients import (
+    Round,
+    run_clients,
+)
+from trioserve.programs.bench.measuring.measured_servers import (
+    Server,
+    ServerUnusable,
+    fetch_model,
+)
+from trioserve.programs.bench.measuring.probe import HealthProbe
+from trioserve.programs.http.client import (
     FAILURES,
     Connection,
     RequestFailed,
     RequestRefused,
     describe,
 )
-from trioserve.load.clients import Round, run_clients
-from trioserve.load.measured_servers import Server, ServerUnusable, fetch_model
-from trioserve.load.probe import HealthProbe
 
 PATH = "/v1/embeddings"
 OWN_LABEL = "trioserve"

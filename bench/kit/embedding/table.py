@@ -6,7 +6,10 @@ from collections.abc import Iterator
 
 from kit.embedding.figures import Report
 
-from trioserve.load.table import align, write_spread
+from trioserve.programs.bench.measuring.table import (
+    align,
+    write_spread,
+)
 
 
 def render_report(report: Report) -> str:

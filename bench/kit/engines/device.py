@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trioserve.engine import LocalCore
+    from trioserve.engine.generation.core import LocalCore
     from trioserve.types.output import StepResult
     from trioserve.types.plan import StepPlan
 
@@ -93,9 +93,9 @@ def sleep_sharply() -> None:
 
 def make_core(device: Device) -> LocalCore:
     """Make the core of an engine whose device sleeps."""
-    from trioserve.engine import LocalCore
+    from trioserve.engine.generation.core import LocalCore
     from trioserve.executor import LocalExecutor
-    from trioserve.scheduler import Scheduler
+    from trioserve.scheduler.generation.scheduler import Scheduler
     from trioserve.testing.fake_device import make_info
 
     scheduler = Scheduler(

@@ -31,8 +31,8 @@ SHARED_VARIABLE = "TRIOSERVE_BENCH_SHARED"
 @asynccontextmanager
 async def open_core(device: Device, mode: str) -> AsyncIterator[Any]:
     """Make a core in this process, or in another one, as the server does."""
-    from trioserve.engine import RemoteCore
     from trioserve.engine.process.messages import FromEngine
+    from trioserve.engine.process.remote import RemoteCore
     from trioserve.processes import open_child
 
     if mode == "inside":
@@ -49,7 +49,10 @@ async def open_core(device: Device, mode: str) -> AsyncIterator[Any]:
 
 def main() -> None:
     """Run the engine process."""
-    from trioserve.engine import host_clients, host_core
+    from trioserve.engine.process.core_server import (
+        host_clients,
+        host_core,
+    )
     from trioserve.engine.process.messages import EngineLoaded, ToEngine
     from trioserve.processes import run_as_child
     from trioserve.processes.interpreter import settle_interpreter

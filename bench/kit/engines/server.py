@@ -54,15 +54,15 @@ async def serve(device: Device, mode: str, folder: Path) -> None:
     import hypercorn.trio
 
     from trioserve.config import HttpConfig, MediaConfig, RenderConfig
-    from trioserve.engine import TokenEngine
+    from trioserve.engine.generation.engine import TokenEngine
     from trioserve.frontend import TextEngine
-    from trioserve.http import (
-        ServerState,
-        create_http_app,
+    from trioserve.http.connection import (
         guard_connections,
         make_config,
     )
+    from trioserve.http.state import ServerState
     from trioserve.processes.interpreter import settle_interpreter
+    from trioserve.server.app import create_http_app
     from trioserve.testing.fake_device import make_info
     from trioserve.testing.renderers import load_renderer
 

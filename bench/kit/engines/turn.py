@@ -23,7 +23,7 @@ from kit.server import RunningServer
 from kit.usage import list_processes, read_command, read_cpu_seconds
 import trio
 
-from trioserve.load.texts import write_text
+from trioserve.programs.bench.measuring.texts import write_text
 
 # Enough for 128 prompts on one core. A server that hangs ends the run.
 LEVEL_TIMEOUT_SECONDS = 300.0

@@ -6,7 +6,7 @@ import base64
 import io
 from typing import TYPE_CHECKING
 
-from trioserve.load.texts import write_text
+from trioserve.programs.bench.measuring.texts import write_text
 
 if TYPE_CHECKING:
     from PIL.Image import Image

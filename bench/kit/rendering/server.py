@@ -17,7 +17,7 @@ import msgspec
 import trio
 
 if TYPE_CHECKING:
-    from trioserve.http import ServingApp
+    from trioserve.server.app import ServingApp
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ async def serve(mode: str, folder: Path) -> None:
     import hypercorn.trio
 
     from trioserve.asgi import create_app
-    from trioserve.http import make_config
+    from trioserve.http.connection import make_config
 
     if mode == "inline":
         render_inline()

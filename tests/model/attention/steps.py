@@ -11,9 +11,12 @@ from torch import Tensor, nn
 from trioserve.model.attention.backend import PagedBackend, PagedModel
 from trioserve.model.attention.bridge import AttentionCall
 from trioserve.model.attention.gather import GatherAttention
-from trioserve.model.attention.layout import StepInputs, lay_out
 from trioserve.model.attention.probe import LayerSpec
-from trioserve.model.slots import SlotTables
+from trioserve.model.step.layout import (
+    StepInputs,
+    lay_out,
+)
+from trioserve.model.step.slots import SlotTables
 from trioserve.types.ids import BlockId
 from trioserve.types.plan import SlotStart, StepPlan, StepRow
 from trioserve.types.sampling import SamplingParams

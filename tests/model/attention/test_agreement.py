@@ -12,7 +12,7 @@ from trioserve.model.attention.agreement import find_disagreement
 from trioserve.model.attention.backend import PagedModel
 from trioserve.model.attention.bridge import AttentionCall, StepAttention
 from trioserve.model.attention.gather import GatherAttention
-from trioserve.model.attention.layout import StepInputs
+from trioserve.model.step.layout import StepInputs
 
 from .steps import DEVICE, LAYERS
 

@@ -15,7 +15,7 @@ from trioserve.model.attention.choose import (
 from trioserve.model.attention.flat import FlatAttention
 from trioserve.model.attention.gather import GatherAttention
 from trioserve.model.attention.probe import LayerSpec, UnfitLayer
-from trioserve.model.slots import SlotTables
+from trioserve.model.step.slots import SlotTables
 
 
 def make_layer(*, needs_scores: bool) -> LayerSpec:

@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from trioserve.model.attention.backend import PagedBackend, PagedModel
 from trioserve.model.attention.paged_varlen import VarlenAttention
 from trioserve.model.attention.probe import LayerSpec
-from trioserve.model.slots import SlotTables
+from trioserve.model.step.slots import SlotTables
 
 from .steps import LAYERS, Steps, make_layer, run_story
 

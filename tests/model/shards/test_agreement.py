@@ -12,9 +12,12 @@ import torch
 from trioserve.config import ModelConfig
 from trioserve.kernels.library import NoKernels
 from trioserve.model.loading import native
-from trioserve.model.native.agreement import agreeing, pack_together
-from trioserve.model.native.choice import OutputDiffers
-from trioserve.model.native.products import NotRecognised
+from trioserve.model.runtimes.native.agreement import (
+    agreeing,
+    pack_together,
+)
+from trioserve.model.runtimes.native.choice import OutputDiffers
+from trioserve.model.runtimes.native.products import NotRecognised
 from trioserve.model.shards import TensorGroup
 from trioserve.model.stages import StageLost, load_stage
 from trioserve.types.stage_place import Shard, StagePlace

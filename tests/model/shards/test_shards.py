@@ -16,7 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from trioserve.config import ModelConfig
 from trioserve.errors import InvalidConfig, UnsupportedModel
-from trioserve.model import ModelRunner, load_model
+from trioserve.model.loading.load import load_model
+from trioserve.model.runner import ModelRunner
 from trioserve.model.shards.weights import PartialWeight
 from trioserve.model.stages import load_stage, outline_stage
 from trioserve.testing.models import TINY_MODELS, save_tiny_model
@@ -143,7 +144,7 @@ def test_kernels_for_gpus_add_up_the_shards(
 ) -> None:
     """Triton's interpreter runs them on a CPU, and graphs are calls of the same function."""
     pytest.importorskip("triton", reason="needs the extra triton")
-    from trioserve.model.fused.decoder import FusedDecoder
+    from trioserve.model.runtimes.fused.decoder import FusedDecoder
 
     def choose(model: Any, **options: object) -> Any:
         def capture(function: Callable[[], torch.Tensor]) -> Any:

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from trioserve.config import ModelConfig
-from trioserve.model import LoadedModel, ModelRunner, load_model
+from trioserve.model.loading.load import load_model
+from trioserve.model.runner import ModelRunner
+from trioserve.model.runtimes.loaded import LoadedModel
 from trioserve.model.stages import (
     Channels,
     LoadedStage,

@@ -12,7 +12,7 @@ import sys
 import torch
 
 from trioserve.config import ModelConfig
-from trioserve.model import ModelRunner
+from trioserve.model.runner import ModelRunner
 from trioserve.model.stages import (
     StageEnds,
     StageLinks,
@@ -20,7 +20,8 @@ from trioserve.model.stages import (
     load_plain_stage,
     open_channels,
 )
-from trioserve.scheduler import Scheduler, Sequence
+from trioserve.scheduler.generation.scheduler import Scheduler
+from trioserve.scheduler.generation.sequence import Sequence
 from trioserve.types.ids import SequenceId
 from trioserve.types.output import StepResult
 from trioserve.types.plan import StepPlan

@@ -16,9 +16,10 @@ import pytest
 from trioserve.grammar import workers
 from trioserve.grammar.guide import Mask
 from trioserve.grammar.matchers import BuiltGrammar, Matchers
-from trioserve.model import ModelRunner
+from trioserve.model.runner import ModelRunner
 from trioserve.model.sampling import grammars
-from trioserve.scheduler import Scheduler, Sequence as Scheduled
+from trioserve.scheduler.generation.scheduler import Scheduler
+from trioserve.scheduler.generation.sequence import Sequence as Scheduled
 from trioserve.types.ids import SequenceId
 from trioserve.types.plan import StepPlan
 from trioserve.types.sampling import SamplingParams

@@ -13,7 +13,8 @@ from transformers import AutoConfig
 
 from trioserve.config import CacheConfig, ModelConfig
 from trioserve.errors import InvalidConfig, UnsupportedModel
-from trioserve.model import count_fitting_blocks, outline_model
+from trioserve.model.attention.cache_memory import count_fitting_blocks
+from trioserve.model.loading.outline import outline_model
 from trioserve.model.stages import outline_stage
 from trioserve.testing.models import TINY_MODELS, save_tiny_model
 from trioserve.types.stage_place import StagePlace

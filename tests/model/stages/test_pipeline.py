@@ -16,9 +16,10 @@ from kit.every_step_stage import EveryStepLinks
 import pytest
 
 from trioserve.config import ModelConfig
-from trioserve.model import ModelRunner
+from trioserve.model.runner import ModelRunner
 from trioserve.model.stages import load_stage
-from trioserve.scheduler import Scheduler, Sequence as Scheduled
+from trioserve.scheduler.generation.scheduler import Scheduler
+from trioserve.scheduler.generation.sequence import Sequence as Scheduled
 from trioserve.testing.models import TINY_MODELS
 from trioserve.types.ids import SequenceId
 from trioserve.types.prompt import NO_TOKEN

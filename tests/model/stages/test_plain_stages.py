@@ -13,8 +13,12 @@ from torch import Tensor
 
 from trioserve.config import ModelConfig
 from trioserve.errors import InvalidConfig
-from trioserve.model import LoadedModel, load_plain
-from trioserve.model.native.check import COMPARED_TOKENS, make_check
+from trioserve.model.loading.plain import load_plain
+from trioserve.model.runtimes.loaded import LoadedModel
+from trioserve.model.runtimes.native.check import (
+    COMPARED_TOKENS,
+    make_check,
+)
 from trioserve.model.stages import (
     LoadedStage,
     load_plain_stage,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from trioserve.model import ModelRunner
+from trioserve.model.runner import ModelRunner
 
 PROGRAM = Path(__file__).parent / "stage_process.py"
 PLANS = runpy.run_path(str(PROGRAM))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ...observe import ClientHoldings
-from ...scheduler import HELD_WORK
+from ...scheduler.generation.shared_queue import HELD_WORK
 from ...types.client import Client
 from ...types.ids import SequenceId
 from ...types.output import TokenDelta

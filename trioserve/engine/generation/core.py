@@ -8,15 +8,14 @@ from typing import Protocol
 
 import trio
 
-from ... import scheduler as scheduling
 from ...executor import Executor
-from ...scheduler import (
-    Flow,
-    Scheduler,
+from ...scheduler.generation.counts import (
     SchedulerCounters,
     SchedulerStatistics,
-    StepRates,
 )
+from ...scheduler.generation.scheduler import Scheduler
+from ...scheduler.generation.sequence import Flow, Sequence
+from ...scheduler.step_cost import StepRates
 from ...types.client import Client
 from ...types.ids import SequenceId
 from ...types.model_info import ModelInfo
@@ -191,9 +190,7 @@ class LocalCore:
         if plan.starts:
             self._deliver(self._scheduler.list_started(plan))
 
-    def _make_sequences(
-        self, group: SequenceGroup, place: int
-    ) -> list[scheduling.Sequence]:
+    def _make_sequences(self, group: SequenceGroup, place: int) -> list[Sequence]:
         samplings = resolve_sampling(group.prompts, group.sampling, self._info)
         resolved = [
             each
@@ -202,7 +199,7 @@ class LocalCore:
         ]
         flow = Flow(group.priority, group.request_id, group.client)
         return [
-            scheduling.Sequence(
+            Sequence(
                 sequence_id=SequenceId(number),
                 prompt_token_ids=prompt.token_ids,
                 sampling=sampling,

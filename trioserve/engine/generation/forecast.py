@@ -25,7 +25,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 import math
 
-from ...scheduler import HELD_WORK, StepRates
+from ...scheduler.generation.shared_queue import HELD_WORK
+from ...scheduler.step_cost import StepRates
 from ...types.client import Client
 from ..forecast import MIN_STEPS, Forecast
 from ..peer_work import PeerWork

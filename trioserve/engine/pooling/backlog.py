@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import math
 
 from ...observe import ClientHoldings
-from ...scheduler import StepRates
+from ...scheduler.step_cost import StepRates
 from ...types.client import Client
 from ..client_work import ClientWork, list_parts
 from ..forecast import MIN_STEPS, Forecast

@@ -9,14 +9,16 @@ from typing import NewType, Protocol
 import trio
 
 from ...executor import Executor
-from ...scheduler import (
-    PoolingCounters,
+from ...scheduler.flow_queue import (
     PoolingFlow,
     PoolingJob,
+)
+from ...scheduler.pooling import (
+    PoolingCounters,
     PoolingScheduler,
     PoolingStatistics,
-    StepRates,
 )
+from ...scheduler.step_cost import StepRates
 from ...types.client import Client
 from ...types.pooling import PoolingPlan, PoolingResult, PoolingRow, QueryKey
 from ...types.tensors import TensorBytes

@@ -16,7 +16,10 @@ import trio
 from ...config import SchedulingPolicy
 from ...errors import InvalidParameter, QueueFull
 from ...observe import ClientHoldings, Owner
-from ...scheduler import PoolingCounters, PoolingStatistics
+from ...scheduler.pooling import (
+    PoolingCounters,
+    PoolingStatistics,
+)
 from ...types.client import Client
 from ...types.model_info import ModelInfo
 from ...types.pooling import PoolingInfo, PoolingParams, PoolingRow, QueryKey

@@ -18,13 +18,15 @@ import msgspec
 
 from ...config import EngineConfig
 from ...processes import Descriptor
-from ...scheduler import (
-    PoolingCounters,
-    PoolingStatistics,
+from ...scheduler.generation.counts import (
     SchedulerCounters,
     SchedulerStatistics,
-    StepRates,
 )
+from ...scheduler.pooling import (
+    PoolingCounters,
+    PoolingStatistics,
+)
+from ...scheduler.step_cost import StepRates
 from ...types.ids import SequenceId
 from ...types.model_info import ModelInfo
 from ...types.not_loaded import NotLoaded

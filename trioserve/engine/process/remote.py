@@ -10,13 +10,15 @@ from typing import Any, Generic, TypeVar
 import trio
 
 from ...processes import MessageStream, PeerGone, pack
-from ...scheduler import (
-    PoolingCounters,
-    PoolingStatistics,
+from ...scheduler.generation.counts import (
     SchedulerCounters,
     SchedulerStatistics,
-    StepRates,
 )
+from ...scheduler.pooling import (
+    PoolingCounters,
+    PoolingStatistics,
+)
+from ...scheduler.step_cost import StepRates
 from ...types.ids import SequenceId
 from ...types.output import TokenDelta
 from ...types.pooling import QueryKey

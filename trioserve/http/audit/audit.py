@@ -9,7 +9,8 @@ from typing import Final, Protocol
 
 import trio
 
-from ...engine import EngineAudit, EngineProcessDied
+from ...engine.core import EngineProcessDied
+from ...engine.leaks import EngineAudit
 from ...frontend import PoolingEngine, TextEngine
 from ...observe import LEAK_KINDS, Leak
 from ...observe.process_holdings import inspect_process

@@ -9,7 +9,7 @@ from typing import Final
 
 import trio
 
-from ...threads.heap import find_malloc_trim
+from ...processes.threads.heap import find_malloc_trim
 
 # Less memory is not worth a thread.
 WORTH_BYTES: Final = 2**26

@@ -5,9 +5,12 @@ from __future__ import annotations
 import h11
 
 from ...errors import TrioserveError, Unavailable
-from ..request_id import HEADER_BYTES, make_request_id
-from ..wire.errors import ErrorBody
 from ..wire.encode import encode
+from ..wire.error_body import ErrorBody
+from ..wire.request_id import (
+    HEADER_BYTES,
+    make_request_id,
+)
 
 
 def refuse(

@@ -16,11 +16,11 @@ from ...errors import shorten_message
 from ...types.ids import BlockId
 from ...types.plan import SlotStart, StepPlan, StepRow
 from ...types.sampling import SamplingParams
-from ..slots import SlotTables
+from ..step.layout import lay_out
+from ..step.slots import SlotTables
 from .backend import PagedBackend, PagedModel
 from .bridge import AttentionCall
 from .gather import GatherAttention
-from .layout import lay_out
 from .probe import LayerSpec
 
 MakeBackend = Callable[[PagedModel, SlotTables], PagedBackend]

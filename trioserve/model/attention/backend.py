@@ -17,8 +17,8 @@ import torch
 
 from ...types.plan import StepRow
 from ...types.pooling import PoolingInput
+from ..step.layout import StepInputs
 from .bridge import StepAttention
-from .layout import StepInputs
 from .probe import LayerSpec
 
 RowT = TypeVar("RowT", contravariant=True)

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from ...errors import InvalidConfig
-from ..slots import SlotTables
+from ..step.slots import SlotTables
 from .agreement import find_disagreement
 from .backend import EncoderBackend, PagedBackend, PagedModel
 from .flat import FlatAttention

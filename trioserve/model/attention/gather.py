@@ -26,13 +26,13 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from ...types.plan import StepRow
-from ..slots import SlotTables
-from ..tensors import send_ids
+from ..device.tensors import send_ids
+from ..step.layout import StepInputs
+from ..step.slots import SlotTables
 from .backend import PagedModel
 from .bridge import AttentionCall
 from .cache_memory import count_kv_bytes
 from .kv_cache import LayerCache, allocate
-from .layout import StepInputs
 from .probe import LayerSpec
 from .scores import attend_by_scores
 

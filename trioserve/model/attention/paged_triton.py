@@ -14,17 +14,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from ...kernels.triton.tiles import (
+    TILE_NUMBERS,
+    Tiles,
+    cut_tiles,
+)
 from ...types.plan import StepRow
-from ..slots import SlotTables
-from ..tensors import send_ids
-from ..triton.tiles import TILE_NUMBERS, Tiles, cut_tiles
+from ..device.tensors import send_ids
+from ..step.layout import StepInputs
+from ..step.slots import SlotTables
 from .backend import PagedModel
 from .bridge import AttentionCall
 from .kv_cache import allocate
-from .layout import StepInputs
 
 if TYPE_CHECKING:
-    from ..triton.paged import PagedLayer
+    from ...kernels.triton.paged import PagedLayer
 
 # Wider heads do not fit into a multiprocessor's shared memory beside their keys.
 MAX_DIM = 256
@@ -40,7 +44,10 @@ class TritonAttention:
 
     def __init__(self, model: PagedModel, tables: SlotTables) -> None:
         # Only here, because a machine without a GPU may have no triton.
-        from ..triton.paged import PagedLayer, count_cores
+        from ...kernels.triton.paged import (
+            PagedLayer,
+            count_cores,
+        )
 
         self.caches = allocate(
             model.layers,

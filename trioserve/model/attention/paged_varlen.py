@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from ...types.plan import StepRow
-from ..slots import SlotTables
-from ..tensors import send_ids
+from ..device.tensors import send_ids
+from ..step.layout import StepInputs
+from ..step.slots import SlotTables
 from .backend import PagedModel
 from .bridge import AttentionCall
 from .kv_cache import LayerCache, allocate
-from .layout import StepInputs
 
 # flash_api.cpp of FlashAttention 2: "Paged KV cache block size must be divisible by 256".
 _BLOCK_MULTIPLE = 256

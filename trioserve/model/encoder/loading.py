@@ -31,7 +31,7 @@ from ..loading.device import resolve_device, set_threads
 from ..loading.positions import count_positions
 from ..loading.rotary import freeze_rotary
 from ..loading.weights import read_weights
-from ..native.choice import OutputDiffers
+from ..runtimes.native.choice import OutputDiffers
 from .check import Findings, count_vocabulary, examine, make_probes
 from .encoder import LoadedEncoder
 from .heads import PartedHead, find_activation, name_labels, part_head

@@ -20,11 +20,17 @@ from ...types.pooling import PoolingInput
 from ..attention.bridge import AttentionContext
 from ..attention.probe import UnfitLayer, probe_layers
 from ..attention.registered import IMPLEMENTATION
-from ..native.choice import OutputDiffers, try_kernels
-from ..native.encoder import NativeEncoder
-from ..native.encoder_parts import EncoderParts, find_encoder_parts
-from ..native.products import NotRecognised
-from ..torch_threads import torch_threads
+from ..device.torch_threads import torch_threads
+from ..runtimes.native.choice import (
+    OutputDiffers,
+    try_kernels,
+)
+from ..runtimes.native.encoder import NativeEncoder
+from ..runtimes.native.encoder_parts import (
+    EncoderParts,
+    find_encoder_parts,
+)
+from ..runtimes.native.products import NotRecognised
 from .agreement import agree, measure_error
 from .encoder import EncodedInputs
 from .tokens import TokenRules, lay_flat, place_spans

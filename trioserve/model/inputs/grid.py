@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from ...types.plan import SlotStart, StepPlan
-from ..attention.layout import StepInputs
-from ..tensors import read_tensor
+from ..device.tensors import read_tensor
+from ..step.layout import StepInputs
 
 
 class GridPositions:

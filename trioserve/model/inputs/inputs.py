@@ -20,10 +20,10 @@ from torch import Tensor
 
 from ...types.plan import SlotStart, StepPlan, StepRow
 from ...types.prompt import KEY_BYTES, EmbeddedInput
-from ..attention.layout import StepInputs
-from ..loading.loaded import LoadedModel
-from ..loading.vision import ImageEncoder
-from ..tensors import read_rows
+from ..device.tensors import read_rows
+from ..runtimes.loaded import LoadedModel
+from ..runtimes.vision import ImageEncoder
+from ..step.layout import StepInputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...types.plan import StepPlan
-from ..attention.layout import StepInputs
-from ..loading.loaded import LoadedModel
-from ..slots import SlotTables
+from ..runtimes.loaded import LoadedModel
+from ..step.layout import StepInputs
+from ..step.slots import SlotTables
 from .inputs import EmbeddedInputs
 
 

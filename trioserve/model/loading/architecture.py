@@ -12,7 +12,10 @@ from transformers import (
 
 from ...errors import UnsupportedModel
 from ..attention.probe import LayerSpec, UnfitLayer
-from .vision import VISION_KINDS, find_vision_kind
+from ..runtimes.vision import (
+    VISION_KINDS,
+    find_vision_kind,
+)
 
 _PAGED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 

@@ -10,13 +10,16 @@ from transformers import PreTrainedConfig
 
 from ...config import ModelConfig
 from ..attention.registered import IMPLEMENTATION
+from ..runtimes.vision import (
+    VisionKind,
+    find_vision_kind,
+)
 from .architecture import check_architecture
 from .config_file import find_weight_formats, read_config
 from .device import resolve_device, set_threads
 from .generation_config import read_default_sampling
 from .positions import resolve_max_model_len
 from .quantisation import forget_quantisation
-from .vision import VisionKind, find_vision_kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

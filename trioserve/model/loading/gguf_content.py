@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ...types.gguf import GgufFile, GgufTensor
-from ..native.gguf_matrix import GgufMatrix
-from ..native.packer import make_empty
+from ..runtimes.native.gguf_matrix import GgufMatrix
+from ..runtimes.native.packer import make_empty
 
 
 class GgufContent:

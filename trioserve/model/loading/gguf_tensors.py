@@ -22,9 +22,12 @@ from transformers.modeling_gguf_pytorch_utils import (
 )
 
 from ...types.gguf import GgufFile, GgufTensor
-from ..native.gguf_matrix import GgufMatrix
-from ..native.packer import PACKABLE_KINDS, make_empty
-from ..native.products import NotRecognised
+from ..runtimes.native.gguf_matrix import GgufMatrix
+from ..runtimes.native.packer import (
+    PACKABLE_KINDS,
+    make_empty,
+)
+from ..runtimes.native.products import NotRecognised
 from .gguf_content import GgufContent, GgufEmbedding
 
 # Llama 3 divides the frequencies of rotary angles by these, and its configuration in the

@@ -19,10 +19,10 @@ from ...types.model_info import ModelInfo
 from ..attention.bridge import AttentionContext
 from ..attention.cache_memory import count_kv_bytes
 from ..attention.probe import LayerSpec, UnfitLayer, probe_layers
+from ..runtimes.loaded import LoadedModel
 from .architecture import check_causality, check_windows
 from .facts import ModelFacts, read_facts
 from .generation_config import find_eos
-from .loaded import LoadedModel
 from .native import load_on_kernels
 from .rotary import freeze_rotary
 from .weights import read_weights

@@ -15,9 +15,12 @@ from ...errors import shorten_message
 from ...kernels.library import open_library
 from ..attention.backend import PagedModel
 from ..attention.gather import GatherAttention
-from ..attention.layout import StepInputs
-from ..native.agreement import agreeing, pack_together
-from ..native.check import (
+from ..runtimes.loaded import LoadedModel
+from ..runtimes.native.agreement import (
+    agreeing,
+    pack_together,
+)
+from ..runtimes.native.check import (
     COMPARED_TOKENS,
     NUM_CHECKED,
     draw_hidden,
@@ -25,16 +28,25 @@ from ..native.check import (
     make_check,
     measure_distance,
 )
-from ..native.choice import OutputDiffers, try_kernels
-from ..native.decoder import NativeDecoder
-from ..native.experts import MixtureParts, MlpParts
-from ..native.packer import NUMBERS
-from ..native.parts import DecoderParts, find_parts
-from ..native.products import NotRecognised
-from ..on_kernels import DecoderOnKernels
+from ..runtimes.native.choice import (
+    OutputDiffers,
+    try_kernels,
+)
+from ..runtimes.native.decoder import NativeDecoder
+from ..runtimes.native.experts import (
+    MixtureParts,
+    MlpParts,
+)
+from ..runtimes.native.packer import NUMBERS
+from ..runtimes.native.parts import (
+    DecoderParts,
+    find_parts,
+)
+from ..runtimes.native.products import NotRecognised
+from ..runtimes.on_kernels import DecoderOnKernels
 from ..shards.group import StageLost, TensorGroup
-from ..slots import SlotTables
-from .loaded import LoadedModel
+from ..step.layout import StepInputs
+from ..step.slots import SlotTables
 from .packing import pack_products
 
 Loaded = TypeVar("Loaded", bound=LoadedModel)
@@ -162,8 +174,8 @@ def _fuse(
     if int8:
         raise NotRecognised("weights of eight bits are for CPUs")
     try:
-        from ..fused.decoder import FusedDecoder
-        from ..fused.graphs import CudaGraphs
+        from ..runtimes.fused.decoder import FusedDecoder
+        from ..runtimes.fused.graphs import CudaGraphs
     except ImportError:
         raise NotRecognised("triton is not installed") from None
     return FusedDecoder(parts, CudaGraphs if cuda_graphs else None, group=group)

@@ -19,16 +19,16 @@ from ...kernels.library import NoKernels, open_library
 from ...types.gguf import GgufFile
 from ..attention.bridge import AttentionContext
 from ..attention.probe import UnfitLayer, probe_layers
-from ..native.choice import log_kernels
-from ..native.decoder import NativeDecoder
-from ..native.packer import NUMBERS
-from ..native.parts import find_parts
-from ..native.products import NotRecognised
+from ..runtimes.loaded import LoadedModel
+from ..runtimes.native.choice import log_kernels
+from ..runtimes.native.decoder import NativeDecoder
+from ..runtimes.native.packer import NUMBERS
+from ..runtimes.native.parts import find_parts
+from ..runtimes.native.products import NotRecognised
 from .architecture import check_causality, check_windows
 from .facts import ModelFacts, read_facts
 from .gguf_tensors import fill_model
 from .load import describe_model, make_ready, takes_logits_to_keep
-from .loaded import LoadedModel
 from .outline import build_on_meta
 
 logger = logging.getLogger(__name__)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...types.plan import StepPlan
-from ..attention.layout import StepInputs
+from ..device.tensors import send_ids
 from ..shards.group import TensorGroup
-from ..slots import SlotTables
-from ..tensors import send_ids
+from ..step.layout import StepInputs
+from ..step.slots import SlotTables
 from .launched import LaunchedStep
 from .selecting import LogitRows, LogitSelector
 from .writing import SamplingWriter

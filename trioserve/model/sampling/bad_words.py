@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...types.plan import SlotStart
 from ...types.prompt import NO_TOKEN
-from ..tensors import send_ids
+from ..device.tensors import send_ids
 from .rows import SlotRows, grow
 
 # Fills prefixes before the first token of a word.

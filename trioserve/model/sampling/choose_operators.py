@@ -14,8 +14,8 @@ import torch
 from ...errors import shorten_message
 from ...types.plan import SlotStart
 from ...types.sampling import SamplingParams
-from ..scans import Scans
-from ..tensors import send_ids
+from ..device.tensors import send_ids
+from ..step.scans import Scans
 from .choice import prepare_choice
 from .operators import RepeatedTokens, SamplingOperators, TorchOperators
 
@@ -67,7 +67,7 @@ def find_obstacle(vocab_size: int) -> str | None:
     """Return why Triton's kernels cannot sample from a vocabulary; None if they can."""
     if importlib.util.find_spec("triton") is None:
         return "it is not installed"
-    from ..triton.sampling import MAX_VOCABULARY
+    from ...kernels.triton.sampling import MAX_VOCABULARY
 
     if vocab_size > MAX_VOCABULARY:
         return f"the vocabulary has more than {MAX_VOCABULARY} tokens"

@@ -11,7 +11,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
-from ..scans import Scans
+from ..step.scans import Scans
 
 # A nucleus is rarely larger (at a temperature of 1, natural text keeps tens of tokens
 # in 95 % of the mass), and finding so many takes a tenth of a sort of the vocabulary.

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ...types.output import SequenceError
 from ...types.plan import SlotStart
-from ..tensors import send_ids
+from ..device.tensors import send_ids
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

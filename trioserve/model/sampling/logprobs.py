@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ...types.output import TokenLogprobs
-from ..scans import Scans
-from ..tensors import send_ids
+from ..device.tensors import send_ids
+from ..step.scans import Scans
 from .host_copy import HostCopy, copy_to_host
 
 # JSON has no infinity. vLLM's server sends this number for an impossible token.

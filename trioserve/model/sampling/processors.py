@@ -18,7 +18,7 @@ from torch import Tensor
 from ...errors import InvalidConfig
 from ...types.logits import LogitsProcessor, LogitsRow
 from ...types.plan import SlotStart
-from ..tensors import send_ids
+from ..device.tensors import send_ids
 
 
 class LateIds(Protocol):

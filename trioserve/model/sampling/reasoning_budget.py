@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...types.plan import SlotStart
 from ...types.sampling import ReasoningBudget
-from ..tensors import send_ids
+from ..device.tensors import send_ids
 from .rows import SlotRows, grow
 
 # Fills places without a token.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..tensors import send_ids
+from ..device.tensors import send_ids
 
 
 class SlotRows:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ...types.plan import StepPlan, StepRow
-from ..attention.layout import StepInputs
-from ..slots import SlotTables
+from ..step.layout import StepInputs
+from ..step.slots import SlotTables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..tensors import send_doubles, send_floats
-from ..triton.draw import ALL, BEST, CUT
-from ..triton.sampling import choose_tokens, lower_repeated
+from ...kernels.triton.draw import (
+    ALL,
+    BEST,
+    CUT,
+)
+from ...kernels.triton.sampling import (
+    choose_tokens,
+    lower_repeated,
+)
+from ..device.tensors import (
+    send_doubles,
+    send_floats,
+)
 from .choice import Choice
 from .operators import RepeatedTokens, list_keys
 

@@ -7,11 +7,14 @@ from dataclasses import replace
 from torch import Tensor
 
 from ...types.plan import StepPlan, StepRow
-from ..attention.layout import StepInputs
-from ..loading.loaded import LoadedModel
-from ..scans import Scans, TorchScans
-from ..slots import SlotTables
-from ..tensors import send_ids
+from ..device.tensors import send_ids
+from ..runtimes.loaded import LoadedModel
+from ..step.layout import StepInputs
+from ..step.scans import (
+    Scans,
+    TorchScans,
+)
+from ..step.slots import SlotTables
 from .choose_operators import choose_operators
 from .extensions import Extensions
 from .launched import LaunchedStep

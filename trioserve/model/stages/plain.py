@@ -8,13 +8,13 @@ from pathlib import Path
 from ...config import ModelConfig
 from ...types.stage_place import WHOLE_LAYERS, StagePlace
 from ..loading.cache_outline import Outline
-from ..loading.loaded import LoadedModel
 from ..loading.plain import (
     count_parameters,
     load_plain,
     outline_plain,
     read_plain_config,
 )
+from ..runtimes.loaded import LoadedModel
 from .partition import Partition, partition_layers
 from .stage import LoadedStage
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...types.stage_place import WHOLE_LAYERS, StagePlace
-from ..loading.loaded import LoadedModel
+from ..runtimes.loaded import LoadedModel
 from .partition import Partition
 from .placeholder_layers import Entrance, LeftStage
 

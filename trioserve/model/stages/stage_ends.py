@@ -11,15 +11,15 @@ from torch import Tensor
 
 from ...types.plan import StepPlan
 from ...types.transfers import AwaitedTokens, SampledTransfer
-from ..attention.layout import StepInputs
+from ..device.tensors import send_ids
 from ..ends import StepReader, StepWriter, make_sampling_writer
 from ..inputs.reading import TokenReader
-from ..loading.loaded import LoadedModel
+from ..runtimes.loaded import LoadedModel
 from ..sampling.extensions import Extensions
 from ..sampling.launched import LaunchedStep
 from ..sampling.selecting import LogitRows
-from ..slots import SlotTables
-from ..tensors import send_ids
+from ..step.layout import StepInputs
+from ..step.slots import SlotTables
 from .links import StageLinks
 from .stage import LoadedStage
 

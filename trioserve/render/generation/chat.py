@@ -10,8 +10,8 @@ from ...config import RenderConfig
 from ...errors import InvalidParameter, NotSupported
 from ...types.model_info import ModelInfo
 from ...types.prompt import Prompt
-from ..chat_renderer import ChatSteps
 from ..images.mixed import mix
+from ..shared.chat_renderer import ChatSteps
 from ..tensors.embeds import DecodedEmbeds, decode_embeds
 from ..text.chat import Conversation, Payload
 from ..text.tokenizer import TextTokenizer, TokenizeOptions

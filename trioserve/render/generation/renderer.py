@@ -15,10 +15,10 @@ from ...config import RenderConfig
 from ...errors import InvalidParameter, NotSupported
 from ...types.model_info import ModelInfo
 from ...types.prompt import Prompt
-from ..base_renderer import BaseRenderer
-from ..chat_renderer import Messages
 from ..images.mixed import embed_whole
-from ..structure import StructureCompiler
+from ..shared.base_renderer import BaseRenderer
+from ..shared.chat_renderer import Messages
+from ..shared.structure import StructureCompiler
 from ..text.chat import Payload
 from ..text.detokenizer import Detokenizer
 from ..text.fill_in import find_fill_in_form

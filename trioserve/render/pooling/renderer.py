@@ -15,8 +15,11 @@ from ...config import RenderConfig
 from ...errors import NotSupported
 from ...types.pooling import PoolingInput
 from ...types.prompt import Prompt
-from ..base_renderer import BaseRenderer
-from ..chat_renderer import ChatSteps, Messages
+from ..shared.base_renderer import BaseRenderer
+from ..shared.chat_renderer import (
+    ChatSteps,
+    Messages,
+)
 from ..text.chat import Conversation
 from ..text.template import ChatOptions, ChatTemplate
 from ..text.tokenizer import TokenizeOptions

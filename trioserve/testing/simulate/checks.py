@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVarTuple, cast
 
-from ...http.key_use import KeyUses
+from ...http.keys.key_use import KeyUses
 from .answers import AnswerChecks, find_prompt
 from .history import History
 from .key_checks import KeyChecks

@@ -11,10 +11,14 @@ from typing import cast
 
 import trio
 
-from ...engine import LocalCore, LocalPoolingCore, TensorEngine, TokenEngine
+from ...engine.generation.core import LocalCore
+from ...engine.generation.engine import TokenEngine
+from ...engine.pooling.core import LocalPoolingCore
+from ...engine.pooling.engine import TensorEngine
 from ...frontend import PoolingEngine, TextEngine
 from ...render import RendererWorkers, make_pooling_renderer, make_renderer
-from ...scheduler import PoolingScheduler, Scheduler
+from ...scheduler.generation.scheduler import Scheduler
+from ...scheduler.pooling import PoolingScheduler
 from ...types.logits import LogitsProcessor
 from ...types.pooling import PoolingPlan
 from ..fake_device import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...http.key_file import Key
+from ...http.keys.key_file import Key
 from .dice import Dice
 from .plans import ControlPlan, KeyPlan
 

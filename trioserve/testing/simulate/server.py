@@ -23,11 +23,16 @@ from hypercorn.typing import (
 )
 import trio
 
-from ...http import ServerState, create_http_app, guard_connections, make_config
+from ...http.connection import (
+    guard_connections,
+    make_config,
+)
 from ...http.connection.server import GuardedServer, make_context
-from ...http.lifespan import open_lifespan
-from ...http.metrics import collect_families
+from ...http.state import ServerState
 from ...render import RendererWorkers
+from ...server.app import create_http_app
+from ...server.lifespan import open_lifespan
+from ...server.metrics import collect_families
 from ...types.logits import LogitsProcessor
 from .engines import make_generation, make_pooling
 from .model import SimulatedLimits, SimulatedModel

@@ -12,16 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...native.check import (
+from ...runtimes.native.check import (
     COMPARED_TOKENS,
     draw_hidden,
     make_check,
     measure_distance,
 )
-from ...native.decoder import NativeDecoder
-from ...native.experts import MlpParts
-from ...native.packer import Weights
-from ...native.parts import DecoderParts, LayerParts
+from ...runtimes.native.decoder import NativeDecoder
+from ...runtimes.native.experts import MlpParts
+from ...runtimes.native.packer import Weights
+from ...runtimes.native.parts import (
+    DecoderParts,
+    LayerParts,
+)
 
 _WIDENED_ROWS = 4096
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ....types.gguf import GgufFile, GgufTensor
-from ...native.gguf_matrix import GgufMatrix
-from ...native.packer import PACKABLE_KINDS
+from ...runtimes.native.gguf_matrix import GgufMatrix
+from ...runtimes.native.packer import PACKABLE_KINDS
 from ..gguf_content import GgufContent, GgufEmbedding
 from .description import PlainConfig
 from .tensors import EMBEDDING, FINAL_NORM, Shapes, name_layer

@@ -17,14 +17,17 @@ from ....types.model_info import ModelInfo
 from ...attention.bridge import AttentionContext
 from ...attention.cache_memory import count_kv_bytes
 from ...attention.probe import LayerSpec
-from ...native.check import NUM_CHECKED, is_close
-from ...native.choice import log_kernels
-from ...native.decoder import NativeDecoder
-from ...native.packer import name_kind
+from ...runtimes.loaded import LoadedModel
+from ...runtimes.native.check import (
+    NUM_CHECKED,
+    is_close,
+)
+from ...runtimes.native.choice import log_kernels
+from ...runtimes.native.decoder import NativeDecoder
+from ...runtimes.native.packer import name_kind
 from ..cache_outline import Outline
 from ..device import resolve_device, set_threads
 from ..generation_config import read_default_sampling, read_eos
-from ..loaded import LoadedModel
 from ..positions import choose_max_model_len
 from .check import measure_difference
 from .description import PlainConfig, read_plain_config

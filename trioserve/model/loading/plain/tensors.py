@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from ...native.packer import Weights
+from ...runtimes.native.packer import Weights
 from .description import PlainConfig
 
 EMBEDDING = "model.embed_tokens"

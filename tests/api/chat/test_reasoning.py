@@ -1,0 +1,428 @@
+"""Reasoning in chats: a separate field, a token count, and a budget."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import pytest
+import trio
+
+from trioserve.api.chat.request import ChatRequest
+from trioserve.api.decode.message_mappings import MessageMappings
+from trioserve.api.decode.schema import decode_body
+from trioserve.config import RenderConfig
+from trioserve.errors import InvalidParameter
+from trioserve.testing.server import FakeServer, open_fake_server
+from trioserve.testing.tokenizer import CHATML_TEMPLATE
+from trioserve.types.sampling import ReasoningBudget
+
+decode_chat = partial(decode_body, ChatRequest)
+
+
+REASONING = "Hm, the dog sleeps."
+CONTENT = "The quick brown fox."
+ANSWER = f"<think>\n{REASONING}\n</think>\n\n{CONTENT}"
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
+CHAT_PATH = "/v1/chat/completions"
+
+Client = tuple[FakeServer, httpx.AsyncClient]
+
+
+@asynccontextmanager
+async def open_client(
+    folder: Path, parser: str = "qwen3", **options: Any
+) -> AsyncIterator[Client]:
+    options = {"answer": ANSWER, **options}
+    config = RenderConfig(reasoning_parser=parser)  # type: ignore[arg-type]
+    with trio.fail_after(30):
+        async with (
+            open_fake_server(folder, render=config, **options) as server,
+            httpx.AsyncClient(base_url=server.url, timeout=20) as client,
+        ):
+            yield server, client
+
+
+@pytest.fixture
+async def both(tokenizer_folder: Path) -> AsyncIterator[Client]:
+    async with open_client(tokenizer_folder) as both:
+        yield both
+
+
+@pytest.fixture
+async def server(both: Client) -> FakeServer:
+    return both[0]
+
+
+@pytest.fixture
+async def client(both: Client) -> httpx.AsyncClient:
+    return both[1]
+
+
+def ask(server: FakeServer, **fields: Any) -> dict[str, Any]:
+    """Return the body of a request that gets the whole answer once."""
+    return CHAT | {"max_tokens": len(server.answer_ids)} | fields
+
+
+def count_reasoning(server: FakeServer) -> int:
+    """Count the tokens up to the end tag, by their bytes."""
+    token_bytes = server.state.engine.renderer.token_bytes
+    end, length = server.answer.index("</think>") + len("</think>"), 0
+    for number, token_id in enumerate(server.answer_ids):
+        if length >= end:
+            return number
+        length += len(token_bytes(token_id))
+    raise AssertionError("the answer has a part after its reasoning")
+
+
+async def read_events(client: httpx.AsyncClient, body: object) -> list[Any]:
+    async with client.stream("POST", CHAT_PATH, json=body) as response:
+        assert response.status_code == 200
+        lines = [line async for line in response.aiter_lines() if line]
+    assert lines.pop() == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def list_deltas(events: list[Any]) -> list[dict[str, Any]]:
+    return [event["choices"][0]["delta"] for event in events if event["choices"]]
+
+
+async def test_a_whole_answer_has_its_reasoning_in_a_separate_field(
+    server: FakeServer, client: httpx.AsyncClient
+) -> None:
+    answer = (await client.post(CHAT_PATH, json=ask(server))).json()
+    message = answer["choices"][0]["message"]
+    assert message["reasoning"] == REASONING
+    assert message["content"] == CONTENT
+    usage = answer["usage"]
+    assert usage["completion_tokens"] == len(server.answer_ids)
+    details = {"reasoning_tokens": count_reasoning(server)}
+    assert usage["completion_tokens_details"] == details
+
+
+async def test_a_streams_chunks_are_of_the_reasoning_or_of_the_answer(
+    server: FakeServer, client: httpx.AsyncClient
+) -> None:
+    body = ask(server, stream=True, stream_options={"include_usage": True})
+    events = await read_events(client, body)
+    first, *deltas = list_deltas(events)
+    assert first == {"role": "assistant", "content": ""}
+    assert all(len(delta) == 1 for delta in deltas)
+    kinds = [next(iter(delta)) for delta in deltas]
+    assert kinds == sorted(kinds, reverse=True)
+    assert set(kinds) == {"reasoning", "content"}
+    assert "".join(delta.get("reasoning", "") for delta in deltas) == REASONING
+    assert "".join(delta.get("content", "") for delta in deltas) == CONTENT
+    # All have text except the last one, which has the finish reason.
+    assert all(text for delta in deltas[:-1] for text in delta.values())
+    details = events[-1]["usage"]["completion_tokens_details"]
+    assert details == {"reasoning_tokens": count_reasoning(server)}
+
+
+async def test_continuous_usage_counts_the_reasoning_so_far(
+    server: FakeServer, client: httpx.AsyncClient
+) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = ask(server, stream=True, stream_options=options)
+    counts = [
+        event["usage"]["completion_tokens_details"]["reasoning_tokens"]
+        for event in await read_events(client, body)
+    ]
+    assert counts == sorted(counts)
+    assert len(set(counts)) > 3
+    assert counts[-1] == count_reasoning(server)
+
+
+async def test_the_reasoning_of_a_slow_reader_is_split_off_too(
+    server: FakeServer,
+) -> None:
+    """The engine joins tokens for a slow reader, here a whole answer in one delta."""
+    engine = server.state.engine
+    messages = [{"role": "user", "content": "Hello"}]
+    num_tokens = len(server.answer_ids)
+    async with engine.open_chat(messages, max_tokens=num_tokens) as stream:
+        while len(server.device.plans) < num_tokens:
+            await trio.sleep(0.001)
+        deltas = [delta async for delta in stream]
+    assert len(deltas) < 4
+    assert "".join(delta.reasoning for delta in deltas) == REASONING
+    assert "".join(delta.text for delta in deltas) == CONTENT
+    counted = sum(delta.num_reasoning_tokens for delta in deltas)
+    assert counted == count_reasoning(server)
+
+
+async def test_the_reasoning_of_each_of_n_answers_is_split_off(
+    server: FakeServer, client: httpx.AsyncClient
+) -> None:
+    answer = (await client.post(CHAT_PATH, json=ask(server, n=3))).json()
+    messages = [choice["message"] for choice in answer["choices"]]
+    assert [message["reasoning"] for message in messages] == [REASONING] * 3
+    assert [message["content"] for message in messages] == [CONTENT] * 3
+    details = answer["usage"]["completion_tokens_details"]
+    assert details == {"reasoning_tokens": 3 * count_reasoning(server)}
+
+
+async def test_unwanted_reasoning_is_counted_but_not_shown(
+    server: FakeServer, client: httpx.AsyncClient
+) -> None:
+    body = ask(server, include_reasoning=False)
+    answer = (await client.post(CHAT_PATH, json=body)).json()
+    message = answer["choices"][0]["message"]
+    assert message["content"] == CONTENT
+    assert "reasoning" not in message
+    details = {"reasoning_tokens": count_reasoning(server)}
+    assert answer["usage"]["completion_tokens_details"] == details
+    assert answer["usage"]["completion_tokens"] == len(server.answer_ids)
+    events = await read_events(client, body | {"stream": True})
+    first, *deltas = list_deltas(events)
+    assert all(delta.keys() == {"content"} for delta in deltas)
+    assert all(delta["content"] for delta in deltas[:-1])
+    assert "".join(delta["content"] for delta in deltas) == CONTENT
+
+
+async def test_token_ids_come_with_the_chunk_of_their_tokens(
+    server: FakeServer, client: httpx.AsyncClient
+) -> None:
+    body = ask(server, stream=True, return_token_ids=True)
+    choices = [event["choices"][0] for event in await read_events(client, body)]
+    ids = [token_id for choice in choices for token_id in choice.get("token_ids", ())]
+    assert tuple(ids) == server.answer_ids
+    whole = (await client.post(CHAT_PATH, json=body | {"stream": False})).json()
+    assert tuple(whole["choices"][0]["token_ids"]) == server.answer_ids
+
+
+async def test_an_answer_may_end_while_it_reasons(
+    server: FakeServer, client: httpx.AsyncClient
+) -> None:
+    body = ask(server, max_tokens=count_reasoning(server) - 8)
+    choice = (await client.post(CHAT_PATH, json=body)).json()["choices"][0]
+    assert REASONING.startswith(choice["message"]["reasoning"])
+    assert choice["message"]["content"] == ""
+    events = await read_events(client, body | {"stream": True})
+    assert events[-1]["choices"][0]["finish_reason"] == "length"
+    text = "".join(delta.get("reasoning", "") for delta in list_deltas(events))
+    assert text == choice["message"]["reasoning"]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_stop_string_is_found_in_the_reasoning_too(
+    server: FakeServer, client: httpx.AsyncClient, streams: bool
+) -> None:
+    body = ask(server, stop="dog", stream=streams)
+    if streams:
+        events = await read_events(client, body)
+        choice = events[-1]["choices"][0]
+        deltas = list_deltas(events)
+        text = "".join(delta.get("reasoning", "") for delta in deltas)
+    else:
+        choice = (await client.post(CHAT_PATH, json=body)).json()["choices"][0]
+        text = choice["message"]["reasoning"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "dog")
+    assert text == "Hm, the "
+
+
+async def test_an_answer_without_reasoning_says_so(tokenizer_folder: Path) -> None:
+    async with open_client(tokenizer_folder, answer="Yes.") as (_, client):
+        answer = (await client.post(CHAT_PATH, json=CHAT | {"max_tokens": 3})).json()
+        assert answer["choices"][0]["message"]["reasoning"] is None
+        assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+
+async def test_without_a_parser_no_reasoning_is_split_off(
+    tokenizer_folder: Path,
+) -> None:
+    async with open_client(tokenizer_folder, "none") as (server, client):
+        answer = (await client.post(CHAT_PATH, json=ask(server))).json()
+        message = answer["choices"][0]["message"]
+        assert message["content"] == ANSWER
+        assert "reasoning" not in message
+        assert "completion_tokens_details" not in answer["usage"]
+
+
+async def test_completions_are_never_split(
+    server: FakeServer, client: httpx.AsyncClient
+) -> None:
+    body = {"prompt": "Hello", "max_tokens": len(server.answer_ids)}
+    answer = (await client.post("/v1/completions", json=body)).json()
+    assert answer["choices"][0]["text"] == ANSWER
+    assert "completion_tokens_details" not in answer["usage"]
+
+
+@pytest.mark.parametrize(
+    ("end", "reasoning", "content"),
+    [
+        ("<think>\n", "Hm.", "Yes."),
+        ("<think>\n\n</think>\n\n", None, "Hm.</think>\nYes."),
+        ("", None, "Hm.</think>\nYes."),
+    ],
+)
+async def test_the_template_tells_whether_the_answer_begins_inside(
+    tokenizer_folder: Path, end: str, reasoning: str | None, content: str
+) -> None:
+    template = CHATML_TEMPLATE + "{{ " + repr(end) + " }}"
+    async with open_client(
+        tokenizer_folder, answer="Hm.</think>\nYes.", chat_template=template
+    ) as (server, client):
+        answer = (await client.post(CHAT_PATH, json=ask(server))).json()
+        message = answer["choices"][0]["message"]
+        assert (message["reasoning"], message["content"]) == (reasoning, content)
+
+
+async def test_a_users_words_do_not_open_the_reasoning(
+    tokenizer_folder: Path,
+) -> None:
+    async with open_client(tokenizer_folder, answer="Hm.</think>") as (server, client):
+        messages = [{"role": "user", "content": "<think>"}]
+        body = ask(server, messages=messages)
+        message = (await client.post(CHAT_PATH, json=body)).json()["choices"][0][
+            "message"
+        ]
+        assert (message["reasoning"], message["content"]) == (None, "Hm.</think>")
+
+
+async def test_a_budget_reaches_the_sampler_with_the_models_tags(
+    server: FakeServer, client: httpx.AsyncClient
+) -> None:
+    await client.post(CHAT_PATH, json=ask(server, thinking_token_budget=7))
+    tags = server.state.engine.renderer.reasoning
+    (start,) = server.device.plans[0].starts
+    assert start.sampling.reasoning_budget == ReasoningBudget(
+        num_tokens=7,
+        start_token_ids=tags.start_token_ids,
+        end_token_ids=tags.end_token_ids,
+        is_open=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("end", "is_open"), [("<think>\n", True), ("<think></think>", None)]
+)
+async def test_a_budget_depends_on_how_the_prompt_ends(
+    tokenizer_folder: Path, end: str, is_open: bool | None
+) -> None:
+    """A budget has no effect if the template has already ended the reasoning."""
+    template = CHATML_TEMPLATE + "{{ " + repr(end) + " }}"
+    async with open_client(tokenizer_folder, chat_template=template) as (server, _):
+        engine = server.state.engine
+        async with engine.open_chat(
+            CHAT["messages"], max_tokens=2, thinking_token_budget=0
+        ) as stream:
+            await stream.collect()
+        thinking = server.device.plans[0].starts[0].sampling.reasoning_budget
+        assert (thinking and thinking.is_open) == is_open
+
+
+async def test_a_budget_needs_a_parser(tokenizer_folder: Path) -> None:
+    async with open_client(tokenizer_folder, "none") as (server, client):
+        response = await client.post(
+            CHAT_PATH, json=CHAT | {"thinking_token_budget": 9}
+        )
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert error["param"] == "thinking_token_budget"
+        assert "needs --reasoning-parser" in error["message"]
+        assert not server.device.plans
+
+
+@pytest.mark.parametrize("budget", [-1, 2**31, 2**70, "9", 1.5])
+async def test_a_senseless_budget_is_refused_by_name(
+    client: httpx.AsyncClient, budget: object
+) -> None:
+    body = CHAT | {"thinking_token_budget": budget}
+    response = await client.post(CHAT_PATH, json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "thinking_token_budget"
+
+
+async def test_completions_take_no_budget(
+    server: FakeServer, client: httpx.AsyncClient
+) -> None:
+    body = {"prompt": "Hello", "thinking_token_budget": 9}
+    response = await client.post("/v1/completions", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "thinking_token_budget"
+    with pytest.raises(InvalidParameter, match="thinking_token_budget"):
+        async with server.state.engine.open_completion("Hi", thinking_token_budget=9):
+            raise AssertionError("it was taken")
+
+
+# The client (3.54) leaves generators of its HTTP library to the garbage collector.
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_the_official_client_reads_the_reasoning(server: FakeServer) -> None:
+    async with openai.AsyncOpenAI(
+        base_url=f"{server.url}/v1", api_key="none"
+    ) as client:
+        num_tokens = len(server.answer_ids)
+        messages: Any = CHAT["messages"]
+        answer = await client.chat.completions.create(
+            model="fake", messages=messages, max_tokens=num_tokens
+        )
+        message: Any = answer.choices[0].message
+        assert (message.reasoning, message.content) == (REASONING, CONTENT)
+        assert answer.usage is not None
+        details = answer.usage.completion_tokens_details
+        assert details is not None
+        assert details.reasoning_tokens == count_reasoning(server)
+        stream = await client.chat.completions.create(
+            model="fake", messages=messages, max_tokens=num_tokens, stream=True
+        )
+        reasoning = content = ""
+        async with stream:
+            async for chunk in stream:
+                delta: Any = chunk.choices[0].delta
+                reasoning += getattr(delta, "reasoning", None) or ""
+                content += delta.content or ""
+        assert (reasoning, content) == (REASONING, CONTENT)
+
+
+THOUGHTS_TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}:"
+    "{% if m.reasoning_content is string %}[{{ m.reasoning_content }}]{% endif %}"
+    "{% if m.reasoning is defined %}({{ m.reasoning }}){% endif %}"
+    "{{ m.content }};{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({"reasoning": "hm"}, "assistant:[hm](hm)yes;"),
+        ({"reasoning_content": "hm"}, "assistant:[hm](hm)yes;"),
+        ({"reasoning": "a", "reasoning_content": "b"}, "assistant:[b](a)yes;"),
+        ({"reasoning": None, "reasoning_content": None}, "assistant:yes;"),
+        ({"reasoning": ""}, "assistant:[]()yes;"),
+        ({}, "assistant:yes;"),
+    ],
+)
+async def test_earlier_reasoning_reaches_the_template_by_both_names(
+    tokenizer_folder: Path, fields: dict[str, object], prompt: str
+) -> None:
+    message = {"role": "assistant", "content": "yes", **fields}
+    async with open_client(tokenizer_folder, chat_template=THOUGHTS_TEMPLATE) as (
+        server,
+        _,
+    ):
+        renderer = server.state.engine.renderer
+        body = decode_chat(json.dumps({"messages": [message]}).encode())
+        for messages in ([message], MessageMappings(body.messages)):
+            assert (await renderer.render_chat(messages)).text == prompt
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+async def test_reasoning_that_is_not_text_is_refused_by_name(
+    server: FakeServer, client: httpx.AsyncClient, name: str
+) -> None:
+    messages = [{"role": "assistant", "content": "yes", name: 5}]
+    response = await client.post(CHAT_PATH, json=CHAT | {"messages": messages})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == f"messages[0].{name}"
+    with pytest.raises(InvalidParameter, match=rf"messages\[0\].{name}"):
+        await server.state.engine.renderer.render_chat(messages)

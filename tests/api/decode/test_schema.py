@@ -1,0 +1,922 @@
+"""Requests: any bytes become a struct, or an error that names the field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+import json
+from typing import Any
+
+from hypothesis import given, settings, strategies as st
+import msgspec
+import pytest
+
+from trioserve.api.anthropic.requests import MessagesRequest
+from trioserve.api.chat.request import ChatRequest
+from trioserve.api.completions.request import (
+    CompletionPrompt,
+    CompletionRequest,
+)
+from trioserve.api.decode import (
+    lazy_fields as large,
+    requests,
+    unsupported,
+)
+from trioserve.api.decode.message_mappings import MessageMappings
+from trioserve.api.decode.requests import ModelRequest
+from trioserve.api.decode.sampling import to_sampling
+from trioserve.api.decode.schema import (
+    decode_body,
+    find_decoder,
+)
+from trioserve.api.responses.messages import to_messages
+from trioserve.api.responses.names import naming_fields
+from trioserve.api.responses.request import (
+    ResponseRequest,
+    to_chat,
+)
+from trioserve.api.tokens.requests import (
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from trioserve.errors import (
+    ContextLengthExceeded,
+    InvalidParameter,
+    NotSupported,
+    RequestError,
+)
+from trioserve.types.sampling import SamplingParams
+from trioserve.types.structured import StructuredOutput
+
+Decode = Callable[[bytes], Any]
+
+decode_chat = partial(decode_body, ChatRequest)
+decode_completion = partial(decode_body, CompletionRequest)
+decode_detokenize = partial(decode_body, DetokenizeRequest)
+decode_response = partial(decode_body, ResponseRequest)
+decode_tokenize = partial(decode_body, TokenizeRequest)
+
+DECODERS: dict[str, Decode] = {
+    "chat": decode_chat,
+    "completion": decode_completion,
+    "response": decode_response,
+    "tokenize": decode_tokenize,
+    "detokenize": decode_detokenize,
+    "messages": partial(decode_body, MessagesRequest),
+}
+MINIMAL: dict[str, dict[str, Any]] = {
+    "chat": {"messages": [{"role": "user", "content": "hi"}]},
+    "completion": {"prompt": "hi"},
+    "response": {"input": "hi"},
+    "tokenize": {"prompt": "hi"},
+    "detokenize": {"tokens": [1]},
+    "messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
+}
+REFUSED: dict[str, Mapping[str, unsupported.Neutral]] = {
+    "chat": unsupported.CHAT,
+    "completion": unsupported.COMPLETION,
+    "response": unsupported.RESPONSE,
+    "tokenize": unsupported.TOKENIZE,
+    "messages": unsupported.MESSAGES,
+}
+
+
+def encode(endpoint: str, **fields: Any) -> bytes:
+    return json.dumps(MINIMAL[endpoint] | fields).encode()
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return decode_chat(encode("chat", **fields))
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return decode_completion(encode("completion", **fields))
+
+
+every_endpoint = pytest.mark.parametrize("endpoint", DECODERS)
+
+
+# Malformed bodies.
+
+
+@every_endpoint
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b" ",
+        b"{",
+        b"{}",
+        b"[]",
+        b"null",
+        b"1",
+        b'"text"',
+        b"\xff",
+        b"\xef\xbb\xbf{}",
+        '{"prompt":"a"}'.encode("utf-16"),
+        b'{"prompt":NaN}',
+        b'{"prompt":Infinity}',
+        b'{"prompt":"a",}',
+        b'{"prompt":"a"} x',
+        b'{"prompt":"\xff","messages":"\xff","tokens":"\xff"}',
+        b'{"prompt":"\xed\xa0\x80","tokens":"\xed\xa0\x80"}',
+        b'{"prompt":"\\ud800","messages":"\\ud800","tokens":"\\ud800"}',
+        b'{"prompt":"\\udc00","messages":"\\udc00","tokens":"\\udc00"}',
+        b'{"prompt":"\\ud800x","messages":"\\ud800x","tokens":"\\ud800x"}',
+        b'{"prompt":' + b"[" * 100_000,
+        b'{"unknown":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"unknown":' + b'{"a":' * 100_000,
+        b"[" * 100_000 + b"]" * 100_000,
+    ],
+    ids=lambda body: repr(body[:24]),
+)
+def test_malformed_requests_are_refused(endpoint: str, body: bytes) -> None:
+    with pytest.raises(RequestError) as caught:
+        DECODERS[endpoint](body)
+    assert caught.value.status == 400
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("number", ["9" * 25, "9" * 400, "9" * 5000, "1e999", "1.5"])
+@pytest.mark.parametrize("sign", ["", "-"])
+@pytest.mark.parametrize("name", ["max_tokens", "seed", "n", "top_k", "priority"])
+def test_numbers_of_any_length_name_their_field(
+    number: str, sign: str, name: str
+) -> None:
+    body = f'{{"prompt":"a","{name}":{sign}{number}}}'.encode()
+    with pytest.raises(InvalidParameter) as caught:
+        decode_completion(body)
+    assert caught.value.param == name
+    assert len(str(caught.value)) < 200
+
+
+def test_of_two_fields_of_one_name_the_last_counts() -> None:
+    assert decode_completion(b'{"prompt":"a","prompt":"b"}').prompts == ("b",)
+
+
+def test_an_empty_body_is_explained() -> None:
+    with pytest.raises(InvalidParameter, match="^The body is empty.$"):
+        decode_completion(b"")
+
+
+def test_half_a_surrogate_pair_is_explained() -> None:
+    with pytest.raises(InvalidParameter, match="half a surrogate pair"):
+        decode_completion(b'{"prompt":"\\ud83d"}')
+
+
+def test_deep_nesting_is_explained() -> None:
+    body = b'{"prompt":"a","unknown":' + b"[" * 5000 + b"]" * 5000 + b"}"
+    with pytest.raises(InvalidParameter, match="nested too deeply"):
+        decode_completion(body)
+
+
+@settings(deadline=None, max_examples=150)
+@given(body=st.binary(max_size=200))
+@every_endpoint
+def test_random_bytes_are_decoded_or_refused(endpoint: str, body: bytes) -> None:
+    try:
+        DECODERS[endpoint](body)
+    except RequestError as error:
+        assert error.status == 400
+
+
+_JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4)
+    | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+_NAMES = sorted(
+    {
+        *ChatRequest.__struct_fields__,
+        *CompletionRequest.__struct_fields__,
+        *ResponseRequest.__struct_fields__,
+    }
+    | unsupported.CHAT.keys()
+)
+
+
+def make_sampling(
+    request: ChatRequest | CompletionRequest | ResponseRequest,
+) -> SamplingParams:
+    if not isinstance(request, ResponseRequest):
+        return to_sampling(request, {})
+    messages, sources = to_messages(request.items, request.instructions)
+    with naming_fields(sources, 0):
+        return to_sampling(to_chat(request, messages), {})
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    fields=st.dictionaries(st.sampled_from(_NAMES), _JSON, max_size=4),
+    endpoint=st.sampled_from(["chat", "completion", "response"]),
+)
+def test_any_value_in_any_field_is_taken_or_refused(
+    fields: dict[str, Any], endpoint: str
+) -> None:
+    try:
+        request = DECODERS[endpoint](encode(endpoint, **fields))
+        assert isinstance(make_sampling(request), SamplingParams)
+    except RequestError as error:
+        assert error.status == 400
+        assert error.param is None or error.param.partition("[")[0].partition(".")[
+            0
+        ] in {*fields, *MINIMAL[endpoint]}
+
+
+# Fields that are wrong.
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": "1"}, "temperature"),
+        ({"temperature": [1]}, "temperature"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"max_tokens": 1.0}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"stream": 1}, "stream"),
+        ({"stream": "true"}, "stream"),
+        ({"n": [1]}, "n"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a", ""]}, "stop[1]"),
+        ({"stop": [1]}, "stop[0]"),
+        ({"stop": ["a"] * 33}, "stop"),
+        ({"stop": "a" * 1025}, "stop"),
+        ({"stop": ["a" * 1025]}, "stop[0]"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+        ({"stop_token_ids": [1, True]}, "stop_token_ids[1]"),
+        ({"stop_token_ids": [2**31]}, "stop_token_ids[0]"),
+        ({"logit_bias": {"1": "x"}}, "logit_bias"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"priority": 2**63}, "priority"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"cache_salt": "x" * 1025}, "cache_salt"),
+        ({"request_id": ""}, "request_id"),
+        ({"request_id": "a\r\nX: y"}, "request_id"),
+        ({"request_id": "a\n"}, "request_id"),
+        ({"request_id": "x" * 129}, "request_id"),
+        ({"model": ""}, "model"),
+        ({"model": "x" * 1025}, "model"),
+        ({"user": 1}, "user"),
+        ({"stream_options": {}}, "stream_options"),
+        ({"stream_options": {}, "stream": False}, "stream_options"),
+        (
+            {"stream_options": {"include_usage": 1}, "stream": True},
+            "stream_options.include_usage",
+        ),
+        ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
+        ({"logprob_token_ids": [-1]}, "logprob_token_ids[0]"),
+        ({"logprob_token_ids": [1] * 129}, "logprob_token_ids"),
+    ],
+)
+@pytest.mark.parametrize("endpoint", ["chat", "completion"])
+def test_a_wrong_field_is_named(
+    endpoint: str, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        DECODERS[endpoint](encode(endpoint, **fields))
+    assert caught.value.param == param
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": ["hi"]}, "messages[0]"),
+        ({"messages": [{}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
+        ({"messages": [{"role": "tool", "content": None}]}, "messages[0].content"),
+        ({"messages": [{"role": "", "content": ""}]}, "messages[0].role"),
+        ({"messages": [{"role": 1, "content": ""}]}, "messages[0].role"),
+        ({"truncation_side": "x - at `$.n`"}, "truncation_side"),
+        ({"messages": [{"role": "x" * 9999}]}, "messages[0].role"),
+        (
+            {"messages": [{"role": "user", "content": [{"text": "a"}]}]},
+            "messages[0].content[0].type",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages[0].content[0].text",
+        ),
+        (
+            {"messages": [{"role": "user", "content": ["a"]}]},
+            "messages[0].content[0]",
+        ),
+        (
+            {"messages": [{"role": "user", "content": ""}] * 16_385},
+            "messages",
+        ),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"top_logprobs": 1, "logprobs": False}, "top_logprobs"),
+        ({"logprob_token_ids": [1]}, "logprob_token_ids"),
+        ({"logprobs": 1}, "logprobs"),
+        (
+            {"add_generation_prompt": True, "continue_final_message": True},
+            "continue_final_message",
+        ),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": "a"}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"a": "x" * 16_384}}, "chat_template_kwargs"),
+    ],
+)
+def test_a_wrong_field_of_a_chat_is_named(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        chat(**fields)
+    assert caught.value.param == param
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": None}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": 1}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": {}}, "prompt"),
+        ({"prompt": ["a", ""]}, "prompt[1]"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [1, [2]]}, "prompt"),
+        ({"prompt": [[1], []]}, "prompt[1]"),
+        ({"prompt": [[1], ["a"]]}, "prompt[1][0]"),
+        ({"prompt": [1.5]}, "prompt[0]"),
+        ({"prompt": [True]}, "prompt[0]"),
+        ({"prompt": [None]}, "prompt[0]"),
+        ({"prompt": [-1]}, "prompt[0]"),
+        ({"prompt": [[0, -1]]}, "prompt[0][1]"),
+        ({"prompt": [2**31]}, "prompt[0]"),
+        ({"prompt": ["a"] * 1025}, "prompt"),
+        ({"prompt": [[1]] * 1025}, "prompt"),
+        ({"logprobs": True}, "logprobs"),
+        ({"echo": "yes"}, "echo"),
+        ({"prompt": ["a"] * 1024, "suffix": "b" * 16_385}, "suffix"),
+        ({"best_of": "1"}, "best_of"),
+    ],
+)
+def test_a_wrong_field_of_a_completion_is_named(
+    fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        completion(**fields)
+    assert caught.value.param == param
+
+
+def test_a_missing_prompt_is_named() -> None:
+    with pytest.raises(
+        InvalidParameter, match="^prompt: either prompt or prompt_embeds is required$"
+    ):
+        decode_completion(b"{}")
+
+
+def test_a_wrong_word_is_quoted_on_one_line_and_shortly() -> None:
+    for wrong, quoted in [
+        ("middle", "middle"),
+        ("a\u2028b", r"a\u2028b"),
+        ("x" * 99, "x" * 64 + "..."),
+    ]:
+        with pytest.raises(InvalidParameter) as caught:
+            chat(truncation_side=wrong)
+        assert str(caught.value) == (
+            f"truncation_side: must be one of left, right, not '{quoted}'"
+        )
+
+
+def test_a_type_is_explained_shortly() -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        completion(max_tokens="5")
+    assert str(caught.value) == "max_tokens: expected int or null, got str"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt": []}, "prompt: must have a length of at least 1"),
+        ({"prompt": [-1]}, "prompt[0]: must be at least 0"),
+        ({"stop_token_ids": [2**31]}, "stop_token_ids[0]: must be at most 2147483647"),
+        ({"cache_salt": "a" * 1025}, "cache_salt: must have a length of at most 1024"),
+        (
+            {"request_id": "a b"},
+            "request_id: must be 1 to 128 visible ASCII characters",
+        ),
+    ],
+)
+def test_a_bound_is_explained(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        completion(**fields)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b"{}", "prompt"),
+        (b'{"prompt":"a","messages":[{"role":"user","content":"a"}]}', "prompt"),
+        (b'{"prompt":1}', "prompt"),
+        (b'{"messages":[{"role":"user"}]}', "messages[0].content"),
+        (b'{"prompt":"a","add_special_tokens":1}', "add_special_tokens"),
+    ],
+)
+def test_a_wrong_field_to_tokenize_is_named(body: bytes, param: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        decode_tokenize(body)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("tokens", "param"),
+    [("[1,-1]", "tokens[1]"), ('"a"', "tokens"), ("[true]", "tokens[0]")],
+)
+def test_a_wrong_token_to_detokenize_is_named(tokens: str, param: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        decode_detokenize(f'{{"tokens":{tokens}}}'.encode())
+    assert caught.value.param == param
+
+
+# Fields that are known and not implemented.
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "name", "neutral"),
+    [
+        (endpoint, name, neutral)
+        for endpoint, table in REFUSED.items()
+        for name, values in table.items()
+        for neutral in (None, *values)
+    ],
+)
+def test_a_neutral_value_changes_nothing(
+    endpoint: str, name: str, neutral: Any
+) -> None:
+    decode = DECODERS[endpoint]
+    assert decode(encode(endpoint, **{name: neutral})) == decode(encode(endpoint))
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "name"),
+    [(endpoint, name) for endpoint, table in REFUSED.items() for name in table],
+)
+@pytest.mark.parametrize("value", [{"type": "other"}, ["x"], "x" * 99, 7])
+def test_any_other_value_is_not_supported(endpoint: str, name: str, value: Any) -> None:
+    with pytest.raises(NotSupported) as caught:
+        DECODERS[endpoint](encode(endpoint, **{name: value}))
+    assert (caught.value.status, caught.value.param) == (400, name)
+
+
+def test_no_row_hides_a_field_of_a_request() -> None:
+    assert not unsupported.CHAT.keys() & set(ChatRequest.__struct_fields__)
+    assert not unsupported.COMPLETION.keys() & set(CompletionRequest.__struct_fields__)
+    assert not unsupported.RESPONSE.keys() & set(ResponseRequest.__struct_fields__)
+
+
+@pytest.mark.parametrize("value", [b'"\xff"', b'"\\ud800"', b"[" * 30 + b"]" * 30])
+def test_a_value_that_cannot_be_decoded_is_not_neutral(value: bytes) -> None:
+    body = b'{"messages":[{"role":"user","content":"a"}],"tools":' + value + b"}"
+    with pytest.raises(RequestError):
+        decode_chat(body)
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        (
+            {"role": "assistant", "function_call": {"name": "f"}},
+            "messages[0].function_call",
+        ),
+        (
+            {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]},
+            "messages[0].content[0].type",
+        ),
+        ({"role": "assistant", "audio": {"id": "a"}}, "messages[0].audio"),
+        ({"role": "assistant", "refusal": "No."}, "messages[0].refusal"),
+    ],
+)
+def test_sounds_and_old_calls_are_not_supported(
+    message: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(NotSupported) as caught:
+        chat(messages=[message])
+    assert caught.value.param == param
+
+
+def test_best_of_may_only_repeat_n() -> None:
+    assert completion(best_of=1).best_of == 1
+    assert completion(best_of=3, n=3).best_of == 3
+    with pytest.raises(NotSupported) as caught:
+        completion(best_of=3, n=2)
+    assert caught.value.param == "best_of"
+
+
+# The meaning of fields.
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("a", ("a",)),
+        (["a", "b"], ("a", "b")),
+        ([0, 5], ((0, 5),)),
+        ([[1], [2, 3]], ((1,), (2, 3))),
+    ],
+)
+def test_a_prompt_is_one_of_four_forms(
+    prompt: Any, prompts: tuple[str | tuple[int, ...], ...]
+) -> None:
+    assert completion(prompt=prompt).prompts == prompts
+
+
+def test_a_prompt_of_many_ids_is_not_many_prompts() -> None:
+    (prompt,) = completion(prompt=[7] * 5000).prompts
+    assert len(prompt) == 5000
+
+
+def test_a_request_without_options_has_defaults() -> None:
+    request = chat()
+    assert request.stop_strings == ()
+    assert request.skips_special_tokens
+    assert request.adds_generation_prompt
+    assert not request.adds_special_tokens
+    assert completion().adds_special_tokens
+    assert not request.reports_usage
+    assert not request.reports_usage_continuously
+
+
+def test_null_is_the_same_as_nothing() -> None:
+    required = {"messages", "prompt"}
+    names = [name for name in ChatRequest.__struct_fields__ if name not in required]
+    assert chat(**dict.fromkeys(names)) == chat()
+    names = [n for n in CompletionRequest.__struct_fields__ if n not in required]
+    assert completion(**dict.fromkeys(names)) == completion()
+
+
+def test_stop_is_a_string_or_several() -> None:
+    assert chat(stop="a").stop_strings == ("a",)
+    assert chat(stop=["a", "b"]).stop_strings == ("a", "b")
+    assert chat(stop=[]).stop_strings == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "at_the_end", "always"),
+    [
+        (None, False, False),
+        ({}, False, False),
+        ({"include_usage": True}, True, False),
+        ({"include_usage": None}, False, False),
+        ({"include_usage": True, "continuous_usage_stats": True}, True, True),
+        # The default of include_usage was true in older versions of vLLM.
+        ({"continuous_usage_stats": True}, True, True),
+        ({"include_usage": False, "continuous_usage_stats": True}, False, True),
+    ],
+)
+def test_a_stream_reports_usage_on_request(
+    options: dict[str, Any] | None, at_the_end: bool, always: bool
+) -> None:
+    request = chat(stream=True, stream_options=options)
+    assert request.reports_usage is at_the_end
+    assert request.reports_usage_continuously is always
+
+
+def test_a_continued_message_opens_no_new_turn() -> None:
+    assert not chat(continue_final_message=True).adds_generation_prompt
+    assert not chat(add_generation_prompt=False).adds_generation_prompt
+
+
+def test_template_arguments_are_any_small_object() -> None:
+    kwargs = {"enable_thinking": False, "deep": {"list": [1, None, "a"]}}
+    assert chat(chat_template_kwargs=kwargs).chat_template_kwargs == kwargs
+    assert chat(chat_template_kwargs={}).chat_template_kwargs == {}
+    assert chat(chat_template_kwargs=None).chat_template_kwargs is None
+
+
+def nest(depth: int) -> object:
+    value: object = 1
+    for _ in range(depth // 2):
+        value = {"a": [value]}
+    return value
+
+
+FREE_FORMS: dict[str, Callable[[int], object]] = {
+    "chat_template_kwargs": nest,
+    "tools": lambda depth: [{"function": {"name": "f", "a": nest(depth - 3)}}],
+    "logits_processors": lambda depth: {"a": {"b": nest(depth - 2)}},
+}
+
+
+@pytest.mark.parametrize("name", FREE_FORMS)
+@pytest.mark.parametrize("depth", [67, 901])
+def test_a_field_that_is_nested_too_deeply_is_named(name: str, depth: int) -> None:
+    with pytest.raises(InvalidParameter, match="at most 64 lists and obj") as caught:
+        chat(**{name: FREE_FORMS[name](depth)})
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize("name", FREE_FORMS)
+def test_a_field_with_less_nesting_is_accepted(name: str) -> None:
+    assert getattr(chat(**{name: FREE_FORMS[name](64)}), name)
+
+
+def test_template_arguments_may_not_be_nested_without_end() -> None:
+    body = b'{"messages":[{"role":"user","content":"a"}],"chat_template_kwargs":{"a":'
+    with pytest.raises(InvalidParameter):
+        decode_chat(body + b"[" * 900 + b"\xff" + b"]" * 900 + b"}}")
+
+
+def test_messages_become_mappings() -> None:
+    request = chat(
+        messages=[
+            {"role": "system", "content": "s"},
+            {
+                "role": "user",
+                "name": "ann",
+                "content": [
+                    {"type": "text", "text": "a"},
+                    {"type": "text", "text": "b"},
+                ],
+            },
+            {
+                "role": "assistant",
+                "content": None,
+                "refusal": None,
+                "tool_calls": [
+                    {"id": "t", "function": {"name": "f", "arguments": '{"x":1}'}}
+                ],
+            },
+            {"role": "tool", "content": "42", "tool_call_id": "t"},
+        ]
+    )
+    assert list(MessageMappings(request.messages)) == [
+        {"role": "system", "content": "s"},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+            "name": "ann",
+        },
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {
+                    "id": "t",
+                    "type": "function",
+                    "function": {"name": "f", "arguments": '{"x":1}'},
+                }
+            ],
+        },
+        {"role": "tool", "content": "42", "tool_call_id": "t"},
+    ]
+
+
+def test_an_answer_can_be_sent_back_as_the_client_library_dumps_it() -> None:
+    dumped = {
+        "role": "assistant",
+        "content": "hello",
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+        "tool_calls": None,
+    }
+    assert list(MessageMappings(chat(messages=[dumped]).messages)) == [
+        {"role": "assistant", "content": "hello"}
+    ]
+
+
+def test_tokenize_takes_a_prompt_or_messages() -> None:
+    prompt = decode_tokenize(b'{"prompt":""}')
+    assert prompt.adds_special_tokens
+    messages = decode_tokenize(b'{"messages":[{"role":"user","content":"a"}]}')
+    assert not messages.adds_special_tokens
+    assert messages.adds_generation_prompt
+
+
+def test_detokenize_takes_no_tokens() -> None:
+    assert decode_detokenize(b'{"tokens":[]}').tokens == ()
+
+
+def test_a_new_struct_needs_no_row_in_the_table_of_decoders() -> None:
+    class NewRequest(ModelRequest, frozen=True, kw_only=True):
+        text: str
+
+    assert decode_body(NewRequest, b'{"text": "a"}') == NewRequest(text="a")
+    with pytest.raises(InvalidParameter) as caught:
+        decode_body(NewRequest, b'{"model": "a"}')
+    assert caught.value.param == "text"
+
+
+def test_only_unknown_fields_are_listed() -> None:
+    body = encode("chat", surprise=1, tools=[], metadata={}, temperature=1)
+    assert find_decoder(ChatRequest).list_unknown_fields(body) == ("surprise",)
+    many = encode("completion", **{f"{i:03}" + "x" * 99: i for i in range(99)})
+    names = find_decoder(CompletionRequest).list_unknown_fields(many)
+    assert len(names) == 16
+    assert max(map(len, names)) == 64
+
+
+def test_unknown_fields_whose_names_are_no_text_are_not_listed() -> None:
+    body = b'{"prompt":"a","\xff":1}'
+    assert find_decoder(CompletionRequest).list_unknown_fields(body) == ()
+
+
+# Fields that may be megabytes long.
+
+
+def parts(*content: dict[str, Any]) -> list[dict[str, object]]:
+    (message,) = MessageMappings(
+        chat(messages=[{"role": "user", "content": list(content)}]).messages
+    )
+    found = message["content"]
+    assert isinstance(found, list)
+    return found
+
+
+@pytest.mark.parametrize("url", ["data:image/png;base64,iVBO", {"url": "data:,x"}])
+def test_an_images_url_stays_bytes_of_the_body(url: Any) -> None:
+    (part,) = parts({"type": "image_url", "image_url": url})
+    expected = url if isinstance(url, str) else url["url"]
+    assert part == {
+        "type": "image_url",
+        "image_url": {"url": memoryview(expected.encode())},
+    }
+
+
+@pytest.mark.parametrize(
+    ("detail", "is_taken"),
+    [(None, True), ("auto", True), ("high", True), ("low", False), ("x", False)],
+)
+def test_an_image_cannot_be_seen_in_little_detail(
+    detail: str | None, is_taken: bool
+) -> None:
+    image = {"url": "data:,", "detail": detail}
+    part = {"type": "image_url", "image_url": image}
+    messages = MessageMappings(
+        chat(messages=[{"role": "user", "content": [part]}]).messages
+    )
+    if is_taken:
+        assert messages[0]["content"]
+        return
+    with pytest.raises(NotSupported) as caught:
+        messages[0]
+    assert caught.value.param == "messages[0].content[0].image_url.detail"
+
+
+def test_embeddings_in_a_chat_stay_bytes_of_the_body() -> None:
+    text, embeds = parts(
+        {"type": "text", "text": "a"},
+        {"type": "prompt_embeds", "prompt_embeds": "QUJD"},
+    )
+    assert text == {"type": "text", "text": "a"}
+    assert embeds["prompt_embeds"] == b"QUJD"
+
+
+def test_escapes_in_fields_that_stay_bytes_are_resolved() -> None:
+    """PHP writes / as \\/, and base64 contains slashes."""
+    body = b'{"prompt_embeds":"AA\\/BB\\u002f="}'
+    (payload,) = decode_completion(body).prompt_embeds or ()
+    assert payload == b"AA/BB/="
+
+
+@pytest.mark.parametrize(
+    ("part", "param"),
+    [
+        ({"type": "image_url"}, "image_url"),
+        ({"type": "image_url", "image_url": {}}, "image_url.url"),
+        ({"type": "image_url", "image_url": 7}, "image_url"),
+        ({"type": "image_url", "image_url": {"url": 7}}, "image_url.url"),
+        ({"type": "prompt_embeds"}, "prompt_embeds"),
+        ({"type": "prompt_embeds", "prompt_embeds": [1]}, "prompt_embeds"),
+        ({"type": "text"}, "text"),
+    ],
+)
+def test_a_wrong_part_is_named(part: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        parts(part)
+    assert caught.value.param == f"messages[0].content[0].{param}"
+
+
+@pytest.mark.parametrize(
+    ("embeds", "expected"),
+    [
+        ('"QUJD"', (b"QUJD",)),
+        ('["QUJD","RA=="]', (b"QUJD", b"RA==")),
+        ("null", None),
+    ],
+)
+def test_embeddings_are_one_string_or_several(
+    embeds: str, expected: tuple[bytes, ...] | None
+) -> None:
+    request = decode_completion(f'{{"prompt":"a","prompt_embeds":{embeds}}}'.encode())
+    assert request.prompt_embeds == expected
+    assert request.prompts == ("a",)
+
+
+@pytest.mark.parametrize("embeds", ["[]", "7", "[7]", "{}", '["a",null]'])
+def test_embeddings_that_are_no_strings_are_refused(embeds: str) -> None:
+    with pytest.raises(InvalidParameter, match=r"^prompt_embeds"):
+        decode_completion(f'{{"prompt_embeds":{embeds}}}'.encode())
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "param"),
+    [
+        ({"echo": True}, InvalidParameter, "echo"),
+        ({"suffix": "x"}, InvalidParameter, "suffix"),
+        ({"prompt_logprobs": 1}, InvalidParameter, "prompt_logprobs"),
+    ],
+)
+def test_fields_that_need_the_prompts_tokens_are_refused_with_embeddings(
+    fields: dict[str, Any], error: type[RequestError], param: str
+) -> None:
+    with pytest.raises(error) as caught:
+        completion(prompt_embeds="QUJD", **fields)
+    assert caught.value.param == param
+
+
+LONG = 40_000
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        list(range(LONG)),
+        [list(range(LONG)), [1, 2]],
+        ["word " * LONG, "é\u2028" * LONG],
+        "word " * LONG,
+        ["x", "y" * LONG * 3],
+    ],
+    ids=["ids", "lists", "texts", "text", "short and long"],
+)
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_long_prompt_is_read_as_a_short_one_would_be(
+    prompt: Any, indent: int | None
+) -> None:
+    body = json.dumps({"prompt": prompt}, indent=indent).encode()
+    request = decode_completion(body)
+    assert request.prompt == msgspec.convert(prompt, CompletionPrompt)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        ([*range(LONG), -1], "prompt"),
+        ([*range(LONG), "x"], "prompt"),
+        ([*range(LONG), [1]], "prompt"),
+        ([*range(LONG), 1.5], "prompt"),
+        (["x" * 3 * LONG, 1], "prompt"),
+        ([[*range(LONG), None], [1]], "prompt[0]"),
+        ([[1], [*range(LONG), [2]]], "prompt[1]"),
+        ([[1], "x" * 3 * LONG], "prompt"),
+        ([[1]] * 33_000, "prompt"),
+        ([""] * 33_000, "prompt"),
+        (["", *["x" * LONG] * 5], "prompt[0]"),
+        ({"x": "y" * 3 * LONG}, "prompt"),
+    ],
+)
+def test_an_error_in_a_long_prompt_is_named(prompt: Any, param: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        completion(prompt=prompt)
+    assert (caught.value.param or "").startswith(param)
+
+
+def test_too_many_ids_are_refused_before_they_are_built() -> None:
+    body = json.dumps({"prompt": [1] * LONG}).encode()
+    with pytest.raises(ContextLengthExceeded) as caught:
+        decode_completion(body, 100)
+    assert (caught.value.num_tokens, caught.value.limit) == (LONG, 100)
+    # A prompt that will be cut is not too long.
+    cut = json.dumps({"prompt": [1] * LONG, "truncate_prompt_tokens": 5}).encode()
+    assert decode_completion(cut, 100).prompts == ((1,) * LONG,)
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), max_size=30), st.integers(1, 40))
+def test_ids_are_the_same_however_they_are_cut(ids: list[int], size: int) -> None:
+    raw = msgspec.Raw(json.dumps(ids).encode())
+    pieces = [
+        large.decode_ids("prompt", raw, 1000, piece_bytes=n) for n in (size, 1000)
+    ]
+    assert pieces == [tuple(ids)] * 2
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_the_form_of_an_answer_is_read_once(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A schema may have 262,144 characters."""
+    read: list[object] = []
+
+    def find(request: object) -> Any:
+        read.append(request)
+        return StructuredOutput(kind="regex", value="a")
+
+    monkeypatch.setattr(requests, "find_structure", find)
+    body = {**MINIMAL[kind], "guided_regex": "a"}
+    request = DECODERS[kind](json.dumps(body).encode())
+    assert request.structure is request.structure
+    assert len(read) == 1

@@ -1,0 +1,521 @@
+"""Requests to models that pool: a struct, or an error that names the field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+import json
+import tracemalloc
+from types import ModuleType
+from typing import Any
+
+from hypothesis import given, settings, strategies as st
+import msgspec
+import msgspec.inspect as inspect
+import pytest
+
+from trioserve.api.chat import request as chat_request
+from trioserve.api.completions import request as completion_request
+from trioserve.api.decode import (
+    field_types,
+    unsupported,
+)
+from trioserve.api.decode.messages import Message
+from trioserve.api.decode.schema import (
+    decode_body,
+    find_decoder,
+)
+from trioserve.api.pooling import requests as pooling_requests
+from trioserve.api.pooling.requests import (
+    COHERE_TYPES,
+    MAX_DOCUMENTS,
+    MAX_INPUTS,
+    ClassificationRequest,
+    CohereEmbedRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+from trioserve.api.responses import request as response_requests
+from trioserve.api.tokens import requests as tokenize_requests
+from trioserve.errors import InvalidParameter, NotSupported, RequestError
+
+Decode = Callable[[bytes], Any]
+
+decode_classification = partial(decode_body, ClassificationRequest)
+decode_cohere_embed = partial(decode_body, CohereEmbedRequest)
+decode_embedding = partial(decode_body, EmbeddingRequest)
+decode_pooling = partial(decode_body, PoolingRequest)
+decode_rerank = partial(decode_body, RerankRequest)
+decode_score = partial(decode_body, ScoreRequest)
+
+DECODERS: dict[str, Decode] = {
+    "embedding": decode_embedding,
+    "pooling": decode_pooling,
+    "classification": decode_classification,
+    "score": decode_score,
+    "rerank": decode_rerank,
+    "cohere": decode_cohere_embed,
+}
+MINIMAL: dict[str, dict[str, Any]] = {
+    "embedding": {"input": "hi"},
+    "pooling": {"input": "hi"},
+    "classification": {"input": "hi"},
+    "score": {"queries": "hi", "documents": "ho"},
+    "rerank": {"query": "hi", "documents": ["ho"]},
+    "cohere": {"texts": ["hi"]},
+}
+REFUSED: dict[str, Mapping[str, unsupported.Neutral]] = {
+    "embedding": unsupported.POOLING,
+    "score": unsupported.SCORING,
+    "rerank": unsupported.SCORING,
+    "cohere": unsupported.COHERE_EMBED,
+}
+
+# Longer than a piece that is decoded in one call.
+LONG = "word " * 20_000
+
+CHAT = [{"role": "user", "content": "hi"}]
+
+every_endpoint = pytest.mark.parametrize("endpoint", DECODERS)
+
+
+def decode(endpoint: str, **fields: Any) -> Any:
+    return DECODERS[endpoint](json.dumps(MINIMAL[endpoint] | fields).encode())
+
+
+def embedding(**fields: Any) -> EmbeddingRequest:
+    return decode_embedding(json.dumps(fields).encode())
+
+
+def refuse(endpoint: str, **fields: Any) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        decode(endpoint, **fields)
+    assert caught.value.status == 400
+    assert len(str(caught.value)) < 250
+    return caught.value
+
+
+# Malformed bodies.
+
+
+@every_endpoint
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"{}",
+        b"[]",
+        b"null",
+        b'"text"',
+        b"\xff",
+        b'{"input":NaN,"documents":NaN,"texts":NaN}',
+        b'{"input":"\xff","query":"\xff","queries":"\xff","texts":["\xff"]}',
+        b'{"input":"\\ud800","query":"\\ud800","queries":"\\ud800"}',
+        b'{"input":' + b"[" * 100_000,
+        b'{"input":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"texts":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ],
+    ids=lambda body: repr(body[:24]),
+)
+def test_malformed_requests_are_refused(endpoint: str, body: bytes) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        DECODERS[endpoint](body)
+    assert len(str(caught.value)) < 200
+
+
+_JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8)
+    | st.just({"role": "user", "content": "a"})
+    | st.just({"text": "a"}),
+    lambda inner: st.lists(inner, max_size=4)
+    | st.dictionaries(
+        st.sampled_from(["role", "content", "text", "type"]) | st.text(max_size=8),
+        inner,
+        max_size=4,
+    ),
+    max_leaves=8,
+)
+_NAMES = {
+    name: sorted(
+        set(msgspec.structs.asdict(decode(name))) | REFUSED.get(name, {}).keys()
+    )
+    for name in DECODERS
+}
+
+
+@settings(max_examples=150)
+@given(data=st.data(), endpoint=st.sampled_from(sorted(DECODERS)))
+def test_any_value_in_any_field_is_taken_or_refused(
+    data: st.DataObject, endpoint: str
+) -> None:
+    fields = data.draw(
+        st.dictionaries(st.sampled_from(_NAMES[endpoint]), _JSON, max_size=4)
+    )
+    try:
+        decode(endpoint, **fields)
+    except RequestError as error:
+        assert error.status == 400
+        name = (error.param or "").partition("[")[0].partition(".")[0]
+        assert not name or name in _NAMES[endpoint]
+
+
+@settings(max_examples=200)
+@given(body=st.binary(max_size=200), endpoint=st.sampled_from(sorted(DECODERS)))
+def test_random_bytes_are_decoded_or_refused(body: bytes, endpoint: str) -> None:
+    try:
+        DECODERS[endpoint](body)
+    except RequestError as error:
+        assert error.status == 400
+
+
+# Inputs.
+
+
+@pytest.mark.parametrize(
+    ("value", "items"),
+    [
+        ("a", ("a",)),
+        ("", ("",)),
+        (["a", "b"], ("a", "b")),
+        ([1, 2], ((1, 2),)),
+        ([[1, 2], [3]], ((1, 2), (3,))),
+        ([LONG, "b"], (LONG, "b")),
+        ([7] * 50_000, ((7,) * 50_000,)),
+        ([[7] * 50_000, [1]], ((7,) * 50_000, (1,))),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_input_comes_in_four_forms_long_or_short(
+    value: object, items: tuple[object, ...]
+) -> None:
+    request = embedding(input=value)
+    assert request.items == items
+    assert request.param == "input"
+
+
+@pytest.mark.parametrize("field", ["input", "messages"])
+@pytest.mark.parametrize("size", ["hi", LONG], ids=["short", "long"])
+def test_one_chat_or_several_come_in_either_field(field: str, size: str) -> None:
+    chat = [{"role": "user", "content": size}]
+    message = Message(role="user", content=size)
+    assert embedding(**{field: chat}).items == ((message,),)
+    request = embedding(**{field: [chat, chat * 2]})
+    assert request.items == ((message,), (message, message))
+    assert request.param == field
+
+
+def test_spaces_between_are_json_too() -> None:
+    body = b'{"input" : [ \n ' + b" " * 70_000 + b"[ 1 , 2 ] , [ 3 ] ] }"
+    assert decode_embedding(body).items == ((1, 2), (3,))
+
+
+@pytest.mark.parametrize(
+    ("value", "param"),
+    [
+        (None, "input"),
+        (1, "input"),
+        (True, "input"),
+        ({}, "input"),
+        ([], "input"),
+        ([[]], "input[0]"),
+        ([[1], []], "input[1]"),
+        ([None], "input[0]"),
+        (["a", 1], "input[1]"),
+        (["a", [1]], "input[1]"),
+        ([LONG, 1], "input[1]"),
+        ([LONG, None], "input[1]"),
+        ([1, "a"], "input"),
+        ([-1], "input"),
+        ([2**31], "input"),
+        ([1.5], "input"),
+        ([[1], "a"], "input[1]"),
+        ([[1], ["a"]], "input[1]"),
+        ([[1] * 50_000, ["a"]], "input[1]"),
+        ([[[1]]], "input[0]"),
+        ([{}], "input[0].role"),
+        ([{"role": "user"}], "input[0].content"),
+        ([[{"role": "user"}]], "input[0][0].content"),
+        ([[{"role": 1, "content": "a"}]], "input[0][0].role"),
+        (["a"] * (MAX_INPUTS + 1), "input"),
+        (["word " * 20] * (MAX_INPUTS + 1), "input"),
+        ([[1]] * (MAX_INPUTS + 1), "input"),
+        ([CHAT] * (MAX_INPUTS + 1), "input"),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_an_input_that_is_none_names_its_place(value: object, param: str) -> None:
+    error = refuse("embedding", input=value)
+    assert error.param is not None
+    assert error.param.startswith(param)
+
+
+@pytest.mark.parametrize("item", ['""', "[1]", "[{}]"])
+def test_a_list_of_millions_is_refused_before_it_is_decoded(item: str) -> None:
+    body = ('{"input":[%s]}' % ",".join([item] * 500_000)).encode()
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidParameter):
+            decode_embedding(body)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * len(body)
+
+
+def test_as_many_inputs_as_openai_takes_are_taken() -> None:
+    assert len(embedding(input=["a"] * MAX_INPUTS).items) == MAX_INPUTS
+
+
+def test_input_and_messages_exclude_each_other() -> None:
+    assert refuse("embedding", messages=CHAT).param == "input"
+    assert refuse("embedding", input=None).param == "input"
+
+
+def test_chats_may_contain_text_only() -> None:
+    text = {"type": "text", "text": "a"}
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    request = embedding(messages=[{"role": "user", "content": [text]}])
+    assert request.has_chats
+    error = refuse(
+        "embedding", input=None, messages=[[{"role": "user", "content": [text, image]}]]
+    )
+    assert isinstance(error, NotSupported)
+    assert error.param == "messages[0][0].content[1].type"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template",
+        "chat_template_kwargs",
+    ],
+)
+def test_fields_of_chats_are_refused_without_chats(name: str) -> None:
+    value = {"chat_template": "x", "chat_template_kwargs": {"a": 1}}.get(name, True)
+    assert getattr(embedding(messages=CHAT, **{name: value}), name) == value
+    assert refuse("embedding", **{name: value}).param == name
+
+
+def test_prompt_names_are_for_texts_only() -> None:
+    assert embedding(input="a", prompt_name="query").prompt_name == "query"
+    assert refuse("embedding", input=[1], prompt_name="query").param == "prompt_name"
+
+
+def test_special_tokens_are_not_put_around_ids() -> None:
+    error = refuse("embedding", input=[1], add_special_tokens=True)
+    assert error.param == "add_special_tokens"
+    assert embedding(input=[1], add_special_tokens=False).items == ((1,),)
+
+
+# Fields.
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields", "param"),
+    [
+        ("embedding", {"encoding_format": "hex"}, "encoding_format"),
+        ("embedding", {"embed_dtype": "int8"}, "embed_dtype"),
+        ("embedding", {"embed_dtype": "float16"}, "embed_dtype"),
+        ("embedding", {"endianness": "big"}, "endianness"),
+        ("embedding", {"endianness": "middle"}, "endianness"),
+        ("embedding", {"dimensions": "8"}, "dimensions"),
+        ("embedding", {"dimensions": 2**63}, "dimensions"),
+        ("embedding", {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ("embedding", {"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ("embedding", {"truncation_side": "up"}, "truncation_side"),
+        ("embedding", {"long_text": "burn"}, "long_text"),
+        (
+            "embedding",
+            {"long_text": "chunk", "truncate_prompt_tokens": 5},
+            "long_text",
+        ),
+        ("embedding", {"use_activation": 1}, "use_activation"),
+        ("embedding", {"normalize": True}, "normalize"),
+        ("embedding", {"padding": "max_length"}, "padding"),
+        ("embedding", {"cache_salt": ""}, "cache_salt"),
+        ("embedding", {"priority": 1.5}, "priority"),
+        ("embedding", {"request_id": "a b"}, "request_id"),
+        ("embedding", {"request_id": "a\n"}, "request_id"),
+        ("embedding", {"model": ""}, "model"),
+        ("embedding", {"model": 5}, "model"),
+        ("embedding", {"prompt_name": ""}, "prompt_name"),
+        ("pooling", {"task": "score"}, "task"),
+        ("pooling", {"task": 1}, "task"),
+        ("score", {"data_1": "a"}, "queries"),
+        ("score", {"items": ["a"]}, "documents"),
+        ("score", {"queries": None}, "queries"),
+        ("score", {"documents": None}, "documents"),
+        ("score", {"documents": []}, "documents"),
+        ("score", {"documents": [1]}, "documents[0]"),
+        ("score", {"documents": [{}]}, "documents[0]"),
+        ("score", {"documents": [{"text": 1}]}, "documents[0].text"),
+        ("score", {"documents": {"text": "a", "content": []}}, "documents"),
+        ("score", {"documents": ["a"] * (MAX_DOCUMENTS + 1)}, "documents"),
+        ("score", {"max_tokens_per_query": -1}, "max_tokens_per_query"),
+        ("score", {"max_tokens_per_doc": "1"}, "max_tokens_per_doc"),
+        ("score", {"long_text": "chunk"}, "long_text"),
+        ("score", {"instruction": "be fair"}, "instruction"),
+        ("rerank", {"query": None}, "query"),
+        ("rerank", {"query": ["a"]}, "query"),
+        ("rerank", {"documents": None}, "documents"),
+        ("rerank", {"top_n": -1}, "top_n"),
+        ("rerank", {"return_documents": "yes"}, "return_documents"),
+        ("rerank", {"rank_fields": ["title"]}, "rank_fields"),
+        ("cohere", {"texts": []}, "texts"),
+        ("cohere", {"texts": "a"}, "texts"),
+        ("cohere", {"texts": ["a", 1]}, "texts[1]"),
+        ("cohere", {"texts": None}, "texts"),
+        ("cohere", {"inputs": [{"content": []}]}, "texts"),
+        ("cohere", {"texts": None, "inputs": ["a"]}, "inputs[0]"),
+        ("cohere", {"texts": ["a"] * (MAX_INPUTS + 1)}, "texts"),
+        ("cohere", {"images": ["data:,"]}, "images"),
+        ("cohere", {"embedding_types": ["float", "int8"]}, "embedding_types[1]"),
+        ("cohere", {"truncate": "MIDDLE"}, "truncate"),
+        ("cohere", {"max_tokens": 0}, "max_tokens"),
+        ("cohere", {"truncate": "NONE", "max_tokens": 5}, "max_tokens"),
+        ("cohere", {"output_dimension": "8"}, "output_dimension"),
+    ],
+)
+def test_a_wrong_field_is_named(
+    endpoint: str, fields: dict[str, Any], param: str
+) -> None:
+    assert refuse(endpoint, **fields).param == param
+
+
+@every_endpoint
+def test_null_is_the_same_as_nothing(endpoint: str) -> None:
+    fields = {name: None for name in _NAMES[endpoint] if name not in MINIMAL[endpoint]}
+    assert decode(endpoint, **fields) == decode(endpoint)
+
+
+@pytest.mark.parametrize("endpoint", REFUSED)
+def test_neutral_values_of_refused_fields_are_accepted(endpoint: str) -> None:
+    for name, neutral in REFUSED[endpoint].items():
+        for value in (None, *neutral):
+            assert decode(endpoint, **{name: value}) == decode(endpoint)
+        assert refuse(endpoint, **{name: "something"}).param == name
+
+
+def test_the_error_of_normalize_names_the_alternative() -> None:
+    assert "use_activation" in str(refuse("embedding", normalize=False))
+
+
+@every_endpoint
+def test_unknown_fields_are_listed_and_ignored(endpoint: str) -> None:
+    body = json.dumps(MINIMAL[endpoint] | {"of_the_future": 1, "model": "a"}).encode()
+    decoder = find_decoder(type(DECODERS[endpoint](body)))
+    assert decoder.list_unknown_fields(body) == ("of_the_future",)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        chat_request,
+        completion_request,
+        tokenize_requests,
+        response_requests,
+        pooling_requests,
+    ],
+)
+def test_errors_list_the_values_of_each_field_with_few_values(
+    module: ModuleType,
+) -> None:
+    known = {
+        **field_types.CHOICES,
+        **pooling_requests.CHOICES,
+        **response_requests.CHOICES,
+    }
+    structs = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, msgspec.Struct)
+    ]
+    found = [pair for struct in structs for pair in find_choices(struct)]
+    assert found
+    for name, values in found:
+        assert sorted(known[name]) == sorted(values)
+
+
+def find_choices(struct: type[msgspec.Struct]) -> Iterator[tuple[str, Any]]:
+    """Yield each field of a struct that takes only certain values, and the values."""
+    info = inspect.type_info(struct)
+    assert isinstance(info, inspect.StructType)
+    for field in info.fields:
+        types = getattr(field.type, "types", (field.type,))
+        for each in types:
+            if isinstance(each, inspect.LiteralType):
+                yield field.name, each.values
+
+
+# Texts that are scored, and Cohere's.
+
+
+@pytest.mark.parametrize(
+    ("value", "texts"),
+    [
+        ("a", ("a",)),
+        (["a", "b"], ("a", "b")),
+        ({"text": "a"}, ("a",)),
+        ([{"text": "a"}, "b"], ("a", "b")),
+        ([LONG, {"text": "a"}], (LONG, "a")),
+        (
+            {
+                "content": [
+                    {"type": "text", "text": "a "},
+                    {"type": "text", "text": "b"},
+                ]
+            },
+            ("a b",),
+        ),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_scored_texts_come_plain_or_wrapped(
+    value: object, texts: tuple[str, ...]
+) -> None:
+    request = decode("score", documents=value)
+    assert request.texts_of("documents") == texts
+    assert decode("rerank", documents=value).texts == texts
+
+
+@pytest.mark.parametrize("query", ["queries", "data_1", "text_1"])
+@pytest.mark.parametrize("document", ["documents", "items", "data_2", "text_2"])
+def test_queries_and_documents_have_several_names(query: str, document: str) -> None:
+    request = decode_score(json.dumps({query: "a", document: ["b", "c"]}).encode())
+    assert (request.query_param, request.document_param) == (query, document)
+    assert request.texts_of(request.query_param) == ("a",)
+    assert request.texts_of(request.document_param) == ("b", "c")
+
+
+def test_images_are_not_scored() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    error = refuse("score", documents=["a", {"content": [image]}])
+    assert isinstance(error, NotSupported)
+    assert error.param == "documents[1].content[0].type"
+
+
+def test_a_query_may_be_wrapped() -> None:
+    assert decode("rerank", query={"text": "a"}).query_text == "a"
+
+
+def test_cohere_has_texts_and_inputs() -> None:
+    assert decode("cohere").plain_texts == ("hi",)
+    inputs = [{"content": [{"type": "text", "text": "a"}]}, {"text": "b"}]
+    request = decode("cohere", texts=None, inputs=inputs)
+    assert request.plain_texts == ("a", "b")
+    assert request.param == "inputs"
+
+
+def test_cohere_types_count_once_and_are_numbers_by_default() -> None:
+    assert decode("cohere").types == ("float",)
+    named = [*COHERE_TYPES, *COHERE_TYPES]
+    assert decode("cohere", embedding_types=named).types == COHERE_TYPES

@@ -1,0 +1,213 @@
+"""The events of a stream in all forms, as a client reads them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given, strategies as st
+import msgspec
+from openai.types import Completion as OpenAICompletion
+from openai.types.chat import ChatCompletionChunk
+import pytest
+
+from trioserve.api.shared.answers import (
+    ChatChunk,
+    ChatLogprobs,
+    CompletionChunk,
+    CompletionLogprobs,
+    TokenLogprob,
+)
+from trioserve.api.shared.chunks import (
+    DONE,
+    ChatChunks,
+    CompletionChunks,
+    ReasoningChunks,
+    StreamHeader,
+    error_event,
+    usage_event,
+)
+from trioserve.errors import EngineDied
+from trioserve.http.record.usage import Usage
+
+USAGE = Usage.of(num_prompt_tokens=5, num_output_tokens=2, num_cached_tokens=0)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+def make_header(**fields: Any) -> StreamHeader:
+    values: dict[str, Any] = {
+        "id": "x-1",
+        "created": 1,
+        "model": "m",
+        "system_fingerprint": "fp",
+    }
+    return StreamHeader(**(values | fields))
+
+
+def read(event: bytes) -> Any:
+    assert event.startswith(b"data: ")
+    assert event.endswith(b"\n\n")
+    assert event.count(b"\n") == 2
+    return json.loads(event.removeprefix(b"data: "))
+
+
+def read_chat(event: bytes) -> ChatCompletionChunk:
+    return ChatCompletionChunk.model_validate(read(event), strict=True)
+
+
+@given(text=TEXTS)
+def test_a_chats_text_comes_back_as_it_was(text: str) -> None:
+    chunk = read_chat(ChatChunks(make_header(), 3).text(text))
+    assert chunk.choices[0].index == 3
+    assert chunk.choices[0].delta.content == text
+
+
+@given(text=TEXTS)
+def test_a_completions_text_comes_back_as_it_was(text: str) -> None:
+    chunk = read(CompletionChunks(make_header(), 3).text(text))
+    assert chunk["choices"][0]["index"] == 3
+    assert chunk["choices"][0]["text"] == text
+
+
+@given(name=TEXTS)
+def test_no_name_of_a_model_is_taken_for_the_text(name: str) -> None:
+    for marked in (name, f'"the text"{name}', "the text"):
+        header = make_header(model=marked, id=marked)
+        assert read_chat(ChatChunks(header).text("hi")).model == marked
+        assert read(CompletionChunks(header).text("hi"))["model"] == marked
+
+
+def test_a_chat_begins_with_the_role() -> None:
+    assert read(ChatChunks(make_header(), 1).start()) == {
+        "id": "x-1",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "m",
+        "system_fingerprint": "fp",
+        "choices": [
+            {
+                "index": 1,
+                "delta": {"role": "assistant", "content": ""},
+                "logprobs": None,
+                "finish_reason": None,
+            }
+        ],
+    }
+
+
+def test_a_chats_event_has_openais_fields() -> None:
+    assert read(ChatChunks(make_header(), 1).text("a")) == {
+        "id": "x-1",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "m",
+        "system_fingerprint": "fp",
+        "choices": [
+            {
+                "index": 1,
+                "delta": {"content": "a"},
+                "logprobs": None,
+                "finish_reason": None,
+            }
+        ],
+    }
+
+
+@given(text=TEXTS)
+def test_reasoning_comes_back_as_it_was_and_without_content(text: str) -> None:
+    chunks = ReasoningChunks(make_header(), 3)
+    for event in (chunks.text(text), chunks.text(text, finish_reason="length")):
+        (choice,) = read(event)["choices"]
+        assert (choice["index"], choice["delta"]) == (3, {"reasoning": text})
+
+
+def test_a_completions_event_has_openais_fields() -> None:
+    assert read(CompletionChunks(make_header(), 1).text("a")) == {
+        "id": "x-1",
+        "object": "text_completion",
+        "created": 1,
+        "model": "m",
+        "system_fingerprint": "fp",
+        "choices": [{"index": 1, "text": "a", "logprobs": None, "finish_reason": None}],
+    }
+
+
+@pytest.mark.parametrize("chunks_type", [ChatChunks, ReasoningChunks, CompletionChunks])
+def test_an_event_says_the_same_however_it_is_written(
+    chunks_type: type[ChatChunks] | type[CompletionChunks],
+) -> None:
+    chunks = chunks_type(make_header())
+    whole = read(chunks.text("a", token_ids=(1, 2)))
+    assert whole["choices"][0].pop("token_ids") == [1, 2]
+    assert whole == read(chunks.text("a"))
+
+
+@pytest.mark.parametrize("stop_reason", [None, "END", 7])
+def test_the_last_event_of_a_choice_tells_why_it_ended(
+    stop_reason: int | str | None,
+) -> None:
+    event = ChatChunks(make_header()).text(
+        "", finish_reason="stop", stop_reason=stop_reason
+    )
+    assert read_chat(event).choices[0].finish_reason == "stop"
+    assert read(event)["choices"][0].get("stop_reason") == stop_reason
+    event = CompletionChunks(make_header()).text(
+        "", finish_reason="stop", stop_reason=stop_reason
+    )
+    parsed = OpenAICompletion.model_validate(read(event), strict=True)
+    assert parsed.choices[0].finish_reason == "stop"
+    assert read(event)["choices"][0].get("stop_reason") == stop_reason
+
+
+def test_prompt_token_ids_stand_where_vllm_puts_them() -> None:
+    chat = read(ChatChunks(make_header()).start(prompt_token_ids=(1, 2)))
+    assert chat["prompt_token_ids"] == [1, 2]
+    completion = read(CompletionChunks(make_header()).text("", prompt_token_ids=[3]))
+    assert completion["choices"][0]["prompt_token_ids"] == [3]
+
+
+def test_events_carry_logprobs() -> None:
+    token = TokenLogprob(token="a", logprob=-1.0, bytes=(97,), top_logprobs=())
+    event = ChatChunks(make_header()).text("a", logprobs=ChatLogprobs(content=(token,)))
+    logprobs = read_chat(event).choices[0].logprobs
+    assert logprobs and logprobs.content and logprobs.content[0].token == "a"
+    legacy = CompletionLogprobs(
+        text_offset=(0,), token_logprobs=(-1.0,), tokens=("a",), top_logprobs=(None,)
+    )
+    event = CompletionChunks(make_header()).text("a", logprobs=legacy)
+    choice = read(event)["choices"][0]
+    assert choice["logprobs"] == msgspec.to_builtins(legacy) | {
+        "text_offset": [0],
+        "token_logprobs": [-1.0],
+        "tokens": ["a"],
+        "top_logprobs": [None],
+    }
+
+
+@pytest.mark.parametrize("chunks_type", [ChatChunks, CompletionChunks])
+def test_usage_is_absent_null_or_counted(
+    chunks_type: type[ChatChunks] | type[CompletionChunks],
+) -> None:
+    assert "usage" not in read(chunks_type(make_header()).text("a"))
+    chunks = chunks_type(make_header(include_usage=True))
+    assert read(chunks.text("a"))["usage"] is None
+    assert read(chunks.text("a", finish_reason="stop"))["usage"] is None
+    assert read(chunks.text("a", usage=USAGE))["usage"]["total_tokens"] == 7
+
+
+def test_the_usage_event_has_no_choices() -> None:
+    header = make_header(include_usage=True)
+    chat = read_chat(usage_event(ChatChunk, header, USAGE))
+    assert (chat.choices, chat.usage and chat.usage.prompt_tokens) == ([], 5)
+    event = usage_event(CompletionChunk, header, USAGE)
+    completion = OpenAICompletion.model_validate(read(event), strict=True)
+    assert completion.choices == []
+    assert completion.usage and completion.usage.completion_tokens == 2
+
+
+def test_an_error_is_an_event_too() -> None:
+    assert read(error_event(EngineDied()))["error"]["code"] == 500
+
+
+def test_a_stream_ends_as_clients_wait_for() -> None:
+    assert DONE == b"data: [DONE]\n\n"

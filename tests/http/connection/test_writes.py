@@ -1,0 +1,193 @@
+"""An answer takes few writes, and a chunk few layers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+from hypercorn.trio import serve
+import pytest
+import trio
+import trio.testing
+
+from trioserve.api.shared.chunks import CompletionChunks
+from trioserve.http.connection import SEND_CHUNK, install_guard, make_config
+from trioserve.http.connection.server import GuardedServer
+from trioserve.testing.server import open_fake_server
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Ask = Callable[[bytes], Awaitable[bytes]]
+
+LENGTH_5 = (b"content-length", b"5")
+LARGE = bytes(2**18)
+
+
+class App:
+    """Sends the events of one answer.
+
+    Attributes:
+      chunked: whether SEND_CHUNK was there behind the head.
+    """
+
+    def __init__(self) -> None:
+        self.chunked: list[bool] = []
+
+    async def answer(self, scope: Any, receive: Any, send: Send) -> None:
+        assert scope["type"] == "http", "no lifespan"
+        path = scope["path"]
+        headers = {
+            "/short": [LENGTH_5],
+            "/headless": [LENGTH_5],
+            "/empty": [(b"content-length", b"0")],
+            "/large": [(b"content-length", b"%d" % len(LARGE))],
+        }.get(path, [])
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        self.chunked.append(SEND_CHUNK in scope["extensions"])
+        if path == "/headless":
+            return
+        if path == "/stream":
+            await trio.testing.wait_all_tasks_blocked()
+            for text in (b"one", b"", b"three"):
+                if send_chunk := scope["extensions"].get(SEND_CHUNK):
+                    if text:
+                        await send_chunk(text)
+                else:
+                    await send(_make_body(text, more=True))
+        elif path != "/empty":
+            # As quart does it.
+            await send(_make_body({"/large": LARGE}.get(path, b"short"), more=True))
+        await send(_make_body(b"", more=False))
+
+
+def _make_body(data: bytes, *, more: bool) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+@pytest.fixture
+def app() -> App:
+    return App()
+
+
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The data of all writes of the server."""
+    written: list[bytes] = []
+    write = GuardedServer._write
+
+    async def record(self: GuardedServer, data: bytes) -> None:
+        written.append(data)
+        await write(self, data)
+
+    monkeypatch.setattr(GuardedServer, "_write", record)
+    return written
+
+
+@pytest.fixture
+async def ask(
+    app: App, writes: list[bytes], nursery: trio.Nursery
+) -> AsyncIterator[Ask]:
+    install_guard()
+    config = make_config(bind=["127.0.0.1:0"])
+    [address] = await nursery.start(serve, app.answer, config)
+
+    async def ask(packet: bytes) -> bytes:
+        port = int(address.rpartition(":")[2])
+        async with await trio.open_tcp_stream("127.0.0.1", port) as client:
+            await client.send_all(packet + b"Host: h\r\nConnection: close\r\n\r\n")
+            return b"".join([data async for data in client])
+
+    with trio.fail_after(60):
+        yield ask
+
+
+@pytest.mark.parametrize("path", [b"/short", b"/empty"])
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+async def test_a_short_answer_is_one_write(
+    ask: Ask, writes: list[bytes], method: bytes, path: bytes, version: bytes
+) -> None:
+    answer = await ask(b"%b %b HTTP/%b\r\n" % (method, path, version))
+    assert writes == [answer]
+    has_body = (method, path) == (b"GET", b"/short")
+    assert answer.endswith(b"\r\n\r\nshort" if has_body else b"\r\n\r\n")
+
+
+async def test_a_long_answer_is_not_copied(ask: Ask, writes: list[bytes]) -> None:
+    answer = await ask(b"GET /large HTTP/1.1\r\n")
+    assert answer.endswith(LARGE) and len(writes) == 2
+    assert writes[1] is LARGE
+
+
+async def test_the_head_is_sent_if_the_app_ends_without_a_body(
+    ask: Ask, writes: list[bytes]
+) -> None:
+    answer = await ask(b"GET /headless HTTP/1.1\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b"\r\n\r\n")
+
+
+async def test_the_head_of_a_stream_waits_for_nothing_and_each_chunk_is_a_write(
+    ask: Ask, app: App, writes: list[bytes]
+) -> None:
+    expected = [b"3\r\none\r\n", b"5\r\nthree\r\n", b"0\r\n\r\n"]
+    await ask(b"GET /stream HTTP/1.1\r\n")
+    assert app.chunked == [True]
+    assert writes[0].endswith(b"\r\n\r\n") and writes[1:] == expected
+
+
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+async def test_a_stream_without_chunks_goes_through_h11(
+    ask: Ask, app: App, method: bytes
+) -> None:
+    answer = await ask(method + b" /stream HTTP/1.0\r\n")
+    assert app.chunked == [False]
+    assert answer.endswith(b"\r\n\r\nonethree" if method == b"GET" else b"\r\n\r\n")
+
+
+async def test_the_events_of_a_step_are_one_write(
+    tokenizer_folder: Path, writes: list[bytes]
+) -> None:
+    events = await stream_choices(tokenizer_folder, num_choices=8, num_tokens=20)
+    chunks = [data for data in writes if b"data: " in data]
+    assert len(events) >= 4 * len(chunks)
+    # One for each step, and one for the end.
+    assert len(chunks) <= 21
+
+
+async def test_events_in_front_of_a_failure_are_sent(
+    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = CompletionChunks.text
+
+    def fail(chunks: CompletionChunks, *args: Any, **options: Any) -> bytes:
+        if chunks._index == 2:
+            raise ValueError("a defect")
+        return write(chunks, *args, **options)
+
+    monkeypatch.setattr(CompletionChunks, "text", fail)
+    *events, failure, done = await stream_choices(
+        tokenizer_folder, num_choices=4, num_tokens=20
+    )
+    assert [event["choices"][0]["index"] for event in events] == [0, 1]
+    assert failure["error"]["code"] == 500
+
+
+async def stream_choices(
+    tokenizer_folder: Path, *, num_choices: int, num_tokens: int
+) -> list[Any]:
+    """Stream several choices of a prompt; returns the data of all events."""
+    body = {
+        "prompt": "a",
+        "n": num_choices,
+        "max_tokens": num_tokens,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    async with open_fake_server(tokenizer_folder) as server:
+        with trio.fail_after(60):
+            async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
+                answer = await client.post("/v1/completions", json=body)
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]

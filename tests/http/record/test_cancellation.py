@@ -1,0 +1,132 @@
+"""The time from a cancellation to the free blocks is measured, however it came."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+import json
+import logging
+from pathlib import Path
+import re
+import threading
+
+import httpx2 as httpx
+import pytest
+import trio
+
+from trioserve.testing.server import FakeServer, open_fake_server
+
+BODY = {"prompt": "a", "max_tokens": 200, "n": 2}
+
+
+@asynccontextmanager
+async def send(server: FakeServer, **fields: object) -> AsyncIterator[None]:
+    """Send a request; its client leaves at the end of the block."""
+    body = json.dumps(BODY | fields).encode()
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Request-Id: one\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    async with await trio.open_tcp_stream("127.0.0.1", server.port) as client:
+        await client.send_all(head.encode() + body)
+        yield
+
+
+def count(server: FakeServer) -> dict[str, int]:
+    """Return the number of measured times by phase.
+
+    The phase of a stream is "write" at the moments when a piece of it is written, so what
+    ends in it counts as "decode".
+    """
+    times = server.state.counts.cancel_to_free
+    counts: Counter[str] = Counter()
+    for phase, each in times.items():
+        counts["decode" if phase == "write" else phase] += sum(each.statistics().counts)
+    return dict(+counts)
+
+
+async def wait_for(server: FakeServer, counts: dict[str, int]) -> None:
+    while server.state.lifecycle.num_active or count(server) != counts:
+        await trio.sleep(0.001)
+
+
+async def wait_phase(server: FakeServer, phase: str) -> None:
+    while not server.state.lifecycle.count_phases()[phase]:  # type: ignore[index]
+        await trio.sleep(0.001)
+
+
+@pytest.mark.parametrize("is_remote", [False, True], ids=["here", "in_a_process"])
+async def test_each_way_to_cancel_is_measured(
+    tokenizer_folder: Path, is_remote: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "trioserve.http.record.cancellation")
+    async with open_fake_server(
+        tokenizer_folder, step_seconds=0.01, is_remote=is_remote
+    ) as server:
+        with trio.fail_after(60):
+            async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
+                # One that ends by itself is not measured.
+                await client.post("/v1/completions", json=BODY | {"max_tokens": 1})
+                async with send(server, stream=True):
+                    await wait_phase(server, "decode")
+                await wait_for(server, {"decode": 1})
+                for stream in (True, False):
+                    async with send(server, stream=stream):
+                        await wait_phase(server, "decode")
+                        await client.delete("/v1/requests/one")
+                        # Its client has not left yet.
+                        await wait_for(server, {"decode": 2 + (not stream)})
+                for stream in (True, False):
+                    await client.post(
+                        "/v1/completions",
+                        json=BODY | {"timeout": 0.1, "stream": stream},
+                    )
+                    await wait_for(server, {"decode": 4 + (not stream)})
+    lines = [each.getMessage() for each in caplog.records]
+    assert len(lines) == 5
+    assert re.fullmatch(
+        r"request one: free \d+\.\d{3} ms after it was cancelled in (decode|write)",
+        lines[0],
+    )
+
+
+async def test_a_request_that_is_rendered_is_free_when_its_worker_is(
+    tokenizer_folder: Path,
+) -> None:
+    async with open_fake_server(tokenizer_folder) as server:
+        assert server.state.engine is not None
+        workers = server.state.engine.renderer.workers
+        workers.resize(1)
+        gate = threading.Event()
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(workers.run, gate.wait)
+                async with send(server):
+                    await wait_phase(server, "render")
+                await wait_for(server, {"render": 1})
+                gate.set()
+
+
+async def test_the_time_ends_with_the_blocks_of_the_other_process(
+    tokenizer_folder: Path,
+) -> None:
+    async with open_fake_server(
+        # Long enough for this task to see the blocks before the step in flight ends.
+        tokenizer_folder,
+        step_seconds=0.2,
+        is_remote=True,
+    ) as server:
+        used: list[int] = []
+        with trio.fail_after(60):
+            async with send(server, stream=True):
+                await wait_phase(server, "decode")
+                server.engine.after_aborts(lambda: used.append(1))
+                # Nothing was aborted before, so it is called at once.
+                assert used == [1]
+            while server.engine.statistics().num_streams:
+                await trio.lowlevel.checkpoint()
+            assert server.engine.statistics().scheduler.num_used_blocks
+            assert count(server) == {}
+            await wait_for(server, {"decode": 1})
+            assert not server.engine.statistics().scheduler.num_used_blocks

@@ -1,0 +1,89 @@
+"""Compile all kernels of one layer for a GPU that need not be there.
+
+    python compile_layer.py CAPABILITY DTYPE DIM WINDOW
+
+Prints what compiling.py says.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from compiling import compile_for
+import torch
+
+from trioserve.kernels.triton.paged import PagedLayer
+from trioserve.kernels.triton.steps import (
+    Angles,
+    RotaryLayer,
+    normalize,
+    weigh_gates,
+)
+from trioserve.kernels.triton.tiles import Tiles
+from trioserve.model.attention.probe import LayerSpec
+
+NUM_HEADS, NUM_KV_HEADS = 9, 3
+# Enough of an H200's to split the keys of a few decodes.
+NUM_CORES = 132
+
+
+def main(capability: int, dtype: torch.dtype, dim: int, window: int | None) -> None:
+    compile_for(capability)
+    has_all = window is not None
+    spec = LayerSpec(
+        module_name="layer",
+        num_heads=NUM_HEADS,
+        num_kv_heads=NUM_KV_HEADS,
+        key_dim=dim,
+        value_dim=dim,
+        is_causal=True,
+        window=window,
+        scaling=0.125,
+        softcap=50.0 if has_all else None,
+        sinks=torch.zeros(NUM_HEADS, dtype=dtype) if has_all else None,
+    )
+    cache = torch.zeros(4, 16, NUM_KV_HEADS, 2 * dim, dtype=dtype)
+    paged = PagedLayer(spec, cache, NUM_CORES)
+    one_tile = torch.zeros(1, 4, dtype=torch.int32)
+    places = torch.zeros(2, dtype=torch.int64)
+    tiles = Tiles(
+        tables=torch.zeros(2, 4, dtype=torch.int64),
+        slots=places,
+        positions=places,
+        decodes=one_tile,
+        chunks=one_tile,
+    )
+    many = Tiles(
+        tables=tiles.tables,
+        slots=places,
+        positions=places,
+        decodes=one_tile.repeat(2 * NUM_CORES, 1),
+        chunks=one_tile[:0],
+    )
+    size = NUM_HEADS * dim
+    hidden = torch.zeros(2, size, dtype=dtype)
+    heads = torch.zeros(2, NUM_HEADS, dim, dtype=dtype)
+    keys = heads[:, :NUM_KV_HEADS]
+
+    paged.write(keys, keys, tiles)
+    paged.attend(heads, tiles)
+    paged.attend(heads, many)
+    weight = torch.zeros(dim) if has_all else None
+    rotary_dim = dim // 2 if has_all else dim
+    angles = torch.zeros(4, rotary_dim)
+    qkv = torch.zeros(2, (NUM_HEADS + 2 * NUM_KV_HEADS) * dim, dtype=dtype)
+    RotaryLayer(paged, rotary_dim, weight, weight, 1e-5).run(
+        qkv, tiles, Angles(cos=angles, sin=angles, rows=places)
+    )
+    factors = torch.zeros(size)
+    added_weight = factors if has_all else None
+    normalize(hidden, factors, 1e-5)
+    normalize(hidden, factors, 1e-5, added=hidden, added_weight=added_weight)
+    normalize(hidden, None, 1e-5, added=hidden)
+    for activation in ("silu", "gelu_tanh", "gelu", "relu") if has_all else ("silu",):
+        weigh_gates(torch.zeros(2, 4 * size, dtype=dtype), activation)
+
+
+if __name__ == "__main__":
+    capability, dtype, dim, window = sys.argv[1:]
+    main(int(capability), getattr(torch, dtype), int(dim), int(window) or None)

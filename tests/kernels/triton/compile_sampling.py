@@ -1,0 +1,35 @@
+"""Compile the sampler's kernels for a GPU that need not be there.
+
+    python compile_sampling.py CAPABILITY VOCABULARY
+
+Prints what compiling.py says.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from compiling import compile_for
+import torch
+
+from trioserve.kernels.triton.sampling import (
+    choose_tokens,
+    lower_repeated,
+)
+
+
+def main(capability: int, vocab_size: int) -> None:
+    compile_for(capability)
+    for num_rows in (1, 2, 3, 16):
+        scores = torch.zeros(num_rows, vocab_size)
+        settings = torch.zeros(6, num_rows, dtype=torch.float64)
+        choose_tokens(scores, settings, torch.zeros(num_rows), has_cut=True)
+        # As rows.py sends them.
+        places, rows = torch.zeros(2, num_rows, dtype=torch.int64)
+        counts = torch.zeros(2, vocab_size, dtype=torch.int32)
+        penalties = torch.zeros(3, num_rows)
+        lower_repeated(scores, places, rows, counts, counts.bool(), penalties)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

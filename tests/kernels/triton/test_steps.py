@@ -1,0 +1,125 @@
+"""The kernels between the products of a decoder compute what torch computes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+pytest.importorskip("triton", reason="needs the extra triton")
+
+from trioserve.kernels.triton.paged import PagedLayer  # noqa: E402
+from trioserve.kernels.triton.steps import (  # noqa: E402
+    Angles,
+    RotaryLayer,
+    normalize,
+    weigh_gates,
+)
+from trioserve.kernels.triton.tiles import Tiles  # noqa: E402
+from trioserve.model.attention.probe import LayerSpec  # noqa: E402
+from trioserve.model.runtimes.native.formulas import ACTIVATION_CODES  # noqa: E402
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+EPSILON = 1e-5
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(DEVICE)
+
+
+def is_close(actual: Tensor, expected: Tensor) -> bool:
+    return torch.allclose(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def norm(numbers: Tensor, weight: Tensor) -> Tensor:
+    return functional.rms_norm(numbers, weight.shape, weight, EPSILON)
+
+
+@pytest.mark.parametrize("size", [5, 16])
+def test_what_is_added_is_normalised_and_the_sum_too(size: int) -> None:
+    hidden, added = draw(3, size), draw(3, size, seed=1)
+    weight, added_weight = draw(size, seed=2), draw(size, seed=3)
+    expected = hidden + norm(added, added_weight)
+    total = hidden.clone()
+    normed = normalize(total, weight, EPSILON, added=added, added_weight=added_weight)
+    assert normed is not None
+    assert is_close(total, expected) and is_close(normed, norm(expected, weight))
+    assert normalize(total, None, EPSILON, added=added) is None
+    assert is_close(total, expected + added)
+
+
+def test_nothing_is_added_before_the_first_layer() -> None:
+    hidden, weight = draw(2, 8), draw(8, seed=1)
+    normed = normalize(hidden, weight, EPSILON)
+    assert normed is not None and is_close(normed, norm(hidden, weight))
+    assert torch.equal(hidden, draw(2, 8))
+
+
+@pytest.mark.parametrize("name", ACTIVATION_CODES)
+def test_gates_weigh_numbers(name: str) -> None:
+    activate = {
+        "silu": functional.silu,
+        "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+        "gelu": functional.gelu,
+        "relu": functional.relu,
+    }[name]
+    gate_up = 3 * draw(2, 2 * 11)
+    gates, numbers = gate_up.chunk(2, dim=1)
+    assert is_close(weigh_gates(gate_up, name), activate(gates) * numbers)
+
+
+@pytest.mark.parametrize("rotary_dim", [12, 8])
+@pytest.mark.parametrize("has_norms", [False, True])
+def test_queries_are_rotated_and_keys_and_values_stored(
+    rotary_dim: int, has_norms: bool
+) -> None:
+    """Some models rotate a part of each head, and some normalise it before."""
+    num_heads, num_kv_heads, key_dim, value_dim = 3, 1, 12, 10
+    spec = LayerSpec(
+        module_name="layer",
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        is_causal=True,
+        window=None,
+        scaling=1.0,
+    )
+    cache = torch.zeros(4, 2, num_kv_heads, key_dim + value_dim, device=DEVICE)
+    norms = (
+        (draw(key_dim, seed=1), draw(key_dim, seed=2)) if has_norms else (None, None)
+    )
+    layer = RotaryLayer(PagedLayer(spec, cache, 4), rotary_dim, *norms, EPSILON)
+    empty = torch.zeros((0, 4), dtype=torch.int32, device=DEVICE)
+    tiles = Tiles(
+        tables=torch.tensor([[0, 0], [3, 1]], device=DEVICE),
+        slots=torch.tensor([1, 1], device=DEVICE),
+        positions=torch.tensor([1, 2], device=DEVICE),
+        decodes=empty,
+        chunks=empty,
+    )
+    cos, sin = draw(5, rotary_dim, seed=3), draw(5, rotary_dim, seed=4)
+    rows = torch.tensor([4, 2], device=DEVICE)
+    sizes = [num_heads * key_dim, num_kv_heads * key_dim, num_kv_heads * value_dim]
+    qkv = draw(2, sum(sizes), seed=5)
+    rotated = layer.run(qkv, tiles, Angles(cos=cos, sin=sin, rows=rows))
+
+    def rotate(heads: Tensor, weight: Tensor | None) -> Tensor:
+        heads = heads if weight is None else norm(heads, weight)
+        turned, rest = heads.split([rotary_dim, key_dim - rotary_dim], dim=-1)
+        one, other = turned.chunk(2, dim=-1)
+        half = torch.cat((-other, one), dim=-1)
+        angle = cos[rows][:, None], sin[rows][:, None]
+        return torch.cat((turned * angle[0] + half * angle[1], rest), dim=-1)
+
+    query, key, value = (
+        each.unflatten(1, (-1, dim))
+        for each, dim in zip(qkv.split(sizes, dim=1), (key_dim, key_dim, value_dim))
+    )
+    assert is_close(rotated, rotate(query, norms[0]))
+    stored = torch.cat((rotate(key, norms[1]), value), dim=-1)
+    # Position 1 is the second of block 3, and position 2 the first of block 1.
+    assert is_close(cache[3, 1], stored[0]) and is_close(cache[1, 0], stored[1])
+    assert cache.count_nonzero() == stored.numel()

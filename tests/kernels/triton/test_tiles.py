@@ -1,0 +1,55 @@
+"""Queries are cut into tiles: each token is in one of them, at its position."""
+
+from __future__ import annotations
+
+from hypothesis import given, strategies as st
+
+from trioserve.kernels.triton.tiles import (
+    Tile,
+    count_splits,
+    cut_tiles,
+)
+from trioserve.types.plan import StepRow
+
+
+def make_row(slot: int, start: int, num_tokens: int) -> StepRow:
+    return StepRow(
+        slot=slot, start=start, num_tokens=num_tokens, new_block_ids=(), sample=True
+    )
+
+
+def list_tokens(tiles: list[Tile]) -> list[tuple[int, int, int]]:
+    return [
+        (begin + i, slot, position + i)
+        for begin, count, slot, position in tiles
+        for i in range(count)
+    ]
+
+
+def test_a_chunk_is_cut_and_its_last_tile_comes_first() -> None:
+    rows = [make_row(3, 9, 1), make_row(0, 4, 10)]
+    decodes, chunks = cut_tiles(rows, 4)
+    assert decodes == [(0, 1, 3, 9)]
+    assert chunks == [(9, 2, 0, 12), (5, 4, 0, 8), (1, 4, 0, 4)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(1, 40)), min_size=1),
+    st.integers(1, 16),
+)
+def test_each_token_is_in_one_tile(
+    parts: list[tuple[int, int]], num_queries: int
+) -> None:
+    rows = [make_row(slot, *part) for slot, part in enumerate(parts)]
+    decodes, chunks = cut_tiles(rows, num_queries)
+    assert all(count == 1 for _, count, _, _ in decodes)
+    assert all(1 <= count <= num_queries for _, count, _, _ in chunks)
+    tokens = [(row.slot, row.start + i) for row in rows for i in range(row.num_tokens)]
+    assert sorted(list_tokens(decodes + chunks)) == [
+        (flat, *token) for flat, token in enumerate(tokens)
+    ]
+
+
+def test_keys_are_split_until_the_device_is_full() -> None:
+    splits = [count_splits(programs, 132) for programs in (1, 8, 64, 132, 263, 264)]
+    assert splits == [32, 32, 8, 2, 2, 1]

@@ -1,0 +1,115 @@
+"""The layers for GPUs compute what transformers' modules compute.
+
+Triton's interpreter runs their kernels on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from trioserve.config import ModelConfig
+from trioserve.model.loading.facts import read_facts
+from trioserve.model.loading.load import load_modules
+from trioserve.model.loading.native import make_decoder
+from trioserve.model.runtimes.fused.graphs import (
+    Capture,
+    find_size,
+    list_sizes,
+)
+from trioserve.model.runtimes.loaded import LoadedModel
+from trioserve.model.runtimes.native.products import NotRecognised
+
+pytest.importorskip("triton", reason="needs the extra triton")
+
+# They differ in biases, norms of queries, windows, soft caps, norms behind the products, the
+# scale of the embedding, and in how their weights are joined.
+TYPES = (
+    "qwen2",
+    *(
+        pytest.param(model_type, marks=pytest.mark.matrix)
+        for model_type in ("llama", "qwen3", "gemma2", "gemma3_text", "phi3")
+    ),
+)
+
+
+class Repeated:
+    """Stands in for a graph: it calls the function again."""
+
+    def __init__(self, function: Callable[[], Tensor]) -> None:
+        self.function = function
+        self.num_replays = 0
+
+    def replay(self) -> Tensor:
+        self.num_replays += 1
+        return self.function()
+
+
+def load(model: Any, capture: Capture | None = None) -> LoadedModel:
+    from trioserve.model.runtimes.fused.decoder import FusedDecoder
+
+    config = ModelConfig(device="cpu", dtype="float32")
+    facts = read_facts(model.folder, config)
+    loaded = load_modules(model.folder, config, facts, "tiny")
+    # It compares the outputs itself.
+    make_capture = None if capture is None else lambda: capture
+    decoder = make_decoder(
+        loaded, lambda parts: FusedDecoder(parts, make_capture), int8=False
+    )
+    return replace(loaded, native=decoder)
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_a_model_writes_what_generate_writes(
+    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, model_type: str
+) -> None:
+    model = tiny(model_type)
+    planner = make_planner(load(model))
+    sequences = [planner.begin(make_prompt(9, slot), slot=slot) for slot in (0, 1)]
+    planner.step((sequences[0], 5))
+    planner.step((sequences[1], 9), (sequences[0], 4))
+    planner.run(*sequences, num_tokens=2)
+    for sequence in sequences:
+        expected = model.generate(sequence.prompt, len(sequence.outputs))
+        assert sequence.outputs == expected
+
+
+# Padding computes with what its memory held before.
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_graphs_write_the_same_with_padding(
+    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any
+) -> None:
+    graphs: list[Repeated] = []
+
+    def capture(function: Callable[[], Tensor]) -> Repeated:
+        graphs.append(Repeated(function))
+        return graphs[-1]
+
+    model = tiny("qwen2")
+    planner = make_planner(load(model, capture), max_num_seqs=4)
+    planner.runner.warm_up()
+    sequences = [planner.begin(make_prompt(9, slot), slot=slot) for slot in range(3)]
+    planner.step(*((sequence, 9) for sequence in sequences))
+    planner.run(*sequences, num_tokens=2)
+    for sequence in sequences:
+        expected = model.generate(sequence.prompt, len(sequence.outputs))
+        assert sequence.outputs == expected
+    # Three rows in a graph of four.
+    assert sum(graph.num_replays for graph in graphs) == 1
+
+
+def test_sizes_of_graphs() -> None:
+    assert list_sizes(1) == [1]
+    assert list_sizes(6) == [1, 2, 4, 6]
+    assert list_sizes(100) == [1, 2, 4, *range(8, 65, 8), 80, 96, 100]
+    assert list_sizes(512)[-6:] == [240, 256, 320, 384, 448, 512]
+    assert [find_size([1, 2, 4], rows) for rows in (1, 3, 4, 5)] == [1, 4, 4, None]
+
+
+def test_a_mixture_of_experts_keeps_its_modules(tiny: Callable[..., Any]) -> None:
+    with pytest.raises(NotRecognised, match="it has experts"):
+        load(tiny("mixtral"))

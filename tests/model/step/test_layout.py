@@ -1,0 +1,119 @@
+"""The host's work for the layout of a step does not grow with its sequences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from trioserve.model.attention.backend import PagedModel
+from trioserve.model.attention.gather import GatherAttention
+from trioserve.model.attention.probe import LayerSpec
+from trioserve.model.step.layout import lay_out
+from trioserve.model.step.slots import SlotTables
+from trioserve.types.ids import BlockId
+from trioserve.types.plan import SlotStart, StepPlan, StepRow
+from trioserve.types.sampling import SamplingParams
+
+BLOCK_SIZE = 16
+
+
+class HostOperations(TorchDispatchMode):
+    """Records torch's operations on tensors of the host, and their sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[object, ...]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        shapes = [
+            tuple(leaf.shape)
+            for leaf in tree_leaves((args, kwargs, result))
+            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"
+        ]
+        if shapes:
+            self.seen.append((str(func), *shapes))
+        return result
+
+
+def lay_out_decodes(
+    num_tokens: int, *, num_rows: int = 4, window: int | None = None
+) -> list[tuple[object, ...]]:
+    """Lay out a step of sequences of `num_tokens` tokens; return the host's operations.
+
+    The device is torch's "meta". It has shapes and no numbers, so reading it fails.
+    """
+    device = torch.device("meta")
+    tables = SlotTables(
+        max_num_seqs=num_rows,
+        max_model_len=65_536,
+        block_size=BLOCK_SIZE,
+        device=device,
+    )
+    layer = LayerSpec(
+        module_name="layer",
+        num_heads=1,
+        num_kv_heads=1,
+        key_dim=1,
+        value_dim=1,
+        is_causal=True,
+        window=window,
+        scaling=1.0,
+        softcap=30.0,
+    )
+    model = PagedModel(
+        layers=(layer,),
+        num_blocks=1,
+        block_size=BLOCK_SIZE,
+        dtype=torch.bfloat16,
+        device=device,
+    )
+    backend = GatherAttention(model, tables)
+    for slot in range(num_rows):
+        tables.start(
+            SlotStart(
+                slot=slot,
+                prompt_token_ids=(1, 2, 3),
+                output_token_ids=(5,) * (num_tokens - 3),
+                sampling=SamplingParams(),
+                seed=0,
+            )
+        )
+    rows = tuple(
+        StepRow(
+            slot=slot,
+            start=num_tokens,
+            num_tokens=1,
+            new_block_ids=(BlockId(slot),),
+            sample=True,
+        )
+        for slot in range(num_rows)
+    )
+    with HostOperations() as host:
+        tables.append_blocks(rows)
+        plan = StepPlan(step_id=1, starts=(), rows=rows)
+        backend.begin(lay_out(plan, tables, backend.order, device))
+    return host.seen
+
+
+@pytest.mark.parametrize("window", [None, 64])
+def test_the_host_does_the_same_after_100_and_after_60_000_tokens(
+    window: int | None,
+) -> None:
+    short = lay_out_decodes(100, window=window)
+    long = lay_out_decodes(60_000, window=window)
+    assert short == long != []
+    # They are small, too, except for lookups in the table of tokens.
+    sizes = [
+        torch.Size(shape).numel()
+        for _, *shapes in long
+        for shape in shapes
+        if shape != (4, 65_536)
+    ]
+    assert max(sizes) <= 16

@@ -1,0 +1,129 @@
+"""The hub passes on what front processes tell each other, and counts places for all of them."""
+
+from __future__ import annotations
+
+from trioserve.processes.http_link import Hub
+from trioserve.processes.http_link.messages import (
+    Answer,
+    Answered,
+    Ask,
+    FrontReady,
+    GiveBackPlace,
+    NumAsked,
+    PeerGone,
+    PeerState,
+    PlaceTaken,
+    PublishState,
+    Question,
+    TakePlace,
+)
+from trioserve.processes.http_link.places import Places
+
+
+class Front:
+    """A front process, as the hub sees it."""
+
+    def __init__(self, hub: Hub, number: int) -> None:
+        self.number = number
+        self._hub = hub
+        self._received: list[object] = []
+        hub.join(number, self)
+        hub.take(number, FrontReady(address="here"))
+
+    def send_nowait(self, message: object) -> None:
+        self._received.append(message)
+
+    def read(self) -> list[object]:
+        """Return the messages since the last call."""
+        received, self._received = self._received, []
+        return received
+
+    def send(self, message: object) -> None:
+        self._hub.take(self.number, message)
+
+
+def open_fronts(number: int) -> tuple[Hub, list[Front]]:
+    hub = Hub()
+    return hub, [Front(hub, each) for each in range(number)]
+
+
+def test_a_state_goes_to_all_others_and_to_those_that_come_later() -> None:
+    hub, [first, second, third] = open_fronts(3)
+    first.send(PublishState(b"a"))
+    first.send(PublishState(b"b"))
+    assert first.read() == []
+    states = [PeerState(0, b"a"), PeerState(0, b"b")]
+    assert second.read() == third.read() == states
+    assert Front(hub, 3).read() == [PeerState(0, b"b")]
+
+
+def test_others_learn_that_a_front_process_has_ended() -> None:
+    hub, [first, second] = open_fronts(2)
+    first.send(PublishState(b"a"))
+    second.read()
+    hub.leave(0)
+    assert second.read() == [PeerGone(0)]
+    assert Front(hub, 2).read() == []
+
+
+def take(front: Front, limit: int = 2) -> bool:
+    front.send(TakePlace(number=7, key="ann", limit=limit))
+    [answer] = front.read()
+    assert isinstance(answer, PlaceTaken) and answer.number == 7
+    return answer.is_taken
+
+
+def test_all_front_processes_together_keep_to_the_limit_of_a_key() -> None:
+    hub, [first, second] = open_fronts(2)
+    assert take(first) and take(second)
+    assert not take(first) and not take(second)
+    second.send(GiveBackPlace("ann"))
+    assert take(first) and not take(second)
+    # Those of a process that has died are free.
+    hub.leave(0)
+    second.read()
+    assert take(second) and take(second) and not take(second)
+
+
+def test_places_of_one_key_are_not_those_of_another_one() -> None:
+    places = Places()
+    assert places.take(0, "ann", 1) and places.take(0, "bob", 1)
+    assert not places.take(1, "bob", 1)
+    places.give_back(0, "bob")
+    assert places.take(1, "bob", 1)
+
+
+def test_a_question_is_answered_by_each_of_the_others() -> None:
+    _, [first, second, third] = open_fronts(3)
+    first.send(Ask(number=5, question=b"?"))
+    assert first.read() == [NumAsked(number=5, num_asked=2)]
+    [question] = second.read()
+    assert isinstance(question, Question) and question.question == b"?"
+    assert third.read() == [question]
+    third.send(Answer(number=question.number, answer=b"3"))
+    second.send(Answer(number=question.number, answer=b"2"))
+    answers = [Answered(number=5, answer=b"3"), Answered(number=5, answer=b"2")]
+    assert first.read() == answers
+
+
+def test_a_front_process_that_does_not_serve_yet_is_not_asked() -> None:
+    hub, [first] = open_fronts(1)
+    hub.join(1, first)
+    first.send(Ask(number=5, question=b"?"))
+    assert first.read() == [NumAsked(number=5, num_asked=0)]
+
+
+def test_nobody_waits_for_the_answer_of_a_front_process_that_has_ended() -> None:
+    hub, [first, second, third] = open_fronts(3)
+    first.send(Ask(number=5, question=b"?"))
+    first.read()
+    [question] = third.read()
+    assert isinstance(question, Question)
+    hub.leave(1)
+    assert first.read() == [PeerGone(1), Answered(number=5, answer=None)]
+    # An answer for a process that has ended goes nowhere.
+    hub.leave(0)
+    third.read()
+    third.send(Answer(number=question.number, answer=b"3"))
+    assert third.read() == []
+    assert second.number == 1

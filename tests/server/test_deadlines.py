@@ -1,0 +1,309 @@
+"""A request ends at its deadline, in whichever phase it is, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
+import json
+from pathlib import Path
+import re
+import socket
+from typing import Any
+
+import h2.connection
+import h2.events
+import h2.settings
+import httpx2 as httpx
+import pytest
+import trio
+
+from trioserve.config import HttpConfig
+from trioserve.errors import RequestCancelled
+from trioserve.http.connection.peer import Peer
+from trioserve.http.record.progress import Progress
+from trioserve.http.time_limit import TimeLimit
+from trioserve.testing.server import (
+    FakeServer,
+    open_fake_pooling_server,
+    open_fake_server,
+)
+
+PATH = "/v1/completions"
+PROMPT = {"prompt": "a", "max_tokens": 200}
+CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 200}
+
+OpenServer = Callable[..., Any]
+
+
+@pytest.fixture
+def open_server(tokenizer_folder: Path) -> OpenServer:
+    @asynccontextmanager
+    async def open_it(
+        http: HttpConfig = HttpConfig(), **options: Any
+    ) -> AsyncIterator[FakeServer]:
+        # Otherwise some of these requests would not even begin.
+        http = replace(http, refuse_late=False)
+        async with open_fake_server(tokenizer_folder, http=http, **options) as server:
+            fresh = server.engine.statistics()
+            with trio.fail_after(30):
+                yield server
+                while server.state.lifecycle.num_active:
+                    await trio.sleep(0.01)
+                while server.engine.statistics() != fresh:
+                    await trio.sleep(0.01)
+
+    return open_it
+
+
+async def post(
+    server: FakeServer, body: object, path: str = PATH, **headers: str
+) -> httpx.Response:
+    async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+        return await client.post(path, json=body, headers=headers)
+
+
+def read_events(answer: httpx.Response) -> list[Any]:
+    """Return the data of all events of a stream that ended as it should."""
+    lines = [line for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert lines.pop() == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+@pytest.mark.parametrize("as_header", [True, False])
+@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions", "/v1/responses"])
+async def test_a_request_without_an_answer_in_time_is_answered_504(
+    open_server: OpenServer, path: str, as_header: bool
+) -> None:
+    bodies = {PATH: PROMPT, "/v1/chat/completions": CHAT}
+    body = bodies.get(path, {"input": "a"})
+    headers = {"X-Request-Timeout": "0.2"} if as_header else {}
+    fields = {} if as_header else {"timeout": 0.2}
+    async with open_server(step_seconds=0.05) as server:
+        answer = await post(server, {**body, **fields}, path, **headers)
+    assert answer.status_code == 504
+    assert answer.json()["error"]["code"] == 504
+    # On a busy machine, the first step may take as long.
+    phases = "'(render|queue|prefill|decode)'"
+    assert re.search(phases, answer.json()["error"]["message"])
+    assert "0.2 s" in answer.json()["error"]["message"]
+    # The official clients would send it again.
+    assert answer.headers["x-should-retry"] == "false"
+
+
+async def test_an_upload_counts(open_server: OpenServer) -> None:
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+        b"X-Request-Timeout: 0.2\r\nContent-Length: 100\r\n\r\n{"
+    )
+    async with open_server() as server:
+        async with await trio.open_tcp_stream("127.0.0.1", server.port) as uploader:
+            await uploader.send_all(head)
+            answer = b"".join([data async for data in uploader])
+    assert answer.startswith(b"HTTP/1.1 504")
+    assert b"'body'" in answer
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
+async def test_a_stream_ends_with_its_text_so_far(
+    open_server: OpenServer, path: str
+) -> None:
+    body = PROMPT if path == PATH else CHAT
+    async with open_server(step_seconds=0.02) as server:
+        options = {"stream": True, "stream_options": {"include_usage": True}, "n": 2}
+        answer = await post(server, {**body, **options, "timeout": 0.5}, path)
+    assert answer.status_code == 200
+    *chunks, usage = read_events(answer)
+    for index in range(2):
+        choices = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
+        reasons = [choice["finish_reason"] for choice in choices]
+        assert reasons == [None] * (len(reasons) - 1) + ["deadline"]
+        assert len(reasons) > 2
+    assert 2 < usage["usage"]["completion_tokens"] < 400
+
+
+async def test_a_stream_without_a_token_ends_so_too(open_server: OpenServer) -> None:
+    async with open_server(step_seconds=1.0) as server:
+        answer = await post(server, {**PROMPT, "stream": True, "timeout": 0.2})
+        [chunk] = read_events(answer)
+    assert chunk["choices"][0]["finish_reason"] == "deadline"
+
+
+async def test_responses_and_messages_say_why_they_are_incomplete(
+    open_server: OpenServer,
+) -> None:
+    async with open_server(step_seconds=0.02) as server:
+        answer = await post(
+            server, {"input": "a", "stream": True, "timeout": 0.4}, "/v1/responses"
+        )
+        last = json.loads(answer.text.strip().rpartition("data: ")[2])
+        assert last["type"] == "response.incomplete"
+        assert last["response"]["incomplete_details"] == {"reason": "deadline"}
+        answer = await post(
+            server, {**CHAT, "stream": True, "timeout": 0.4}, "/v1/messages"
+        )
+        assert '"stop_reason":"deadline"' in answer.text
+        answer = await post(server, {**CHAT, "timeout": 0.2}, "/v1/messages")
+        assert answer.status_code == 504
+        assert answer.json()["error"]["type"] == "timeout_error"
+
+
+async def fill(server: FakeServer) -> None:
+    """Take all places of the device."""
+    await post(server, {**PROMPT, "n": 32, "timeout": 2.0})
+
+
+async def test_a_response_tells_a_deadline_from_a_defect(
+    open_server: OpenServer,
+) -> None:
+    async with open_server(step_seconds=0.05) as server:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fill, server)
+            while server.engine.statistics().num_streams == 0:
+                await trio.sleep(0.01)
+            body = {"input": "a", "stream": True, "max_queue_seconds": 0.1}
+            answer = await post(server, body, "/v1/responses")
+            refused = await post(
+                server, {**CHAT, "max_queue_seconds": 0.1}, "/v1/messages"
+            )
+            nursery.cancel_scope.cancel()
+    last = json.loads(answer.text.strip().rpartition("data: ")[2])
+    assert last["response"]["error"]["code"] == "deadline_exceeded"
+    assert refused.status_code == 504
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_request_waits_in_the_queue_as_long_as_it_may(
+    open_server: OpenServer, stream: bool
+) -> None:
+    async with open_server(step_seconds=0.05) as server:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fill, server)
+            while server.engine.statistics().num_streams == 0:
+                await trio.sleep(0.01)
+            body = {**PROMPT, "stream": stream, "max_queue_seconds": 0.2}
+            answer = await post(server, body)
+            nursery.cancel_scope.cancel()
+    error = read_events(answer)[0] if stream else answer.json()
+    assert error["error"]["code"] == 504
+    assert error["error"]["param"] == "max_queue_seconds"
+    assert answer.status_code == (200 if stream else 504)
+
+
+async def test_a_request_that_has_begun_is_no_longer_in_the_queue(
+    open_server: OpenServer,
+) -> None:
+    async with open_server(step_seconds=0.02) as server:
+        body = {**PROMPT, "max_tokens": 30, "max_queue_seconds": 0.2}
+        answer = await post(server, body)
+    assert answer.json()["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("fields", "headers", "param"),
+    [
+        ({"timeout": 0}, {}, "timeout"),
+        ({"timeout": -1}, {}, "timeout"),
+        ({"timeout": "soon"}, {}, "timeout"),
+        ({"timeout": 61}, {}, "timeout"),
+        ({"max_queue_seconds": 0}, {}, "max_queue_seconds"),
+        ({}, {"X-Request-Timeout": "nan"}, "X-Request-Timeout"),
+        ({}, {"X-Request-Timeout": "inf"}, "X-Request-Timeout"),
+        ({}, {"X-Request-Timeout": "soon"}, "X-Request-Timeout"),
+        ({}, {"X-Request-Timeout": "1_0"}, "X-Request-Timeout"),
+        ({}, {"X-Request-Timeout": "61"}, "X-Request-Timeout"),
+    ],
+)
+async def test_a_limit_that_makes_no_sense_is_refused_by_name(
+    open_server: OpenServer, fields: Any, headers: Any, param: str
+) -> None:
+    async with open_server(http=HttpConfig(max_request_timeout=60.0)) as server:
+        answer = await post(server, {**PROMPT, **fields}, **headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+async def test_the_servers_limit_is_for_requests_that_name_none(
+    open_server: OpenServer,
+) -> None:
+    config = HttpConfig(request_timeout=0.2, max_request_timeout=60.0)
+    async with open_server(http=config, step_seconds=0.02) as server:
+        assert (await post(server, PROMPT)).status_code == 504
+        short = {**PROMPT, "max_tokens": 30}
+        assert (await post(server, {**short, "timeout": 30})).status_code == 200
+        # The shorter one of two counts.
+        answer = await post(
+            server, {**PROMPT, "timeout": 30}, **{"X-Request-Timeout": "0.2"}
+        )
+        assert answer.status_code == 504
+
+
+async def test_a_client_that_does_not_read_ends_with_its_deadline(
+    open_server: OpenServer,
+) -> None:
+    body = json.dumps({**PROMPT, "n": 32, "stream": True, "logprobs": 5}).encode()
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+        b"X-Request-Timeout: 1\r\nContent-Length: %d\r\n\r\n" % len(body)
+    )
+    async with open_server() as server:
+        with socket.socket() as raw:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            raw.connect(("127.0.0.1", server.port))
+            raw.sendall(head + body)
+            while server.state.lifecycle.num_active == 0:
+                await trio.sleep(0.01)
+            while server.state.lifecycle.num_active:
+                await trio.sleep(0.01)
+
+
+async def test_a_finished_request_has_no_deadline(open_server: OpenServer) -> None:
+    """Nothing of a request's deadline reaches the next one on its connection."""
+    async with open_server() as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+            short = {**PROMPT, "max_tokens": 3}
+            first = await client.post(PATH, json={**short, "timeout": 0.3})
+            await trio.sleep(0.4)
+            second = await client.post(PATH, json={**PROMPT, "stream": True})
+    assert first.status_code == second.status_code == 200
+    assert read_events(second)[-1]["choices"][0]["finish_reason"] == "length"
+
+
+async def test_texts_that_are_embedded_have_deadlines(tokenizer_folder: Path) -> None:
+    async with open_fake_pooling_server(tokenizer_folder, step_seconds=1.0) as server:
+        body = {"input": "a", "timeout": 0.2}
+        async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+            answer = await client.post("/v1/embeddings", json=body)
+    assert answer.status_code == 504
+    assert "'prefill'" in answer.json()["error"]["message"]
+
+
+async def test_a_stream_of_http2_that_is_not_read_is_reset(
+    open_server: OpenServer,
+) -> None:
+    client = h2.connection.H2Connection()
+    client.initiate_connection()
+    client.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 100})
+    fields = {":method": "POST", ":path": PATH, ":scheme": "http", ":authority": "h"}
+    # On a busy machine, the stream must have begun by then.
+    fields |= {"content-type": "application/json", "x-request-timeout": "4"}
+    client.send_headers(1, list(fields.items()))
+    body = json.dumps({**PROMPT, "stream": True}).encode()
+    client.send_data(1, body, end_stream=True)
+    is_reset = False
+    async with open_server(http=HttpConfig(enable_h2c=True)) as server:
+        async with await trio.open_tcp_stream("127.0.0.1", server.port) as stream:
+            await stream.send_all(client.data_to_send())
+            while not is_reset:
+                events = client.receive_data(await stream.receive_some())
+                is_reset = any(isinstance(e, h2.events.StreamReset) for e in events)
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+async def test_a_cancel_behind_the_last_checkpoint_counts(is_streaming: bool) -> None:
+    """Otherwise the answer begins, and is cut a second later without an end."""
+    limit = TimeLimit(HttpConfig(), trio.current_time(), Peer())
+    ends = nullcontext() if is_streaming else pytest.raises(RequestCancelled)
+    with ends, limit.until_answer(Progress()):
+        # A stream that has begun ends by itself.
+        limit.cancel(is_streaming=is_streaming)

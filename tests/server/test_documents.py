@@ -1,0 +1,254 @@
+"""The documents for people: their headers, their addresses, and who may read them."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+import hashlib
+import html.parser
+from pathlib import Path
+import re
+
+import httpx2 as httpx
+import pytest
+import trio
+
+from trioserve.config import HttpConfig
+from trioserve.server.openapi import openapi_document
+from trioserve.server.page import (
+    Document,
+    load_page,
+    render_reference,
+)
+from trioserve.server.routes import ROUTES
+from trioserve.testing.server import open_fake_pooling_server, open_fake_server
+from trioserve.types.pooling import PoolingTask
+
+DOCUMENTS = {
+    "/": load_page(),
+    "/docs": render_reference(openapi_document("0", ROUTES, None)),
+}
+
+# The only addresses in the documents: names of formats, an example, and an expression.
+HARMLESS = ("http://www.w3.org/2000/svg", "http://localhost:8000")
+
+
+@pytest.fixture
+async def client(tokenizer_folder: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with open_fake_server(tokenizer_folder) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+            with trio.fail_after(60):
+                yield client
+
+
+class Reader(html.parser.HTMLParser):
+    """Collects what a browser would fetch, and the anchors."""
+
+    def __init__(self, document: Document) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.handlers: list[str] = []
+        self.feed(document.html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value or "")
+            elif name == "href" and tag == "a":
+                self.links.append(value or "")
+            elif name in ("src", "href", "action", "srcset", "data"):
+                self.fetched.append(value or "")
+            elif name.startswith("on") or name == "style":
+                self.handlers.append(name)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS.values(), ids=DOCUMENTS)
+def test_a_browser_fetches_nothing_else(document: Document) -> None:
+    seen = Reader(document)
+    assert all(each.startswith("data:") for each in seen.fetched)
+    assert seen.handlers == []
+    found = set(re.findall(r"[a-z]+://[^\s\"'<]*", document.html))
+    assert found <= {*HARMLESS}
+    assert "@import" not in document.html
+
+
+@pytest.mark.parametrize("document", DOCUMENTS.values(), ids=DOCUMENTS)
+def test_links_inside_lead_somewhere_and_no_id_is_there_twice(
+    document: Document,
+) -> None:
+    seen = Reader(document)
+    assert len(seen.ids) == len({*seen.ids})
+    anchors = {link[1:] for link in seen.links if link.startswith("#")}
+    assert anchors <= {*seen.ids}
+    # All others are relative, so that a proxy may put the document below any path.
+    others = {link for link in seen.links if not link.startswith("#")}
+    assert others <= {"docs", "openapi.json"}
+
+
+def test_the_page_makes_no_html_of_text() -> None:
+    for name in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write"):
+        assert name not in load_page().html
+    assert not re.search(
+        r"\beval\(|new Function|localStorage|\.cookie", load_page().html
+    )
+
+
+@pytest.mark.parametrize("path", DOCUMENTS)
+async def test_a_document_has_a_strict_policy(
+    client: httpx.AsyncClient, path: str
+) -> None:
+    answer = await client.get(path)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+    policy = dict(
+        each.split(" ", 1)
+        for each in answer.headers["content-security-policy"].split("; ")
+    )
+    assert policy["default-src"] == policy["base-uri"] == "'none'"
+    assert policy["form-action"] == policy["frame-ancestors"] == "'none'"
+    assert policy["connect-src"] == "'self'"
+    assert policy["img-src"] == "data: blob:"
+    assert policy["require-trusted-types-for"] == "'script'"
+    assert "unsafe" not in str(policy)
+    for kind in ("script", "style"):
+        inline = re.findall(rf"<{kind}>(.*?)</{kind}>", answer.text, re.DOTALL)
+        digests = [hashlib.sha256(text.encode()).digest() for text in inline]
+        hashes = [f"'sha256-{base64.b64encode(each).decode()}'" for each in digests]
+        assert policy[f"{kind}-src"] == (" ".join(hashes) or "'none'")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS)
+async def test_a_browser_keeps_a_document_until_it_changes(
+    client: httpx.AsyncClient, path: str
+) -> None:
+    first = await client.get(path)
+    assert first.headers["cache-control"] == "no-cache"
+    etag = first.headers["etag"]
+    again = await client.get(path, headers={"If-None-Match": etag})
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["etag"] == etag
+    # Proxies that compress make weak tags of strong ones.
+    assert (
+        await client.get(path, headers={"If-None-Match": f"W/{etag}"})
+    ).status_code == 304
+    other = await client.get(path, headers={"If-None-Match": '"another"'})
+    assert other.status_code == 200
+    head = await client.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["etag"] == etag
+
+
+async def test_the_description_has_one_address(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/docs/")
+    assert (answer.status_code, answer.headers["location"]) == (308, "../docs")
+
+
+async def test_documents_are_served_over_http2(tokenizer_folder: Path) -> None:
+    config = HttpConfig(enable_h2c=True)
+    async with open_fake_server(tokenizer_folder, http=config) as server:
+        with trio.fail_after(60):
+            transport = httpx.AsyncHTTPTransport(http1=False, http2=True)
+            async with httpx.AsyncClient(transport=transport) as client:
+                answer = await client.get(f"{server.url}/")
+    assert (answer.http_version, answer.status_code) == ("HTTP/2", 200)
+    assert answer.content == load_page().content
+
+
+async def test_an_option_turns_them_off(tokenizer_folder: Path) -> None:
+    async with open_fake_server(tokenizer_folder, http=HttpConfig(ui=False)) as server:
+        with trio.fail_after(60):
+            async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+                for path in DOCUMENTS:
+                    answer = await client.get(path)
+                    assert answer.status_code == 404
+                    assert "--ui" in answer.json()["error"]["message"]
+                assert (await client.get("/v1/models")).status_code == 200
+
+
+@pytest.mark.parametrize("ui", [True, False])
+async def test_they_need_no_key(tokenizer_folder: Path, ui: bool) -> None:
+    config = HttpConfig(api_key=("sk-one",), ui=ui)
+    async with open_fake_server(tokenizer_folder, http=config) as server:
+        with trio.fail_after(60):
+            async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+                for path in DOCUMENTS:
+                    # Without them, strangers do not learn that the paths exist.
+                    expected = 200 if ui else 401
+                    assert (await client.get(path)).status_code == expected
+                    assert (await client.post(path)).status_code in (401, 405)
+
+
+async def test_they_are_below_the_path_of_a_proxy(tokenizer_folder: Path) -> None:
+    async with open_fake_server(
+        tokenizer_folder, http=HttpConfig(root_path="/llm")
+    ) as server:
+        with trio.fail_after(60):
+            async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+                for path in ("/", "/llm", "/llm/"):
+                    answer = await client.get(path)
+                    assert answer.content == load_page().content
+                described = await client.get("/llm/docs")
+    assert "$URL/llm/v1/chat/completions" in described.text
+
+
+@pytest.mark.parametrize("ui", [True, False])
+async def test_the_base_url_says_where_to_go(tokenizer_folder: Path, ui: bool) -> None:
+    async with open_fake_server(tokenizer_folder, http=HttpConfig(ui=ui)) as server:
+        with trio.fail_after(60):
+            async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+                for path in ("/v1", "/v1/", "/v2"):
+                    answer = await client.get(path)
+                    assert answer.status_code == 404
+                    message = answer.json()["error"]["message"]
+                    assert ("/docs" in message) == ui
+
+
+async def test_examples_are_answered(tokenizer_folder: Path) -> None:
+    asked = set()
+    async with (
+        open_fake_server(tokenizer_folder) as server,
+        httpx.AsyncClient(timeout=60) as client,
+    ):
+        with trio.fail_after(60):
+            asked |= await ask_examples(client, server.url)
+    tasks: list[tuple[PoolingTask, tuple[str, ...]]] = [
+        ("embed", ()),
+        ("classify", ("a", "b")),
+    ]
+    for task, labels in tasks:
+        async with (
+            open_fake_pooling_server(
+                tokenizer_folder, task=task, labels=labels, num_outputs=len(labels) or 8
+            ) as pooling,
+            httpx.AsyncClient(timeout=60) as client,
+        ):
+            with trio.fail_after(60):
+                asked |= await ask_examples(client, pooling.url)
+    assert asked == {
+        path
+        for route in ROUTES
+        if route.request is not None
+        for path in route.documented_paths
+    }
+
+
+async def ask_examples(client: httpx.AsyncClient, url: str) -> set[str]:
+    """Send all examples to a server; returns the paths that its model answers."""
+    answered = set()
+    for route in ROUTES:
+        if route.request is None:
+            continue
+        for path in route.documented_paths:
+            body = {**route.example}
+            if "model" in body:
+                body["model"] = "fake"
+            answer = await client.post(url + path, json=body)
+            if answer.status_code == 200:
+                answered.add(path)
+            else:
+                assert "this server uses it to" in answer.text, (path, answer.text)
+    return answered

@@ -1,0 +1,422 @@
+"""The simulation of a whole server: its histories pass, and it finds planted bugs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+import math
+import os
+from pathlib import Path
+import random
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import pytest
+import trio
+
+from trioserve.engine.generation.backlog import Backlog
+from trioserve.engine.generation.engine import TokenEngine
+from trioserve.engine.generation.token_stream import TokenStream
+from trioserve.engine.pooling.engine import TensorEngine
+from trioserve.frontend.stream_limits import StreamLimits
+from trioserve.frontend.text_stream import TextStream
+from trioserve.grammar import compile as grammar_compiler
+from trioserve.http.bodies.upload import ChunkedBody
+from trioserve.http.connection.http2 import GuardedH2
+from trioserve.http.keys.key_use import KeyUse
+from trioserve.http.live import live_requests
+from trioserve.http.live.lifecycle import Lifecycle
+from trioserve.http.record.progress import HasPhase
+from trioserve.http.streams.resumable import (
+    ResumableStream,
+    ResumableStreams,
+)
+from trioserve.render.workers.turns import Turn, Turns
+from trioserve.scheduler.generation.block_tables import BlockTables
+from trioserve.testing.simulate import (
+    SimulatedLimits,
+    SimulatedModel,
+    open_simulated_server,
+    run_virtually,
+    simulate,
+)
+from trioserve.testing.simulate.history import make_history
+from trioserve.testing.simulate.order import check_names
+from trioserve.testing.simulate.plans import Leave
+from trioserve.testing.simulate.pooling_requests import EmbeddingPlan
+from trioserve.testing.simulate.sockets import make_socket_pair
+from trioserve.testing.simulate.text_requests import TextPlan
+from trioserve.types.ids import SequenceId
+from trioserve.types.output import TextDelta, TokenDelta
+from trioserve.types.pooling import PoolingRow
+from trioserve.types.structured import StructuredOutput
+
+# 10,000 take some minutes: python -m trioserve.testing.simulate --count 10000
+NUM_HISTORIES = 120
+
+# A planted bug shows within so many histories.
+NUM_SEARCHED = 60
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer_folder: Path) -> SimulatedModel:
+    return SimulatedModel(tokenizer_folder)
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_histories_end_as_they_must(model: SimulatedModel, part: int) -> None:
+    for seed in range(part, NUM_HISTORIES, 3):
+        report = simulate(model, seed)
+        assert not report.problems, report
+
+
+def test_a_seed_replays(model: SimulatedModel) -> None:
+    first = [simulate(model, seed) for seed in range(5)]
+    random.seed(1)
+    assert [simulate(model, seed) for seed in reversed(range(5))] == first[::-1]
+    assert len({report.digest for report in first}) == 5
+
+
+def test_a_seed_replays_in_another_process(model: SimulatedModel) -> None:
+    command = [sys.executable, "-m", "trioserve.testing.simulate", "--seed", "7"]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "1"},
+    )
+    assert f"digest {simulate(model, 7).digest}" in done.stdout
+
+
+# Each returns a method that replaces one of the server's.
+
+
+def plant_kept_blocks(original: Callable[..., None]) -> Callable[..., None]:
+    def release(self: BlockTables, *args: object) -> None:
+        """Keep the blocks of every seventh sequence."""
+        count[0] += 1
+        if count[0] % 7:
+            original(self, *args)
+
+    count = [0]
+    return release
+
+
+def plant_repeated_token(original: Callable[..., None]) -> Callable[..., None]:
+    def push_nowait(self: TokenStream, delta: TokenDelta) -> None:
+        original(self, delta)
+        if delta.finish_reason is None and delta.token_ids:
+            original(self, delta)
+
+    return push_nowait
+
+
+def plant_endless_stream(original: object) -> Callable[..., float]:
+    return lambda self, phase: float("inf")
+
+
+def plant_kept_request(original: object) -> object:
+    @contextmanager
+    def hold(self: Lifecycle, request: HasPhase) -> Iterator[None]:
+        self._active[request] = None
+        yield
+        # An exception leaves the request there.
+        del self._active[request]
+
+    return hold
+
+
+def plant_kept_body(original: object) -> Callable[..., None]:
+    def release(self: ChunkedBody) -> None:
+        self._is_released = True
+        self._chunks.clear()
+
+    return release
+
+
+def plant_kept_token(original: Callable[..., None]) -> Callable[..., None]:
+    def leave(self: Turns, turn: Turn) -> None:
+        if turn.begun.is_set() and sys.exc_info()[0] is not None:
+            return
+        original(self, turn)
+
+    return leave
+
+
+def plant_mixed_choices(original: Callable[..., TextDelta]) -> Callable[..., TextDelta]:
+    def render(self: TextStream, tokens: TokenDelta) -> TextDelta:
+        delta = original(self, tokens)
+        if self.num_sequences > 1 and delta.finish_reason is None:
+            return TextDelta(index=0, text=delta.text, token_ids=delta.token_ids)
+        return delta
+
+    return render
+
+
+def plant_kept_lengths(original: Callable[..., None]) -> Callable[..., None]:
+    def drop(self: Backlog, ids: Iterable[SequenceId]) -> None:
+        before = dict(self._num_output)
+        original(self, ids)
+        self._num_output.update(before)
+
+    return drop
+
+
+def plant_kept_queue(original: Callable[..., None]) -> Callable[..., None]:
+    def note_token(self: Backlog, request: Any) -> None:
+        queues = dict(self._queues)
+        original(self, request)
+        self._queues.update(queues)
+
+    return note_token
+
+
+def plant_kept_streams(original: Callable[..., None]) -> Callable[..., None]:
+    def abort(self: TokenEngine, ids: Iterable[SequenceId]) -> None:
+        before = {each: self._streams[each] for each in ids if each in self._streams}
+        original(self, ids)
+        self._streams.update(before)
+
+    return abort
+
+
+def plant_skipped_event(original: Callable[..., Any]) -> Callable[..., Any]:
+    def find(self: ResumableStreams, *args: object) -> tuple[ResumableStream, int]:
+        stream, number = original(self, *args)
+        return stream, number + 1
+
+    return find
+
+
+def plant_kept_stream(original: Callable[..., None]) -> Callable[..., None]:
+    def release(self: ResumableStream, connection: trio.CancelScope) -> None:
+        original(self, connection)
+        self.scope.deadline = math.inf
+
+    return release
+
+
+def plant_deaf_streams(original: object) -> object:
+    async def drop(self: GuardedH2, stream_id: int) -> None:
+        """Go on with a request that its client has reset."""
+
+    return drop
+
+
+def plant_mixed_texts(original: Callable[..., object]) -> Callable[..., object]:
+    def add(self: TensorEngine, rows: Sequence[PoolingRow], *args: object) -> object:
+        return original(self, rows[::-1], *args)
+
+    return add
+
+
+def plant_other_form(original: Callable[..., str]) -> Callable[..., str]:
+    other = StructuredOutput(kind="choice", choices=("other",))
+    return lambda structure: original(other)
+
+
+# The owner and the name of a function, and what replaces it; a word of the problem; and the
+# first seed, because some bugs are rare.
+PLANTED: dict[str, tuple[Any, str, Callable[[Any], object], str, int]] = {
+    "blocks are not freed": (BlockTables, "release", plant_kept_blocks, "block", 0),
+    "a token comes twice": (
+        TokenStream,
+        "push_nowait",
+        plant_repeated_token,
+        "choice",
+        0,
+    ),
+    "no end at the deadline": (
+        StreamLimits,
+        "find_next",
+        plant_endless_stream,
+        "has no end",
+        16,
+    ),
+    "a request stays live": (Lifecycle, "hold", plant_kept_request, "live", 0),
+    "a body is held": (ChunkedBody, "release", plant_kept_body, "bodies", 0),
+    "a worker is held": (Turns, "_leave", plant_kept_token, "", 0),
+    "the length of an answer is kept": (
+        Backlog,
+        "drop",
+        plant_kept_lengths,
+        "engine is",
+        0,
+    ),
+    "the queue of a client is kept": (
+        Backlog,
+        "_note_token",
+        plant_kept_queue,
+        "engine is",
+        0,
+    ),
+    "an aborted stream is kept": (
+        TokenEngine,
+        "_abort",
+        plant_kept_streams,
+        "engine is",
+        0,
+    ),
+    "choices are mixed": (TextStream, "_render", plant_mixed_choices, "choice", 5),
+    "a key sees the requests of others": (
+        live_requests,
+        "may_see",
+        lambda original: lambda asker, owner: True,
+        "was shown",
+        111,
+    ),
+    "a key has no limit": (
+        KeyUse,
+        "check",
+        lambda original: lambda self: None,
+        " were ",
+        70,
+    ),
+    "tokens are counted twice": (
+        KeyUse,
+        "charge",
+        lambda original: lambda self, number: original(self, 2 * number),
+        "are counted",
+        7,
+    ),
+    "an event is skipped": (
+        ResumableStreams,
+        "find",
+        plant_skipped_event,
+        "is missing",
+        8,
+    ),
+    "a stream waits for ever": (
+        ResumableStream,
+        "release",
+        plant_kept_stream,
+        "resumable",
+        8,
+    ),
+    "texts are mixed": (TensorEngine, "add", plant_mixed_texts, "of another text", 4),
+    "room for texts is kept": (
+        TensorEngine,
+        "_reserve",
+        lambda original: lambda self, number, client: original(
+            self, max(0, number), client
+        ),
+        "engine is",
+        4,
+    ),
+    "an answer has the form of another": (
+        grammar_compiler,
+        "compile_structure",
+        plant_other_form,
+        "another form",
+        0,
+    ),
+    "a reset is ignored": (
+        GuardedH2,
+        "_drop_stream",
+        plant_deaf_streams,
+        "without its client",
+        52,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_found(
+    model: SimulatedModel, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, method, plant, word, first = PLANTED[name]
+    monkeypatch.setattr(owner, method, plant(getattr(owner, method)))
+    for seed in range(first, first + NUM_SEARCHED):
+        problems = simulate(model, seed).problems
+        if any(word in problem for problem in problems):
+            return
+    raise AssertionError("the bug was not found")
+
+
+def test_histories_have_everything() -> None:
+    histories = [make_history(seed) for seed in range(300)]
+    plans = [plan for history in histories for plan in history.requests]
+    clients = [client for history in histories for client in history.clients]
+    assert {plan.leaves for plan in plans} == {*get_args(Leave), None}
+    texts = [plan for plan in plans if isinstance(plan, TextPlan)]
+    assert {plan.fault for plan in texts} == {"plugin", "refused", "raises", None}
+    for read in (
+        *(lambda plan: plan.is_chat, lambda plan: plan.is_stream),
+        lambda plan: plan.timeout is not None,
+        lambda plan: plan.stop is not None,
+        lambda plan: plan.n > 1,
+        lambda plan: plan.form is not None,
+        lambda plan: len(plan.breaks) > 1,
+    ):
+        assert {read(plan) for plan in texts} == {False, True}
+    keys = {client.key for client in clients}
+    assert {key and key.secret for key in keys} == {
+        *("sk-ann", "sk-bob", "sk-root", "sk-stranger"),
+        None,
+    }
+    for name in ("max_requests", "tokens_per_minute"):
+        assert any(key and getattr(key.key, name, None) for key in keys)
+    assert {client.is_http2 for client in clients} == {False, True}
+    embeddings = [plan for plan in plans if isinstance(plan, EmbeddingPlan)]
+    assert {plan.is_chat for plan in embeddings} == {False, True}
+    assert {plan.is_too_long for plan in embeddings} == {False, True}
+
+
+def test_another_release_of_trio_is_noticed() -> None:
+    module = SimpleNamespace(__name__="trio", _r=random.Random())
+    with pytest.raises(RuntimeError, match="_ALLOW_DETERMINISTIC_SCHEDULING"):
+        check_names(module)
+
+
+def test_an_embedder_can_tell_a_story(model: SimulatedModel) -> None:
+    async def story() -> tuple[bytes, float]:
+        limits = SimulatedLimits(seconds_of=lambda plan: 100.0)
+        async with open_simulated_server(model, limits) as server:
+            stream = server.connect()
+            body = b'{"prompt": "Hello", "max_tokens": 2}'
+            await stream.send_all(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+                b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+                % (len(body), body)
+            )
+            answer = b"".join([data async for data in stream])
+            return answer, trio.current_time()
+
+    answer, seconds = run_virtually(story)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert 200 <= seconds < 201
+
+
+def test_sockets_in_memory_end_as_real_ones() -> None:
+    async def main() -> None:
+        client, server = make_socket_pair(("10.0.0.1", 1), capacity=4)
+        assert client.write_now(b"abcdef") == 4
+        with pytest.raises(BlockingIOError):
+            client.write_now(b"ef")
+        assert await server.recv(2) == b"ab"
+        # Two bytes are unread, so the client's end is reset.
+        server.close()
+        with pytest.raises(ConnectionResetError):
+            await client.recv(1)
+        client, server = make_socket_pair(("10.0.0.1", 1))
+        server.shutdown(1)
+        assert await client.recv(1) == b""
+        client.close()
+        with pytest.raises(BrokenPipeError):
+            server.write_now(b"a")
+        with pytest.raises(OSError):
+            await client.send(b"a")
+
+    trio.run(main)
+
+
+def test_several_processes_play_the_histories_of_one_command() -> None:
+    command = [sys.executable, "-m", "trioserve.testing.simulate", "--count", "4"]
+    done = subprocess.run(
+        [*command, "--jobs", "2"], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("4 histories")

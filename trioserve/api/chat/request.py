@@ -1,0 +1,105 @@
+"""The body of POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from ...errors import InvalidParameter
+from ...render import ReasoningEffort
+from ..decode.continuation import (
+    check_continuation,
+    opens_turn,
+)
+from ..decode.field_types import (
+    ChatTemplateText,
+    Int64,
+)
+from ..decode.messages import (
+    Messages,
+    check_messages,
+)
+from ..decode.requests import GenerationRequest
+from ..decode.tool_choice import (
+    NamedTool,
+    ToolChoice,
+    list_forced,
+    list_shown,
+)
+
+
+class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
+    """The body of POST /v1/chat/completions.
+
+    Args:
+      echo: the content of the answer begins with the last message, if that is the
+        assistant's.
+      tool_choice: by default the model may call all tools. `none` hides them from it, and
+        `allowed_tools` hides others than its own. `required` and the name of a tool make
+        it call one.
+      parallel_tool_calls: False ends an answer behind its first call, and so does the name
+        of a tool.
+    """
+
+    messages: Messages
+    echo: bool | None = None
+    max_completion_tokens: Int64 | None = None
+    logprobs: bool | None = None
+    top_logprobs: Int64 | None = None
+    thinking_token_budget: Int64 | None = None
+    include_reasoning: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: ChatTemplateText | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    tools: tuple[dict[str, object], ...] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_messages(self.messages)
+        check_continuation(self.add_generation_prompt, self.continue_final_message)
+        for name in ("top_logprobs", "logprob_token_ids"):
+            if getattr(self, name) and not self.logprobs:
+                raise InvalidParameter(name, "is only taken with logprobs=true")
+        list_forced(self.tool_choice, self.tools or ())
+
+    @property
+    def shown_tools(self) -> tuple[dict[str, object], ...]:
+        """The tools that the model sees."""
+        return list_shown(self.tool_choice, self.tools or ())
+
+    @property
+    def echoed_text(self) -> str:
+        """The text before the answer, if the client wants it."""
+        last = self.messages[-1] if self.echo else None
+        return last.text if last is not None and last.role == "assistant" else ""
+
+    @property
+    def takes_one_call(self) -> bool:
+        """Whether the answer ends behind its first call.
+
+        A client that names a tool expects one call of it, as OpenAI's servers answer.
+        """
+        return self.parallel_tool_calls is False or isinstance(
+            self.tool_choice, NamedTool
+        )
+
+    @property
+    def forced_tools(self) -> frozenset[str]:
+        """The names of the tools of which the model must call one; none if it is free."""
+        return list_forced(self.tool_choice, self.tools or ())
+
+    @property
+    def adds_generation_prompt(self) -> bool:
+        """Whether the assistant's turn is opened; not where a message goes on."""
+        return opens_turn(self.add_generation_prompt, self.continue_final_message)
+
+    @property
+    def includes_reasoning(self) -> bool:
+        """Whether the answer shows the reasoning, if the server splits it off."""
+        return self.include_reasoning is not False
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """Whether the tokenizer adds special tokens; by default the template does."""
+        return bool(self.add_special_tokens)

@@ -1,0 +1,1 @@
+"""Cohere's API: POST /v1/embed and POST /v2/embed."""

@@ -1,0 +1,176 @@
+"""Decodes the JSON of one endpoint's bodies into its request struct.
+
+A call of the JSON decoder holds the GIL, so a long call pauses every stream.
+msgspec takes less than half as long as pydantic (bench/schema.py). Fields that may be
+megabytes long stay bytes in that call, and lazy_fields.py decodes them in pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import copy
+from functools import cached_property, partial
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from . import foreign_fields, unsupported
+from ...errors import InvalidParameter
+from ..chat.payloads import CHAT_PAYLOADS
+from .counting import check_size
+from .errors import explain
+from .field_names import FieldNames, find_inside
+from .payloads import Payloads, Strings, take_out
+from .pieces import decode_pieces, find_long_fields, make_shell
+
+# Smaller bodies are decoded within a quarter of a millisecond.
+_LARGE_BYTES: Final = 2**20
+
+# More token ids than any body has.
+UNBOUNDED: Final = 2**62
+
+_MAX_UNKNOWN_FIELDS: Final = 16
+_MAX_UNKNOWN_CHARACTERS: Final = 64
+
+RequestT = TypeVar("RequestT", bound=msgspec.Struct)
+
+# Decodes a field, given its name, its bytes and a number of token ids that is too large.
+DecodeField = Callable[[str, msgspec.Raw, int], object]
+
+
+class BodyDecoder(Generic[RequestT]):
+    """Decodes the bodies of one endpoint.
+
+    The first pass looks at the names of the fields (field_names.py). The second one decodes
+    into a struct in which each field that may hold lists or mappings stays bytes: their sizes
+    are checked before they are decoded.
+
+    Args:
+      refused: fields that are not implemented, with their neutral values.
+      foreign: fields that other servers have, with advice and their neutral values.
+      lazy: fields with decoders of their own. All others that may be long are decoded in
+        pieces.
+      ignored: names of fields that change nothing.
+      bounds_ids: whether token ids are refused if there are more than the model takes.
+      payloads: images and tensors, which are not decoded; None for bodies without them.
+    """
+
+    def __init__(
+        self,
+        request_type: type[RequestT],
+        refused: Mapping[str, unsupported.Neutral] = {},
+        lazy: Mapping[str, DecodeField] = {},
+        *,
+        foreign: Mapping[str, unsupported.Refused] = {},
+        ignored: frozenset[str] = frozenset(),
+        bounds_ids: bool = True,
+        payloads: Payloads | None = CHAT_PAYLOADS,
+    ) -> None:
+        self._request_type = request_type
+        self.refused = refused
+        self.foreign = foreign
+        self.ignored = ignored
+        self._names = FieldNames(
+            request_type.__struct_encode_fields__,
+            ignored=ignored,
+            refused={**foreign, **unsupported.advise(refused)},
+            inside=find_inside(request_type, foreign_fields.INSIDE),
+        )
+        long_fields = find_long_fields(request_type)
+        self.own_fields = frozenset(lazy)
+        self._lazy = {
+            **{name: _decode_as(kind) for name, kind in long_fields.items()},
+            **lazy,
+        }
+        self._bounds_ids = bounds_ids
+        self._payloads = payloads
+        self._decoder: msgspec.json.Decoder[RequestT] = msgspec.json.Decoder(
+            make_shell(request_type, tuple(self._lazy))
+        )
+
+    def decode(self, body: bytes, max_model_len: int) -> RequestT:
+        """Decode a body.
+
+        Args:
+          max_model_len: a prompt with this many token ids is refused before its ids are
+            decoded.
+
+        Raises:
+          InvalidParameter: the body is not JSON, or a field has the wrong type or length.
+          NotSupported: a field needs a feature that this server does not have.
+        """
+        if not body:
+            raise InvalidParameter(None, "The body is empty.")
+        strings: Strings = {}
+        payloads = self._payloads if len(body) > _LARGE_BYTES else None
+        if payloads is not None:
+            body, strings = take_out(body, payloads.keys)
+        check_size(None, body)
+        self._names.check(body)
+        parsed = self._parse(body)
+        fields = self._decode_lazy_fields(parsed, max_model_len)
+        if payloads is not None and strings:
+            payloads.put_back(fields, strings)
+        return self._request_type(**fields)
+
+    @cached_property
+    def tolerant(self) -> BodyDecoder[RequestT]:
+        """The same decoder, which leaves out tools that the client does not run itself."""
+        decoder = copy(self)
+        if "tools" in self._lazy:
+            # Only decoders of tools have this option.
+            decode: Any = self._lazy["tools"]
+            tools = partial(decode, ignores_unknown=True)
+            decoder._lazy = {**self._lazy, "tools": tools}
+        return decoder
+
+    def list_unknown_fields(self, body: bytes) -> tuple[str, ...]:
+        """Return the names of the top-level fields that the server does not know.
+
+        This parses the body once more, so it is for the debug log alone.
+
+        Returns:
+          at most 16 names, each cut to 64 characters.
+        """
+        try:
+            fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        # The names of unknown fields were not decoded before, so they may not be UTF-8.
+        except ValueError:
+            return ()
+        known = {
+            *self._request_type.__struct_fields__,
+            *self.refused,
+            *self.foreign,
+            *self.ignored,
+        }
+        unknown = [name for name in fields if name not in known]
+        return tuple(
+            name[:_MAX_UNKNOWN_CHARACTERS] for name in unknown[:_MAX_UNKNOWN_FIELDS]
+        )
+
+    def _parse(self, body: bytes) -> RequestT:
+        try:
+            return self._decoder.decode(body)
+        # UnicodeDecodeError is a ValueError, but not a DecodeError.
+        except (ValueError, RecursionError) as error:
+            raise explain(error) from None
+
+    def _decode_lazy_fields(
+        self, parsed: RequestT, max_model_len: int
+    ) -> dict[str, Any]:
+        """Return all fields of the request; a lazy field that was not sent is None."""
+        fields = {
+            name: getattr(parsed, name) for name in self._request_type.__struct_fields__
+        }
+        # A prompt that will be truncated may be longer than the model takes.
+        is_truncated = fields.get("truncate_prompt_tokens") is not None
+        is_bounded = self._bounds_ids and not is_truncated
+        max_tokens = max_model_len if is_bounded else UNBOUNDED
+        for name, decode in self._lazy.items():
+            raw = fields[name]
+            fields[name] = decode(name, raw, max_tokens) if raw else None
+        return fields
+
+
+def _decode_as(kind: Any) -> DecodeField:
+    return lambda name, raw, max_tokens: decode_pieces(name, raw, kind)

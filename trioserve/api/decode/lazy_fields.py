@@ -1,0 +1,196 @@
+"""Decodes fields that may be megabytes long, without blocking other threads for long.
+
+A call of the JSON decoder holds the GIL, whichever thread it runs in. So fields that are
+too long are refused before they are decoded, strings of bytes are not decoded at all, and
+the rest is decoded in pieces, so that other threads can run between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, Final, cast
+
+import msgspec
+
+from ...errors import ContextLengthExceeded, InvalidParameter
+from ..completions.request import (
+    CompletionPrompt,
+    PromptItem,
+)
+from .errors import explain
+from .field_types import MAX_PROMPTS, TokenId
+
+# The size of a piece. It takes half a millisecond, for text and for token ids.
+PIECE_BYTES: Final = 65_536
+
+_NO_ITEM: Final = msgspec.Raw()
+
+
+# The decoder of a union takes ten microseconds to make.
+@cache
+def find_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    """Return the decoder of a type."""
+    return msgspec.json.Decoder(kind)
+
+
+def decode_field(name: str, raw: msgspec.Raw | bytes, kind: Any) -> Any:
+    """Decode one field.
+
+    Raises:
+      InvalidParameter: the field has another type; names the field.
+    """
+    try:
+        return find_decoder(kind).decode(raw)
+    except (ValueError, RecursionError) as error:
+        raise explain(error, name) from None
+
+
+def begins_with(raw: msgspec.Raw, character: bytes) -> bool:
+    """Return whether a value begins with a character, which shows its type."""
+    return bytes(memoryview(raw)[:1]) == character
+
+
+def read_string(name: str, raw: msgspec.Raw) -> memoryview:
+    """Return the bytes between the quotes of a string, without a copy.
+
+    Raises:
+      InvalidParameter: the value is not a string.
+    """
+    if not begins_with(raw, b'"'):
+        raise InvalidParameter(name, "must be a string")
+    # Escapes are rare in such strings, but some encoders write / as \/.
+    if any(b"\\" in piece for piece in _copy_pieces(memoryview(raw))):
+        text: str = decode_field(name, raw, str)
+        return memoryview(text.encode())
+    return memoryview(raw)[1:-1]
+
+
+def decode_prompt(
+    name: str, raw: msgspec.Raw, max_tokens: int
+) -> CompletionPrompt | None:
+    """Decode texts, token ids, or lists of them.
+
+    Args:
+      max_tokens: so many ids are too many.
+
+    Raises:
+      InvalidParameter: the value is none of these.
+      ContextLengthExceeded: there are `max_tokens` ids or more.
+    """
+    if len(memoryview(raw)) <= PIECE_BYTES or not begins_with(raw, b"["):
+        return _check_types(name, decode_field(name, raw, CompletionPrompt | None))
+    if bytes(memoryview(raw)[1:PIECE_BYTES]).lstrip()[:1].isdigit():
+        return decode_ids(name, raw, max_tokens)
+    items = split_list(name, raw, MAX_PROMPTS)
+    prompts = tuple(
+        (
+            decode_ids(f"{name}[{index}]", item, max_tokens)
+            if begins_with(item, b"[")
+            else decode_field(f"{name}[{index}]", item, PromptItem)
+        )
+        for index, item in enumerate(items)
+    )
+    return _check_types(name, prompts)
+
+
+def decode_embeds_list(
+    name: str, raw: msgspec.Raw, max_tokens: int
+) -> tuple[memoryview, ...] | None:
+    """Return the bytes of one string, or of each string in a list.
+
+    Raises:
+      InvalidParameter: the value is something else, or an empty list.
+    """
+    if begins_with(raw, b'"'):
+        return (read_string(name, raw),)
+    if not begins_with(raw, b"["):
+        return cast(None, decode_field(name, raw, list[msgspec.Raw] | None))
+    items = split_list(name, raw, MAX_PROMPTS)
+    if not items:
+        raise InvalidParameter(name, f"takes 1 to {MAX_PROMPTS} tensors")
+    return tuple(read_string(f"{name}[{i}]", item) for i, item in enumerate(items))
+
+
+def split_list(name: str, raw: msgspec.Raw, max_items: int) -> list[msgspec.Raw]:
+    """Split a list into its items. A list that is too long is refused before that.
+
+    The decoder checks the length of a list only after it has made all items, which can
+    take seconds and gigabytes. But it stops behind the last field of a struct. So the list
+    is decoded as a struct with `max_items` fields.
+
+    Raises:
+      InvalidParameter: the value is not a list, or has more items.
+    """
+    items = msgspec.structs.astuple(
+        decode_field(name, raw, _make_items_type(max_items))
+    )
+    # Every JSON value has bytes, so an empty field was not sent.
+    return list(items[: (*items, _NO_ITEM).index(_NO_ITEM)])
+
+
+@cache
+def _make_items_type(max_items: int) -> type[msgspec.Struct]:
+    return msgspec.defstruct(
+        "Items",
+        [(f"item_{index}", msgspec.Raw, _NO_ITEM) for index in range(max_items)],
+        array_like=True,
+        forbid_unknown_fields=True,
+        frozen=True,
+    )
+
+
+def decode_ids(
+    name: str, raw: msgspec.Raw, max_tokens: int, *, piece_bytes: int = PIECE_BYTES
+) -> tuple[int, ...]:
+    """Decode a list of token ids, piece by piece.
+
+    Raises:
+      InvalidParameter: the value is not a list of token ids.
+      ContextLengthExceeded: there are `max_tokens` ids or more.
+    """
+    if not begins_with(raw, b"["):
+        decode_field(name, raw, tuple[TokenId, ...])
+    view = memoryview(raw)[1:-1]
+    num_commas = sum(piece.count(b",") for piece in _copy_pieces(view))
+    if num_commas + 1 >= max_tokens:
+        raise ContextLengthExceeded(
+            num_tokens=num_commas + 1, limit=max_tokens, param=name
+        )
+    ids: list[int] = []
+    for piece in _cut(view, piece_bytes):
+        ids += decode_field(name, b"[%b]" % piece, list[TokenId])
+    return tuple(ids)
+
+
+def _copy_pieces(view: memoryview) -> Iterator[bytes]:
+    """Copy in small pieces, because a copy of megabytes would block other threads."""
+    for begin in range(0, len(view), PIECE_BYTES):
+        yield bytes(view[begin : begin + PIECE_BYTES])
+
+
+def _cut(view: memoryview, piece_bytes: int) -> Iterator[bytes]:
+    """Cut at commas. A piece that is no list of token ids is found by the decoder."""
+    begin = 0
+    while len(view) - begin > piece_bytes:
+        piece = bytes(view[begin : begin + piece_bytes])
+        end = piece.rfind(b",")
+        if end < 0:
+            # No token id is so long. The decoder reports that.
+            break
+        yield piece[:end]
+        begin += end + 1
+    yield bytes(view[begin:])
+
+
+def _check_types(name: str, prompt: Any) -> CompletionPrompt | None:
+    """Refuse mixed lists, which the types of the decoder cannot exclude."""
+    if isinstance(prompt, tuple):
+        types = set(map(type, prompt))
+        if len(types) > 1:
+            raise InvalidParameter(
+                name, "must not mix strings, token ids and lists of token ids"
+            )
+        if types != {int} and len(prompt) > MAX_PROMPTS:
+            raise InvalidParameter(name, f"at most {MAX_PROMPTS} prompts are allowed")
+    return cast(CompletionPrompt | None, prompt)

@@ -1,0 +1,1 @@
+"""Embeddings, pooling, classes, scores and ranks of texts."""

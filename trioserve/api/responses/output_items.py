@@ -1,0 +1,248 @@
+"""The items of a response's output, while they are being written.
+
+An item is opened by its first piece and closed by a piece of another item, or by the end
+of the answer. Each step gives the events that a stream shows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+
+from ..shared.answers import TokenLogprob
+from .answers import (
+    ItemStatus,
+    OutputCall,
+    OutputItem,
+    OutputMessage,
+    OutputReasoning,
+    OutputText,
+    ReasoningText,
+)
+from .events import (
+    ArgumentsAdded,
+    ArgumentsDone,
+    ContentPartAdded,
+    ContentPartDone,
+    OutputItemAdded,
+    OutputItemDone,
+    ReasoningAdded,
+    ReasoningDone,
+    ResponseEvent,
+    TextAdded,
+    TextDone,
+)
+
+Events = Iterator[ResponseEvent]
+
+# Ids begin with the kind of the item, as OpenAI's do.
+ID_PREFIXES: Final = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+}
+
+
+class OpenItem(ABC):
+    """An item that grows.
+
+    Args:
+      id: the id of the item.
+      output_index: its place in the output.
+      number: returns the number of the next event.
+    """
+
+    def __init__(self, id: str, output_index: int, number: Callable[[], int]) -> None:
+        self._id = id
+        self._output_index = output_index
+        self._number = number
+        self._pieces: list[str] = []
+
+    @abstractmethod
+    def begin(self) -> Events:
+        """Write the events of an item without content."""
+
+    @abstractmethod
+    def end(self) -> Events:
+        """Write the events behind the last piece, except that of the whole item."""
+
+    @abstractmethod
+    def to_item(self, status: ItemStatus) -> OutputItem:
+        """Return the item as it is now."""
+
+    def close(self, status: ItemStatus) -> Events:
+        """Write the last events of the item."""
+        yield from self.end()
+        yield OutputItemDone(
+            sequence_number=self._number(),
+            output_index=self._output_index,
+            item=self.to_item(status),
+        )
+
+    def _announce(self, item: OutputItem) -> OutputItemAdded:
+        return OutputItemAdded(
+            sequence_number=self._number(), output_index=self._output_index, item=item
+        )
+
+    @property
+    def _text(self) -> str:
+        return "".join(self._pieces)
+
+
+class OpenMessage(OpenItem):
+    """A message that grows."""
+
+    def __init__(self, id: str, output_index: int, number: Callable[[], int]) -> None:
+        super().__init__(id, output_index, number)
+        self._logprobs: list[TokenLogprob] = []
+
+    def begin(self) -> Events:
+        yield self._announce(OutputMessage(id=self._id, status="in_progress"))
+        yield ContentPartAdded(
+            sequence_number=self._number(),
+            item_id=self._id,
+            output_index=self._output_index,
+            part=OutputText(text=""),
+        )
+
+    def add(self, text: str, logprobs: tuple[TokenLogprob, ...] = ()) -> Events:
+        self._pieces.append(text)
+        self._logprobs += logprobs
+        yield TextAdded(
+            sequence_number=self._number(),
+            item_id=self._id,
+            output_index=self._output_index,
+            delta=text,
+            logprobs=logprobs,
+        )
+
+    def end(self) -> Events:
+        part = self._part
+        yield TextDone(
+            sequence_number=self._number(),
+            item_id=self._id,
+            output_index=self._output_index,
+            text=part.text,
+            logprobs=part.logprobs,
+        )
+        yield ContentPartDone(
+            sequence_number=self._number(),
+            item_id=self._id,
+            output_index=self._output_index,
+            part=part,
+        )
+
+    def to_item(self, status: ItemStatus) -> OutputMessage:
+        return OutputMessage(id=self._id, status=status, content=(self._part,))
+
+    @property
+    def _part(self) -> OutputText:
+        return OutputText(text=self._text, logprobs=tuple(self._logprobs))
+
+
+class OpenReasoning(OpenItem):
+    """A reasoning that grows."""
+
+    def begin(self) -> Events:
+        yield self._announce(OutputReasoning(id=self._id, status="in_progress"))
+        yield ContentPartAdded(
+            sequence_number=self._number(),
+            item_id=self._id,
+            output_index=self._output_index,
+            part=ReasoningText(text=""),
+        )
+
+    def add(self, text: str) -> Events:
+        self._pieces.append(text)
+        yield ReasoningAdded(
+            sequence_number=self._number(),
+            item_id=self._id,
+            output_index=self._output_index,
+            delta=text,
+        )
+
+    def end(self) -> Events:
+        yield ReasoningDone(
+            sequence_number=self._number(),
+            item_id=self._id,
+            output_index=self._output_index,
+            text=self._text,
+        )
+        yield ContentPartDone(
+            sequence_number=self._number(),
+            item_id=self._id,
+            output_index=self._output_index,
+            part=ReasoningText(text=self._text),
+        )
+
+    def to_item(self, status: ItemStatus) -> OutputReasoning:
+        content = (ReasoningText(text=self._text),)
+        return OutputReasoning(id=self._id, status=status, content=content)
+
+
+class OpenCall(OpenItem):
+    """A call of a function that grows.
+
+    A model may break off the arguments and go on with text. Then the call is incomplete,
+    although the answer is not.
+
+    Args:
+      call_id, name: of the call.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        output_index: int,
+        number: Callable[[], int],
+        *,
+        call_id: str,
+        name: str,
+    ) -> None:
+        super().__init__(id, output_index, number)
+        self._call_id = call_id
+        self._name = name
+
+    def begin(self) -> Events:
+        yield self._announce(self.to_item("in_progress"))
+
+    def add(self, arguments: str) -> Events:
+        self._pieces.append(arguments)
+        yield ArgumentsAdded(
+            sequence_number=self._number(),
+            item_id=self._id,
+            output_index=self._output_index,
+            delta=arguments,
+        )
+
+    def end(self) -> Events:
+        yield ArgumentsDone(
+            sequence_number=self._number(),
+            item_id=self._id,
+            output_index=self._output_index,
+            name=self._name,
+            arguments=self._text,
+        )
+
+    def to_item(self, status: ItemStatus) -> OutputCall:
+        is_broken = status == "completed" and not _is_json(self._text)
+        return OutputCall(
+            id=self._id,
+            status="incomplete" if is_broken else status,
+            call_id=self._call_id,
+            name=self._name,
+            arguments=self._text,
+        )
+
+
+def _is_json(arguments: str) -> bool:
+    """Return whether arguments are JSON; a call without any has an empty text."""
+    try:
+        msgspec.json.decode(arguments or "{}", type=msgspec.Raw)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,181 @@
+"""Log probabilities in the three forms that clients read: chat, legacy, prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+import itertools
+from typing import Final, TypeVar, cast
+
+import msgspec
+
+from ...http.wire.encode import encode
+from ...types.output import TextDelta, TokenLogprobs
+from .answers import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TokenLogprob,
+    TopLogprob,
+)
+
+T = TypeVar("T")
+
+# JSON has no infinity. OpenAI and vLLM, too, report this for impossible tokens.
+LOWEST_LOGPROB: Final = -9999.0
+
+# Writing a choice without log probabilities takes as long as so many of them.
+_ENTRIES_PER_CHOICE: Final = 8
+
+# Alternatives of a position. To encode so many takes 0.3 ms.
+_LONG: Final = 1024
+
+TokenBytes = Callable[[int], bytes]
+
+
+def show_id(token_id: int) -> str:
+    """Return the name of a token, in vLLM's form."""
+    return f"token_id:{token_id}"
+
+
+class TokenTexts:
+    """The texts of tokens in log probabilities.
+
+    Args:
+      token_bytes: returns the bytes of a token, which may begin or end inside a
+        character.
+      as_token_ids: show `token_id:123` instead, for return_tokens_as_token_ids.
+    """
+
+    def __init__(self, token_bytes: TokenBytes, *, as_token_ids: bool = False) -> None:
+        self._token_bytes = token_bytes
+        self._as_token_ids = as_token_ids
+
+    def show(self, token_id: int) -> str:
+        """Return the text of a token in a field where its id may replace it."""
+        return show_id(token_id) if self._as_token_ids else self.text(token_id)
+
+    def text(self, token_id: int) -> str:
+        return self._token_bytes(token_id).decode(errors="replace")
+
+    def bytes(self, token_id: int) -> tuple[int, ...]:
+        return tuple(self._token_bytes(token_id))
+
+
+def count_entries(deltas: Iterable[TextDelta]) -> int:
+    """Return the number of entries of an answer, for run_writing."""
+    return sum(
+        _ENTRIES_PER_CHOICE + sum(1 + len(entry.top) for entry in entries)
+        for entries in (
+            itertools.chain(delta.logprobs, delta.prompt_logprobs) for delta in deltas
+        )
+    )
+
+
+def build_chat_logprobs(
+    logprobs: Iterable[TokenLogprobs], texts: TokenTexts
+) -> ChatLogprobs:
+    """Report sampled tokens in chat's form."""
+    return ChatLogprobs(
+        content=tuple(
+            _encode_if_long(entry, _build_position(entry, texts)) for entry in logprobs
+        )
+    )
+
+
+def build_completion_logprobs(
+    token_ids: Sequence[int],
+    logprobs: Sequence[TokenLogprobs | None],
+    texts: TokenTexts,
+    offsets: Sequence[int],
+) -> CompletionLogprobs:
+    """Report tokens in the legacy form.
+
+    Args:
+      logprobs: one for each token; None for the first token of an echoed prompt.
+      offsets: where the tokens begin in the text of the choice, in characters.
+    """
+    return CompletionLogprobs(
+        text_offset=tuple(offsets),
+        token_logprobs=tuple(
+            _floor(entry.logprob) if entry else None for entry in logprobs
+        ),
+        tokens=tuple(map(texts.show, token_ids)),
+        top_logprobs=tuple(
+            _encode_if_long(entry, _map_top(entry, texts)) if entry else None
+            for entry in logprobs
+        ),
+    )
+
+
+def build_prompt_logprobs(
+    logprobs: Iterable[TokenLogprobs], texts: TokenTexts
+) -> PromptLogprobs:
+    """Report a prompt's tokens in vLLM's form.
+
+    Args:
+      logprobs: of the prompt's tokens 1, 2, ...
+    """
+    return (
+        None,
+        *(_encode_if_long(entry, _map_candidates(entry, texts)) for entry in logprobs),
+    )
+
+
+def _encode_if_long(entry: TokenLogprobs, position: T) -> T:
+    """Encode a position with many alternatives; the encoder of the answer copies it.
+
+    One call of the encoder holds the interpreter. For the whole vocabulary at 20 positions
+    that would be 0.3 seconds.
+    """
+    if len(entry.top) < _LONG:
+        return position
+    return cast(T, msgspec.Raw(encode(position)))
+
+
+def _build_position(entry: TokenLogprobs, texts: TokenTexts) -> TokenLogprob:
+    return TokenLogprob(
+        token=texts.show(entry.token_id),
+        logprob=_floor(entry.logprob),
+        bytes=texts.bytes(entry.token_id),
+        top_logprobs=tuple(
+            TopLogprob(
+                token=texts.show(token_id),
+                logprob=_floor(logprob),
+                bytes=texts.bytes(token_id),
+            )
+            for token_id, logprob in entry.top
+        ),
+    )
+
+
+def _map_top(entry: TokenLogprobs, texts: TokenTexts) -> dict[str, float]:
+    # As in vLLM, the token itself comes first, and only once.
+    ranked = {entry.token_id: entry.logprob, **dict(entry.top)}
+    top: dict[str, float] = {}
+    for token_id, logprob in ranked.items():
+        name = texts.show(token_id)
+        # The parts of a character have the same text.
+        top[show_id(token_id) if name in top else name] = _floor(logprob)
+    return top
+
+
+def _map_candidates(
+    entry: TokenLogprobs, texts: TokenTexts
+) -> dict[str, PromptLogprob]:
+    ranked = [
+        (entry.token_id, entry.logprob, entry.rank),
+        *((token_id, logprob, i) for i, (token_id, logprob) in enumerate(entry.top, 1)),
+    ]
+    # The prompt's own token comes first, and only once.
+    return {
+        str(token_id): PromptLogprob(
+            logprob=_floor(logprob), rank=rank, decoded_token=texts.text(token_id)
+        )
+        for token_id, logprob, rank in ranked
+    }
+
+
+def _floor(logprob: float) -> float:
+    # With this order of arguments, NaN becomes the floor, too: JSON has no NaN.
+    return max(LOWEST_LOGPROB, logprob)

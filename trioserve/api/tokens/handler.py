@@ -1,0 +1,74 @@
+"""POST /tokenize and POST /detokenize."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from quart import Response
+
+from ...frontend import PoolingEngine, TextEngine
+from ...http.record.descriptions import (
+    Detokenized,
+    Tokenized,
+)
+from ...http.scope import ScopedRequest
+from ...http.state import ServerState
+from ...http.wire.respond import (
+    respond_built,
+    respond_json,
+)
+from ...render import TokenizeOptions
+from ...types.prompt import Prompt
+from ..decode.body import read_any_request
+from ..decode.message_mappings import MessageMappings, to_chat_options
+from ..shared.generation_steps import count_characters
+from .requests import (
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+
+
+async def answer_tokenize(state: ServerState, request: ScopedRequest) -> Response:
+    """Convert a text or a conversation to token ids."""
+    body, engine = await read_any_request(state, request, TokenizeRequest)
+    messages = MessageMappings(body.messages or ())
+    num_characters = await count_characters(engine.renderer.workers, messages)
+    num_characters += len(body.prompt or "")
+    with engine.renderer.room.enter(num_characters, request.live.client):
+        prompt = await _render(engine, body, messages)
+    build = partial(_build_tokenized, engine, body, prompt)
+    return await respond_built(engine.renderer.workers, build, len(prompt.token_ids))
+
+
+async def answer_detokenize(state: ServerState, request: ScopedRequest) -> Response:
+    """Convert token ids to text."""
+    body, engine = await read_any_request(state, request, DetokenizeRequest)
+    with engine.renderer.room.enter(len(body.tokens), request.live.client):
+        text = await engine.renderer.detokenize(body.tokens)
+    return respond_json(Detokenized(prompt=text))
+
+
+def _build_tokenized(
+    engine: TextEngine | PoolingEngine, body: TokenizeRequest, prompt: Prompt
+) -> Tokenized:
+    return Tokenized(
+        count=len(prompt.token_ids),
+        max_model_len=engine.info.max_model_len,
+        tokens=prompt.token_ids,
+        token_strs=(
+            tuple(map(engine.renderer.token_text, prompt.token_ids))
+            if body.return_token_strs
+            else None
+        ),
+    )
+
+
+async def _render(
+    engine: TextEngine | PoolingEngine,
+    body: TokenizeRequest,
+    messages: MessageMappings,
+) -> Prompt:
+    options = TokenizeOptions(add_special_tokens=body.adds_special_tokens)
+    if body.prompt is not None:
+        return await engine.renderer.render_text(body.prompt, options)
+    return await engine.renderer.render_chat(messages, to_chat_options(body), options)

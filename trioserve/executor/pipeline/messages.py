@@ -1,0 +1,113 @@
+"""The messages between the engine and the processes that share its model.
+
+Each process is a stage of a pipeline, or one shard of a stage.
+
+Prepare -->             the first message, with the configuration
+     <-- Prepared | NotLoaded
+Load -->                when all are prepared: connect to the others, and load
+     <-- StageLoaded | NotLoaded
+Allocate -->            when all are loaded
+     <-- Ready          when all are warm
+Step -->                each plan, to each stage
+     <-- Stepped        its result, from the one process that samples
+     <-- Beat           every second, from all processes
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ...config import EngineConfig
+from ...types.model_info import ModelInfo
+from ...types.not_loaded import NotLoaded
+from ...types.output import StepResult
+from ...types.plan import StepPlan
+from ...types.stage_place import StagePlace
+
+
+class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Find the model and the device.
+
+    Args:
+      place: of this process among all that share the model.
+      local_rank, num_local_ranks: the number of this process, from 0, and of all processes
+        on its machine, which share its cores, its memory and its GPUs.
+      listens_on: the address of the first process, to which the others connect.
+      log_level: as in logging.
+    """
+
+    config: EngineConfig
+    place: StagePlace
+    local_rank: int
+    num_local_ranks: int
+    listens_on: str
+    log_level: int
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The process has found the model and the device.
+
+    Args:
+      version: trioserve's.
+      device_type: torch's.
+      port: where the first process listens; 0 elsewhere.
+    """
+
+    version: str
+    device_type: str
+    port: int
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Connect to the other processes, and load a part of the model.
+
+    They are connected first, because shards are compared with kernels together.
+
+    Args:
+      port: where the first process listens.
+    """
+
+    port: int
+
+
+class StageLoaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The layers of a stage, or its shard of them, are loaded.
+
+    Args:
+      info: the whole model's.
+      num_blocks: KV blocks that fit into its memory.
+    """
+
+    info: ModelInfo
+    num_blocks: int
+
+
+class Allocate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Allocate the KV cache, and run a first step with the other processes."""
+
+    num_blocks: int
+    max_model_len: int
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The stage is ready for plans."""
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Run a plan."""
+
+    plan: StepPlan
+
+
+class Stepped(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The result of a plan."""
+
+    result: StepResult
+
+
+class Beat(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The process is alive."""
+
+
+ToStage = Prepare | Load | Allocate | Step
+FromStage = Prepared | StageLoaded | NotLoaded | Ready | Stepped | Beat

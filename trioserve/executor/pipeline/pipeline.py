@@ -1,0 +1,194 @@
+"""Let the stages of a pipeline load a model, and connect them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+import logging
+from typing import TypeVar
+
+import trio
+
+from ...config import EngineConfig
+from ...errors import (
+    InvalidConfig,
+    StagesNotMet,
+    StartupError,
+    find_first,
+)
+from ...types.model_info import ModelInfo
+from ...types.not_loaded import NotLoaded
+from .executor import PipelineExecutor, StageDied, StagePeer
+from .messages import Allocate, Load, Prepare, Prepared, Ready, StageLoaded
+from .stages import StartedStage, open_stages
+
+Answer = TypeVar("Answer", Prepared, StageLoaded)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """Stages that have loaded their layers, and have no KV cache yet.
+
+    Args:
+      stages: in their order.
+      info: the whole model's.
+      device_type: torch's; the same for all stages.
+      num_blocks: KV blocks that fit into the memory of each stage.
+    """
+
+    stages: tuple[StagePeer, ...]
+    info: ModelInfo
+    device_type: str
+    num_blocks: int
+
+    async def connect(
+        self, config: EngineConfig, max_model_len: int
+    ) -> PipelineExecutor:
+        """Allocate the KV cache, and let the stages run a first step together.
+
+        Raises:
+          StartupError, StageDied
+        """
+        allocate = Allocate(num_blocks=self.num_blocks, max_model_len=max_model_len)
+
+        async def ask(stage: StagePeer) -> None:
+            await stage.send(allocate)
+            answer = await stage.receive()
+            assert isinstance(answer, Ready), "Ready answers Allocate"
+
+        await _for_each(self.stages, ask)
+        num_stages = config.parallel.pipeline_parallel_size
+        return PipelineExecutor(
+            self.stages,
+            # Without async scheduling, each token is known before the next is planned.
+            depth=num_stages + config.scheduler.async_scheduling,
+            step_timeout=config.parallel.step_timeout,
+        )
+
+
+@asynccontextmanager
+async def open_pipeline(config: EngineConfig) -> AsyncIterator[Pipeline]:
+    """Start the stages and load the model; the stages end when the block is left.
+
+    Raises:
+      StartupError: the model cannot be loaded, or a stage did not come.
+      StageDied: a stage has ended.
+    """
+    async with open_stages(config.parallel) as stages:
+        yield await load_stages(config, stages)
+
+
+async def load_stages(
+    config: EngineConfig, stages: tuple[StartedStage, ...]
+) -> Pipeline:
+    """Let newly started stages load the model.
+
+    Raises:
+      StartupError, StageDied
+    """
+    peers = tuple(stage.peer for stage in stages)
+    prepared = await _prepare(config, stages)
+    load = Load(port=prepared[0].port)
+    loaded = await _ask_all(peers, lambda number: load, StageLoaded)
+    for peer, other in zip(peers, loaded):
+        # Each process counts the bytes of its own layers and heads alone.
+        alike = replace(
+            other.info, kv_bytes_per_token=loaded[0].info.kv_bytes_per_token
+        )
+        if alike != loaded[0].info:
+            raise InvalidConfig(
+                "model", f"{peer.name} has loaded another model than {peers[0].name}"
+            )
+    return Pipeline(
+        stages=peers,
+        info=loaded[0].info,
+        device_type=prepared[0].device_type,
+        num_blocks=min(each.num_blocks for each in loaded),
+    )
+
+
+async def _prepare(
+    config: EngineConfig, stages: tuple[StartedStage, ...]
+) -> list[Prepared]:
+    level = logging.getLogger("trioserve").getEffectiveLevel()
+    peers = tuple(stage.peer for stage in stages)
+
+    def describe(number: int) -> Prepare:
+        stage = stages[number]
+        return Prepare(
+            config=config,
+            place=stage.place,
+            local_rank=stage.local_rank,
+            num_local_ranks=stage.num_local_ranks,
+            listens_on=stage.listens_on,
+            log_level=level,
+        )
+
+    prepared = await _ask_all(peers, describe, Prepared)
+    for peer, other in zip(peers, prepared):
+        _check_alike(prepared[0], other, peers[0].name, peer.name)
+    return prepared
+
+
+def _check_alike(first: Prepared, other: Prepared, first_name: str, name: str) -> None:
+    """Refuse processes whose differences would make the results wrong.
+
+    Raises:
+      StagesNotMet: they run different versions of this program.
+      InvalidConfig: their devices differ.
+    """
+    if other.version != first.version:
+        raise StagesNotMet(
+            f"{name} runs trioserve {other.version}, and {first_name} runs "
+            f"{first.version}"
+        )
+    if other.device_type != first.device_type:
+        raise InvalidConfig(
+            "device",
+            f"{name} has a device of type {other.device_type}, and {first_name} one of "
+            f"type {first.device_type}",
+        )
+
+
+async def _ask_all(
+    peers: tuple[StagePeer, ...],
+    describe: Callable[[int], object],
+    kind: type[Answer],
+) -> list[Answer]:
+    """Send each process a message, and return the answers in the same order.
+
+    Args:
+      describe: number of a process -> the message.
+
+    Raises:
+      StartupError: a process refuses.
+      StageDied
+    """
+    answers: dict[str, Answer] = {}
+
+    async def ask(peer: StagePeer) -> None:
+        await peer.send(describe(peers.index(peer)))
+        answer = await peer.receive()
+        if isinstance(answer, NotLoaded):
+            raise answer.restore()
+        assert isinstance(answer, kind), f"{kind.__name__} is the answer"
+        answers[peer.name] = answer
+
+    await _for_each(peers, ask)
+    return [answers[peer.name] for peer in peers]
+
+
+async def _for_each(
+    stages: Sequence[StagePeer], ask: Callable[[StagePeer], Awaitable[None]]
+) -> None:
+    """Run a call for all stages at the same time; the first failure ends the others."""
+    failure: Exception | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            for stage in stages:
+                nursery.start_soon(ask, stage)
+    except* (StartupError, StageDied) as errors:
+        failure = find_first(errors)
+    if failure is not None:
+        raise failure

@@ -1,0 +1,144 @@
+"""Sends an answer to the client."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+import logging
+from typing import cast
+
+from hypercorn.typing import (
+    ASGISendCallable,
+    ASGISendEvent,
+    HTTPResponseStartEvent,
+    HTTPScope,
+)
+
+from ..errors import escape
+from .connection import (
+    SEND_CHUNK,
+    Peer,
+)
+from .record.ended_request import Ending
+from .record.progress import (
+    Phase,
+    Progress,
+)
+from .record.request_counts import RequestCounts
+from .wire.cors import Cors
+from .wire.request_id import (
+    HEADER_BYTES,
+    RequestId,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class Answer:
+    """Sends the answer of one request, with the id of the request in its head.
+
+    All answers go through this class, also errors.
+
+    Args:
+      scope: it has extensions.
+      cors: adds the headers for browsers.
+
+    Attributes:
+      status: that of the head; None before it is sent.
+      error: the type of the error with which the answer ends.
+    """
+
+    def __init__(
+        self,
+        send: ASGISendCallable,
+        scope: HTTPScope,
+        *,
+        request_id: RequestId,
+        peer: Peer,
+        progress: Progress,
+        cors: Cors,
+    ) -> None:
+        self._send = send
+        self._scope = scope
+        self._extensions = cast(Mapping[str, object], scope["extensions"])
+        self._id = request_id
+        self._peer = peer
+        self._progress = progress
+        self._cors = cors
+        self.status: int | None = None
+        self.error: str | None = None
+        self._failed_in: Phase | None = None
+        self._has_left = False
+
+    @property
+    def failed_in(self) -> Phase | None:
+        """The phase in which the request has ended; None if it was answered."""
+        if self.ending == "answered":
+            return None
+        return self._failed_in or self._progress.phase
+
+    @property
+    def ending(self) -> Ending:
+        """The way in which the request has ended."""
+        if self._peer.is_answered:
+            return "answered" if self.error is None else "error"
+        return "disconnected" if self._has_left else "cut"
+
+    def note_error(self, kind: str) -> None:
+        """Note that the answer, or the rest of a stream, is an error of a type."""
+        self.error = kind
+        self._failed_in = self._progress.phase
+
+    async def send(self, event: ASGISendEvent) -> None:
+        if event["type"] == "http.response.start":
+            self._begin(event)
+        await self._send(event)
+        self._note_loss()
+
+    async def send_part(self, data: bytes) -> None:
+        """Send a part of the body, with as few layers as the connection allows.
+
+        The last part goes through `send`.
+        """
+        send_chunk = self._extensions.get(SEND_CHUNK)
+        if send_chunk is None:
+            await self._send(
+                {"type": "http.response.body", "body": data, "more_body": True}
+            )
+        elif data:
+            await cast(Callable[[bytes], Awaitable[None]], send_chunk)(data)
+        self._note_loss()
+
+    def note_end(self, counts: RequestCounts | None) -> None:
+        """Note the end of the connection, perhaps before the whole answer was sent.
+
+        Args:
+          counts: count the request as cancelled then; None for one that goes on.
+        """
+        if self._peer.is_answered:
+            return
+        self._has_left = True
+        phase = self._progress.phase
+        if counts is not None:
+            counts.cancelled[phase,] += 1
+        logger.debug("request %s: its client left in %s", self._id, phase)
+
+    def _note_loss(self) -> None:
+        if self._peer.is_lost:
+            # The request runs until it is cancelled, but its output is dropped.
+            self._progress.stop("write")
+
+    def _begin(self, event: HTTPResponseStartEvent) -> None:
+        self._progress.enter("write")
+        self.status = event["status"]
+        event["headers"] = [
+            *event["headers"],
+            (HEADER_BYTES, str(self._id).encode()),
+            *self._cors.list_fields(self._scope["headers"]),
+        ]
+        logger.debug(
+            "request %s: %s %s is answered with %d",
+            self._id,
+            escape(self._scope["method"]),
+            escape(self._scope["path"]),
+            event["status"],
+        )

@@ -1,0 +1,1 @@
+"""The keys of clients, their use, and the other processes that count it."""

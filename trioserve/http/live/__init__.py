@@ -1,0 +1,1 @@
+"""The requests that a server is answering, and its state: serving, draining."""

@@ -1,0 +1,208 @@
+"""The requests that a server is answering, which clients can see and cancel."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+import copy
+from dataclasses import dataclass
+from typing import Protocol
+
+import trio
+
+from ...errors import RequestCancelled
+from ...observe import Owner
+from ..keys.key_file import (
+    Key,
+    may_see,
+    name_key,
+)
+from ..record.cancellation import Cancellation
+from ..record.descriptions import RequestCard
+from ..record.progress import (
+    Phase,
+    Progress,
+)
+from .lifecycle import Lifecycle
+
+# Enough to look for in a log.
+_MAX_ENDED = 5
+
+
+class LiveStream(Protocol):
+    """The tokens of a request that generates."""
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def num_output_tokens(self) -> int: ...
+    @property
+    def num_unread_bytes(self) -> int: ...
+    def fail(self, error: Exception) -> None: ...
+
+
+class LiveLimit(Protocol):
+    """The time limit of a request."""
+
+    @property
+    def seconds(self) -> float | None: ...
+    def cancel(self, *, is_streaming: bool) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _StreamLimit:
+    """The time limit of a request without a connection, which its stream keeps."""
+
+    seconds: float | None
+
+    def cancel(self, *, is_streaming: bool) -> None: ...
+
+
+class LiveRequest:
+    """A request that is being answered.
+
+    Args:
+      id: that of the answer's header, as str() gives it; the body may still name it.
+        Several requests may have the same.
+      arrived_at: trio.current_time() when its head had come.
+
+    Attributes:
+      owner: of all that the request does.
+      key: the client's; None until it is known, or if the server has no keys.
+      stream: None before the engine has the request.
+    """
+
+    def __init__(
+        self,
+        *,
+        id: object,
+        method: str,
+        path: str,
+        arrived_at: float,
+        progress: Progress,
+        time_limit: LiveLimit,
+        cancellation: Cancellation,
+        owner: Owner,
+    ) -> None:
+        self._id = id
+        self.key: Key | None = None
+        self.stream: LiveStream | None = None
+        self._method = method
+        self._path = path
+        self.arrived_at = arrived_at
+        self._progress = progress
+        self._time_limit = time_limit
+        self._cancellation = cancellation
+        self.owner = owner
+
+    @property
+    def phase(self) -> Phase:
+        return self._progress.phase
+
+    @property
+    def deadline_seconds(self) -> float | None:
+        """The time that is left of its limit; None if it has none."""
+        seconds = self._time_limit.seconds
+        if seconds is None:
+            return None
+        return self.arrived_at + seconds - trio.current_time()
+
+    @property
+    def id(self) -> str:
+        return str(self._id)
+
+    @property
+    def client(self) -> str:
+        """The name of the client, as the engine has it."""
+        return name_key(self.key) or ""
+
+    def describe(self) -> RequestCard:
+        now, stream = trio.current_time(), self.stream
+        return RequestCard(
+            id=self.id,
+            method=self._method,
+            path=self._path,
+            key=name_key(self.key),
+            phase=self.phase,
+            age_seconds=now - self.arrived_at,
+            timeout_seconds=self._time_limit.seconds,
+            prompt_tokens=0 if stream is None else stream.num_prompt_tokens,
+            completion_tokens=0 if stream is None else stream.num_output_tokens,
+        )
+
+    def detach(self, progress: Progress, cancellation: Cancellation) -> LiveRequest:
+        """Return the request as it goes on without a connection.
+
+        Only its stream ends it. The caller sets the stream and the owner.
+        """
+        detached = copy.copy(self)
+        detached._progress = progress
+        detached._cancellation = cancellation
+        detached._time_limit = _StreamLimit(self._time_limit.seconds)
+        return detached
+
+    def fail(self, error: Exception) -> None:
+        """End the stream of the request by an error."""
+        assert self.stream is not None, "the engine has the request"
+        self.stream.fail(error)
+
+    def cancel(self) -> None:
+        """End the request: its client gets an error."""
+        self._cancellation.begin(self._progress.phase)
+        if self.stream is not None:
+            self.stream.fail(RequestCancelled())
+            # Now, because the client may be slow to take the error.
+            self._cancellation.end()
+        self._time_limit.cancel(is_streaming=self.stream is not None)
+
+
+class LiveRequests:
+    """The requests of a server that clients may see: all but probes.
+
+    Args:
+      lifecycle: holds those with a connection.
+    """
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+        self._detached: dict[LiveRequest, None] = {}
+        self._ended_ids: deque[str] = deque(maxlen=_MAX_ENDED)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __iter__(self) -> Iterator[LiveRequest]:
+        for each in self._lifecycle.active:
+            if isinstance(each, LiveRequest):
+                yield each
+        yield from self._detached
+
+    @contextmanager
+    def hold(self, request: LiveRequest) -> Iterator[None]:
+        """Show a request without a connection while the block runs."""
+        self._detached[request] = None
+        try:
+            yield
+        finally:
+            del self._detached[request]
+
+    def note_ended(self, request: LiveRequest) -> None:
+        """Remember the id of a request that ends."""
+        self._ended_ids.append(request.id)
+
+    def take_ended_ids(self) -> tuple[str, ...]:
+        """Return the ids of the last requests that ended since the last call."""
+        ended = tuple(self._ended_ids)
+        self._ended_ids.clear()
+        return ended
+
+    def list_visible(self, asker: LiveRequest) -> list[LiveRequest]:
+        """Return the requests that another one may see, the oldest first."""
+        return [each for each in self.list_for(asker.key) if each is not asker]
+
+    def list_for(self, key: Key | None) -> list[LiveRequest]:
+        """Return the requests that a client with a key may see, the oldest first."""
+        visible = (each for each in self if may_see(key, name_key(each.key)))
+        # Those without a connection come last otherwise.
+        return sorted(visible, key=lambda each: each.arrived_at)

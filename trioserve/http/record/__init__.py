@@ -1,0 +1,1 @@
+"""Records of requests: progress, times, counts, the request log, traces."""

@@ -1,0 +1,493 @@
+"""Draw tokens by temperature, min-p, top-k and top-p, without sorting the vocabulary.
+
+    find_peaks   (row, part)  the likeliest token of each part of the vocabulary
+    sum_levels   (row, part)  number and weight of tokens within 1, 2, 4 ... of the likeliest;
+                              if all tokens may come, the winner of the part
+    list_tokens  (row, part)  the tokens of the first level that top-k and top-p cannot leave
+    draw         (row,)       the token
+
+The key of a row and the id of a token determine noise for the token. Among the tokens that may
+come, the one with the largest sum of scaled logit and noise is drawn. The noise is that of
+model/step/scans.py, so a seed gives the token that sampling/draw.py draws.
+
+The limits of top-k and top-p are found by bisection over the values of logits. Weights are whole
+numbers, of 1 / ONE of the likeliest token's weight. Their sums are exact, so they do not depend on
+the order in which a GPU adds, and rows do not see each other. A token that is less likely than
+that has no weight.
+
+Nothing is compiled for a batch of one size alone, because no step should wait for a compiler.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# 2**42: the weights of 2**20 tokens fit into 63 bits.
+ONE = tl.constexpr(4398046511104.0)
+
+# Rows of the tensor of settings.
+TEMPERATURE = tl.constexpr(0)
+TOP_P = tl.constexpr(1)
+TOP_K = tl.constexpr(2)
+WAY = tl.constexpr(3)
+KEY_LOW = tl.constexpr(4)
+KEY_HIGH = tl.constexpr(5)
+
+# The ways of a row: the likeliest token, one of all, or one of those that top-k and top-p leave.
+BEST = tl.constexpr(0)
+ALL = tl.constexpr(1)
+CUT = tl.constexpr(2)
+
+
+@triton.jit
+def scale(logits, temperature):
+    """Divide logits by the temperature, as torch does; NaN counts as infinity."""
+    logits = tl.where(logits != logits, float("inf"), logits)
+    scaled = tl.div_rn(logits, temperature)
+    # There is a zero with a sign, which equals the other.
+    return tl.where(scaled == 0.0, 0.0, scaled)
+
+
+@triton.jit
+def weigh(scaled, peak):
+    """Return the weights of scaled logits, int64; peak is the largest of them."""
+    # Infinity less itself is no number.
+    shares = tl.where(scaled == peak, 1.0, tl.exp(scaled - peak))
+    return (shares * ONE).to(tl.int64)
+
+
+@triton.jit
+def to_key(scaled):
+    """Return whole numbers that have the order of the scaled logits, int64."""
+    bits = scaled.to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
+
+
+@triton.jit
+def from_key(key):
+    """Return the scaled logit of a key."""
+    bits = key.to(tl.int32)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def read_word(settings, row):
+    """Return one half of a row's key, uint32."""
+    return tl.load(settings + row).to(tl.int64).to(tl.uint32)
+
+
+@triton.jit
+def add_noise(scaled, is_kept, tokens, settings, row, num_rows):
+    """Return scaled logits with the noise of their tokens; -inf for those that are not kept."""
+    # scans.make_noise, in the same order.
+    bits = tokens.to(tl.uint32) ^ read_word(settings, KEY_LOW * num_rows + row)
+    bits = (bits ^ (bits >> 16)) * 0x21F0AAAD
+    bits ^= read_word(settings, KEY_HIGH * num_rows + row)
+    bits = (bits ^ (bits >> 15)) * 0xD35A2D97
+    bits = (bits ^ (bits >> 15)) >> 1
+    uniform = (bits.to(tl.int32).to(tl.float32) + 0.5) * 4.656612873077393e-10
+    uniform = tl.minimum(uniform, 0.99999994)
+    # The logarithm of `rest` is as exact as that of 1 - uniform, though that is rounded.
+    # Source: Goldberg 1991, theorem 4.
+    rest = 1.0 - uniform
+    lost = tl.where(rest == 1.0, 1.0, 1.0 - rest)
+    race = tl.where(rest == 1.0, uniform, -tl.log(rest) * (uniform / lost))
+    return tl.where(is_kept, scaled - tl.log(race), float("-inf"))
+
+
+@triton.jit
+def find_first(values, tokens, LIMIT: tl.constexpr):
+    """Return the largest value, and the smallest of its tokens."""
+    largest = tl.max(values, 0)
+    return largest, tl.min(tl.where(values == largest, tokens, LIMIT), 0)
+
+
+@triton.jit
+def find_peaks(
+    scores, peaks, best, row_stride, VOCABULARY: tl.constexpr, PART: tl.constexpr
+):
+    """Find the likeliest token of one part; the grid is (rows, parts).
+
+    Args:
+      scores: (num_rows, VOCABULARY) float32, rows row_stride apart
+      peaks: (num_rows, num_parts) float32, its logit; NaN counts as infinity
+      best: (num_rows, num_parts) int32, the first token with that logit
+    """
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    tokens = part * PART + tl.arange(0, PART)
+    inside = tokens < VOCABULARY
+    source = scores + row * row_stride + tokens
+    logits = tl.load(source, mask=inside, other=float("-inf"))
+    logits = tl.where(logits != logits, float("inf"), logits)
+    peak, token = find_first(logits, tokens, VOCABULARY)
+    place = row * tl.num_programs(1) + part
+    tl.store(peaks + place, peak)
+    tl.store(best + place, token)
+
+
+@triton.jit
+def read_peak(peaks, row, temperature, NUM_PARTS: tl.constexpr, WIDTH: tl.constexpr):
+    """Return the largest scaled logit of a row."""
+    parts = tl.arange(0, WIDTH)
+    values = tl.load(
+        peaks + row * NUM_PARTS + parts, mask=parts < NUM_PARTS, other=float("-inf")
+    )
+    return scale(tl.max(values, 0), temperature)
+
+
+@triton.jit
+def read_part(scores, tokens, temperature, peak, limit, VOCABULARY: tl.constexpr):
+    """Return the scaled logits of tokens, and whether they are as likely as min-p wants."""
+    inside = tokens < VOCABULARY
+    logits = tl.load(scores + tokens, mask=inside, other=float("-inf"))
+    scaled = scale(logits, temperature)
+    return scaled, inside & ~(scaled < peak + limit)
+
+
+@triton.jit
+def find_lowest(peak, level, LEVELS: tl.constexpr):
+    """Return the lowest scaled logit of a level, 2 ** level below the largest."""
+    return tl.where(level == LEVELS - 1, float("-inf"), peak - (1 << level))
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def sum_levels(
+    scores,
+    settings,
+    limits,
+    peaks,
+    best,
+    raced,
+    counts,
+    sums,
+    row_stride,
+    num_rows,
+    VOCABULARY: tl.constexpr,
+    PART: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LEVELS: tl.constexpr,
+):
+    """Look at one part for rows that are not greedy; the grid is (rows, parts).
+
+    If top-k or top-p cut the row, this counts the tokens of each level and sums up their
+    weights. If not, this finds the token with the largest sum of scaled logit and noise.
+
+    Args:
+      settings: (6, num_rows) float64, see TEMPERATURE and the others
+      limits: (num_rows,) float32, the logarithm of min-p
+      best, raced: (num_rows, NUM_PARTS) int32 and float32, this token and its sum
+      counts, sums: (num_rows, LEVELS, NUM_PARTS) int64
+    """
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    temperature = tl.load(settings + TEMPERATURE * num_rows + row).to(tl.float32)
+    peak = read_peak(peaks, row, temperature, NUM_PARTS, WIDTH)
+    tokens = part * PART + tl.arange(0, PART)
+    limit = tl.load(limits + row)
+    scaled, is_kept = read_part(
+        scores + row * row_stride, tokens, temperature, peak, limit, VOCABULARY
+    )
+    way = tl.load(settings + WAY * num_rows + row)
+    if way == ALL:
+        values = add_noise(scaled, is_kept, tokens, settings, row, num_rows)
+        largest, token = find_first(values, tokens, VOCABULARY)
+        tl.store(raced + row * NUM_PARTS + part, largest)
+        tl.store(best + row * NUM_PARTS + part, token)
+    if way == CUT:
+        weights = weigh(scaled, peak)
+        for level in tl.static_range(LEVELS):
+            is_in = is_kept
+            if level < LEVELS - 1:
+                # find_lowest, without a call: Triton's interpreter takes milliseconds for one.
+                is_in = is_kept & (scaled >= peak - (1 << level))
+            place = (row * LEVELS + level) * NUM_PARTS + part
+            tl.store(counts + place, tl.sum(is_in.to(tl.int64), 0))
+            tl.store(sums + place, tl.sum(tl.where(is_in, weights, 0), 0))
+
+
+@triton.jit
+def read_level(numbers, row, level, NUM_PARTS, WIDTH: tl.constexpr, LEVELS):
+    """Return one number of each part, (WIDTH,) int64."""
+    parts = tl.arange(0, WIDTH)
+    place = (row * LEVELS + level) * NUM_PARTS + parts
+    return tl.load(numbers + place, mask=parts < NUM_PARTS, other=0)
+
+
+@triton.jit
+def take_share(share, total):
+    """Return a share of a sum of weights, rounded up, and at least 1."""
+    needed = tl.ceil(share.to(tl.float32).to(tl.float64) * total.to(tl.float64))
+    return tl.minimum(tl.maximum(needed.to(tl.int64), 1), total)
+
+
+@triton.jit
+def choose_level(
+    counts,
+    sums,
+    row,
+    top_k,
+    top_p,
+    VOCABULARY: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LEVELS: tl.constexpr,
+):
+    """Return the first level that has all tokens which top-k and top-p leave.
+
+    Returns:
+      the level, the number of its tokens, their weight, and that of all tokens
+    """
+    levels, parts = tl.arange(0, LEVELS), tl.arange(0, WIDTH)
+    places = (row * LEVELS + levels)[:, None] * NUM_PARTS + parts[None, :]
+    inside = (parts < NUM_PARTS)[None, :] & (levels >= 0)[:, None]
+    # (LEVELS,)
+    count = tl.sum(tl.load(counts + places, mask=inside, other=0), 1)
+    weight = tl.sum(tl.load(sums + places, mask=inside, other=0), 1)
+    is_last = levels == LEVELS - 1
+    total = tl.sum(tl.where(is_last, weight, 0), 0)
+    is_enough = weight >= take_share(top_p, total)
+    if top_k < VOCABULARY:
+        # The weight of the likeliest top_k tokens is known only if they are all there.
+        is_enough = count >= top_k
+    level = tl.min(tl.where(is_enough | is_last, levels, LEVELS), 0)
+    is_it = levels == level
+    count, weight = tl.where(is_it, count, 0), tl.where(is_it, weight, 0)
+    return level, tl.sum(count, 0), tl.sum(weight, 0), total
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def list_tokens(
+    scores,
+    settings,
+    limits,
+    peaks,
+    counts,
+    sums,
+    keys,
+    listed,
+    row_stride,
+    num_rows,
+    VOCABULARY: tl.constexpr,
+    PART: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LEVELS: tl.constexpr,
+):
+    """List one part's tokens of the chosen level, for rows that are cut.
+
+    The grid is (rows, parts).
+
+    Args:
+      listed: (num_rows, VOCABULARY) int32, the tokens of all parts, in their order
+      keys: the same shape, int32, their keys
+    """
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if tl.load(settings + WAY * num_rows + row) == CUT:
+        temperature = tl.load(settings + TEMPERATURE * num_rows + row).to(tl.float32)
+        top_k = tl.load(settings + TOP_K * num_rows + row).to(tl.int64)
+        top_p = tl.load(settings + TOP_P * num_rows + row)
+        level, _, _, _ = choose_level(
+            counts, sums, row, top_k, top_p, VOCABULARY, NUM_PARTS, WIDTH, LEVELS
+        )
+        before = read_level(counts, row, level, NUM_PARTS, WIDTH, LEVELS)
+        begin = tl.sum(tl.where(tl.arange(0, WIDTH) < part, before, 0), 0)
+        peak = read_peak(peaks, row, temperature, NUM_PARTS, WIDTH)
+        tokens = part * PART + tl.arange(0, PART)
+        limit = tl.load(limits + row)
+        scaled, is_kept = read_part(
+            scores + row * row_stride, tokens, temperature, peak, limit, VOCABULARY
+        )
+        is_in = is_kept & (scaled >= find_lowest(peak, level, LEVELS))
+        places = row * VOCABULARY + begin + tl.cumsum(is_in.to(tl.int32), 0) - 1
+        tl.store(keys + places, to_key(scaled).to(tl.int32), mask=is_in)
+        tl.store(listed + places, tokens, mask=is_in)
+
+
+@triton.jit
+def find_key(
+    keys,
+    count,
+    bound,
+    low,
+    high,
+    peak,
+    BLOCK: tl.constexpr,
+    COUNTS: tl.constexpr,
+):
+    """Return the smallest listed key with less than a bound above it, and how much there is.
+
+    It lies in [low, high], and nothing lies above high. What lies above is a weight, or a
+    number of tokens if COUNTS.
+    """
+    found = tl.full((), 0, tl.int64)
+    while low < high:
+        middle = low + (high - low) // 2
+        sums = tl.zeros((BLOCK,), tl.int64)
+        # The listed keys around the middle: only there the sum changes.
+        below = tl.full((BLOCK,), -0x80000000, tl.int64)
+        beyond = tl.full((BLOCK,), 0x7FFFFFFF, tl.int64)
+        for start in range(0, count, BLOCK):
+            places = start + tl.arange(0, BLOCK)
+            inside = places < count
+            # Where nothing is listed, some key whose weight is no more than the peak's.
+            here = tl.load(keys + places, mask=inside, other=high).to(tl.int64)
+            is_above = inside & (here > middle)
+            if COUNTS:
+                sums += is_above.to(tl.int64)
+            else:
+                # weigh(from_key(here), peak), without calls.
+                bits = tl.where(here < 0, here ^ 0x7FFFFFFF, here).to(tl.int32)
+                scaled = bits.to(tl.float32, bitcast=True)
+                shares = tl.where(scaled == peak, 1.0, tl.exp(scaled - peak))
+                sums += tl.where(is_above, (shares * ONE).to(tl.int64), 0)
+            beyond = tl.minimum(beyond, tl.where(is_above, here, 0x7FFFFFFF))
+            is_below = inside & (here <= middle)
+            below = tl.maximum(below, tl.where(is_below, here, -0x80000000))
+        above = tl.sum(sums, 0)
+        if above < bound:
+            high = tl.max(below, 0)
+            found = above
+        else:
+            low = tl.min(beyond, 0)
+    return high, found
+
+
+@triton.jit
+def sum_above(keys, count, key, peak, BLOCK: tl.constexpr):
+    """Return the weight of listed tokens whose key is larger."""
+    total = tl.zeros((BLOCK,), tl.int64)
+    for start in range(0, count, BLOCK):
+        places = start + tl.arange(0, BLOCK)
+        here = tl.load(keys + places, mask=places < count, other=key).to(tl.int64)
+        total += tl.where(here > key, weigh(from_key(here), peak), 0)
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def race_listed(
+    keys,
+    tokens,
+    count,
+    key,
+    num_equal,
+    settings,
+    row,
+    num_rows,
+    BLOCK: tl.constexpr,
+):
+    """Return the winner of the listed tokens with larger keys, and the first with this key."""
+    values = tl.full((BLOCK,), float("-inf"), tl.float32)
+    winners = tl.full((BLOCK,), 0x7FFFFFFF, tl.int32)
+    before = tl.full((), 0, tl.int64)
+    for start in range(0, count, BLOCK):
+        places = start + tl.arange(0, BLOCK)
+        inside = places < count
+        here = tl.load(keys + places, mask=inside, other=0).to(tl.int64)
+        token = tl.load(tokens + places, mask=inside, other=0)
+        is_equal = (inside & (here == key)).to(tl.int64)
+        is_kept = (is_equal > 0) & (before + tl.cumsum(is_equal, 0) <= num_equal)
+        is_kept = is_kept | (inside & (here > key))
+        value = add_noise(from_key(here), is_kept, token, settings, row, num_rows)
+        # Tokens are listed in the order of the vocabulary, so the first of equals stays.
+        is_larger = value > values
+        values = tl.where(is_larger, value, values)
+        winners = tl.where(is_larger, token, winners)
+        before += tl.sum(is_equal, 0)
+    _, winner = find_first(values, winners, 0x7FFFFFFF)
+    return winner
+
+
+@triton.jit
+def draw_from_listed(
+    keys,
+    tokens,
+    counts,
+    sums,
+    settings,
+    row,
+    num_rows,
+    peak,
+    VOCABULARY: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LEVELS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Draw one of the tokens that top-k and top-p leave."""
+    top_k = tl.load(settings + TOP_K * num_rows + row).to(tl.int64)
+    top_p = tl.load(settings + TOP_P * num_rows + row)
+    level, count, weight, total = choose_level(
+        counts, sums, row, top_k, top_p, VOCABULARY, NUM_PARTS, WIDTH, LEVELS
+    )
+    low, high = to_key(find_lowest(peak, level, LEVELS)), to_key(peak)
+    # The weight of the top_k tokens, of which top_p is a share.
+    kept = tl.where(top_k < VOCABULARY, weight, total)
+    if top_k < count:
+        low, num_above = find_key(keys, count, top_k, low, high, peak, BLOCK, True)
+        above = sum_above(keys, count, low, peak, BLOCK)
+        kept = above + (top_k - num_above) * weigh(from_key(low), peak)
+    # The weight of the tokens up to the one that reaches the share.
+    needed = take_share(top_p, kept)
+    key, above = find_key(keys, count, needed, low, high, peak, BLOCK, False)
+    each = tl.maximum(weigh(from_key(key), peak), 1)
+    num_equal = tl.cdiv(needed - above, each)
+    return race_listed(
+        keys, tokens, count, key, num_equal, settings, row, num_rows, BLOCK
+    )
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def draw(
+    settings,
+    peaks,
+    best,
+    raced,
+    counts,
+    sums,
+    keys,
+    listed,
+    chosen,
+    num_rows,
+    VOCABULARY: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LEVELS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Choose the token of one row; the grid is (rows,).
+
+    Args:
+      chosen: (num_rows,) int64
+    """
+    row = tl.program_id(0).to(tl.int64)
+    way = tl.load(settings + WAY * num_rows + row)
+    token = tl.full((), 0, tl.int32)
+    if way == CUT:
+        temperature = tl.load(settings + TEMPERATURE * num_rows + row).to(tl.float32)
+        token = draw_from_listed(
+            keys + row * VOCABULARY,
+            listed + row * VOCABULARY,
+            counts,
+            sums,
+            settings,
+            row,
+            num_rows,
+            read_peak(peaks, row, temperature, NUM_PARTS, WIDTH),
+            VOCABULARY,
+            NUM_PARTS,
+            WIDTH,
+            LEVELS,
+            BLOCK,
+        )
+    else:
+        parts = tl.arange(0, WIDTH)
+        inside, places = parts < NUM_PARTS, row * NUM_PARTS + parts
+        found = tl.load(peaks + places, mask=inside, other=float("-inf"))
+        if way == ALL:
+            found = tl.load(raced + places, mask=inside, other=float("-inf"))
+        tokens = tl.load(best + places, mask=inside, other=VOCABULARY)
+        # Parts are in the order of the vocabulary, so the smallest token is the first.
+        _, token = find_first(found, tokens, VOCABULARY)
+    # Broken logits still give a token.
+    tl.store(chosen + row, tl.minimum(token, VOCABULARY - 1).to(tl.int64))

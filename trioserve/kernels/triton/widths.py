@@ -1,0 +1,60 @@
+"""The sizes of blocks of numbers: Triton wants powers of two."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+# The smallest side of a product on tensor cores.
+_LEAST_SIDE = 16
+
+
+def round_up(number: int) -> int:
+    """Return the next power of two; 0 for 0."""
+    return 1 << (number - 1).bit_length() if number else 0
+
+
+def round_side(number: int) -> int:
+    """Return the next power of two that a side of a product can have."""
+    return max(_LEAST_SIDE, round_up(number))
+
+
+class AttendSize(NamedTuple):
+    """How one program of `attend` is cut.
+
+    Attributes:
+      keys: that are read at a time.
+      warps: of 32 threads, which share the program.
+    """
+
+    keys: int
+    warps: int
+
+
+def count_chunk_rows(width: int, itemsize: int) -> int:
+    """Return the rows of the product of a chunk's tile: tokens times heads of its group.
+
+    Args:
+      width: numbers of a head, rounded up to a power of two.
+      itemsize: bytes of a number of the cache.
+    """
+    return 64 if itemsize <= 2 and width <= 256 else _LEAST_SIDE
+
+
+def choose_size(rows: int, width: int, itemsize: int) -> AttendSize:
+    """Return the largest size whose numbers stay in registers.
+
+    The compiler tells it without a device, for compute capability 8.0, 8.9 and 9.0:
+    tests/kernels/triton/test_compile.py. Which of them is fastest was not measured yet.
+
+    Args:
+      rows: of the product of a tile.
+      width, itemsize: as in `count_chunk_rows`.
+    """
+    if itemsize > 2:
+        # Exact float32 has no tensor cores: each thread keeps whole rows and columns.
+        return AttendSize(32 if width <= 128 else 16, 8)
+    if rows <= _LEAST_SIDE:
+        return AttendSize(32, 4 if width <= 256 else 8)
+    if width <= 128:
+        return AttendSize(64, 4 if width <= 64 else 8)
+    return AttendSize(16, 8)

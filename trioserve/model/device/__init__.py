@@ -1,0 +1,1 @@
+"""The device of a model: tensors, memory and threads."""

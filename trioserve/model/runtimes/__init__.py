@@ -1,0 +1,1 @@
+"""The ways to run the layers of a model: transformers' modules, native kernels, Triton."""

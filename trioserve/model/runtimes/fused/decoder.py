@@ -1,0 +1,290 @@
+"""A decoder on a GPU: products by PyTorch, and Triton's kernels between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+import logging
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from ....kernels.triton.steps import (
+    Angles,
+    RotaryLayer,
+    normalize,
+    weigh_gates,
+)
+from ....kernels.triton.tiles import Tiles
+from ....types.plan import StepRow
+from ...attention.backend import PagedModel
+from ...attention.paged_triton import TritonAttention
+from ...device.tensors import send_ids
+from ...shards.group import TensorGroup
+from ...step.layout import StepInputs
+from ...step.scans import TorchScans
+from ...step.slots import SlotTables
+from ..native.parts import DecoderParts
+from .graphs import Capture, DecodeGraphs, list_sizes, make_inputs
+from .weights import LayerWeights, take_weights
+
+logger = logging.getLogger(__name__)
+
+
+class FusedDecoder:
+    """A decoder's layers and head.
+
+    Args:
+      parts: of a model on its device. Its modules lose their weights.
+      make_capture: makes what captures the graphs of decodes (graphs.py); None runs them by
+        single launches.
+      group: the processes that share the layers; None if they are whole.
+
+    Raises:
+      NotRecognised: no module has lost anything.
+    """
+
+    name = description = "native triton"
+
+    def __init__(
+        self,
+        parts: DecoderParts,
+        make_capture: Callable[[], Capture] | None = None,
+        *,
+        group: TensorGroup | None = None,
+    ) -> None:
+        self.make_capture = make_capture
+        self.weights = take_weights(parts)
+        self.parts = parts
+        self.group = group
+        # A head may be the embedding, too, so its module keeps its weight.
+        self.head = None if parts.head is None else parts.head.weight.detach()
+
+    def make_scans(self) -> TorchScans:
+        """Make the scans of the logits."""
+        return TorchScans()
+
+    def open(self, tables: SlotTables, *, num_blocks: int) -> FusedLayers:
+        """Allocate a KV cache, and return the layers with it.
+
+        Args:
+          tables: the blocks of each slot.
+        """
+        return FusedLayers(self, tables, num_blocks)
+
+
+class FusedLayers:
+    """The layers of a FusedDecoder, with a KV cache of their own."""
+
+    def __init__(
+        self, decoder: FusedDecoder, tables: SlotTables, num_blocks: int
+    ) -> None:
+        self._parts = decoder.parts
+        self._head = decoder.head
+        self._group = decoder.group
+        self._make_capture = decoder.make_capture
+        self._tables = tables
+        self._graphs: DecodeGraphs | None = None
+        weights = decoder.weights
+        self._attention = TritonAttention(
+            PagedModel(
+                layers=tuple(layer.attention for layer in weights),
+                num_blocks=num_blocks,
+                block_size=tables.block_size,
+                dtype=weights[0].qkv.dtype,
+                device=weights[0].qkv.device,
+            ),
+            tables,
+        )
+        self._layers = tuple(
+            _Layer(
+                layer,
+                RotaryLayer(
+                    paged,
+                    rotary_dim=layer.cos.shape[1],
+                    query_norm=layer.query_norm,
+                    key_norm=layer.key_norm,
+                    epsilon=decoder.parts.epsilon,
+                ),
+                decoder.parts,
+                decoder.group,
+            )
+            for layer, paged in zip(weights, self._attention.layers)
+        )
+
+    def order(self, rows: Sequence[StepRow]) -> list[int]:
+        """Put single tokens first."""
+        return self._attention.order(rows)
+
+    def prepare(self, max_num_seqs: int) -> None:
+        """Capture the graphs of decodes; their memory is at most half of what is free."""
+        if self._make_capture is None:
+            return
+        self._graphs = DecodeGraphs(
+            lambda vectors, tiles: self._finish(self._compute(vectors, tiles, None)),
+            lambda size: make_inputs(
+                size,
+                self._parts.hidden_size,
+                self._layers[0].dtype,
+                self._tables.block_ids,
+            ),
+            self._make_capture(),
+            list_sizes(max_num_seqs),
+            self._watch_memory(),
+        )
+        logger.info("graphs of decodes: %s", self._graphs.sizes)
+
+    def _watch_memory(self) -> Callable[[], bool]:
+        """Return a function that tells whether there is room for one more graph.
+
+        Processes that share the layers have the same graphs: a graph pads its steps, and
+        all add up the same rows.
+        """
+        device = self._tables.block_ids.device
+        has_room, group = _watch_memory(device), self._group
+        if group is None:
+            return has_room
+        return lambda: group.agree(has_room(), device)
+
+    def run(
+        self,
+        vectors: Tensor,
+        inputs: StepInputs,
+        tokens: Sequence[int],
+        positions: Tensor,
+    ) -> Tensor:
+        """Run one step; see LayersOnKernels (on_kernels.py)."""
+        tiles = self._attention.cut(inputs)
+        angles = self._find_angles(vectors, positions)
+        output = None
+        if self._graphs is not None and angles is None and not len(tiles.chunks):
+            output = self._graphs.run(vectors, tiles)
+        if output is None:
+            hidden = self._compute(vectors, tiles, angles)
+            if self._head is not None:
+                hidden = hidden[send_ids(tokens, hidden.device)]
+            return self._finish(hidden)
+        # A copy, because the next step overwrites it.
+        if self._head is None:
+            return output.clone()
+        return output[send_ids(tokens, output.device)]
+
+    def _compute(self, vectors: Tensor, tiles: Tiles, angles: Angles | None) -> Tensor:
+        """Run the layers; returns (num_tokens, hidden_size)."""
+        # A copy, because the layers add to it.
+        hidden = vectors.to(self._layers[0].dtype, copy=True)
+        if self._parts.embedding_scale != 1.0:
+            # Rounded as the modules round it.
+            hidden *= torch.tensor(self._parts.embedding_scale, dtype=hidden.dtype)
+        normed = self._layers[0].enter(hidden)
+        for layer, following in zip(self._layers, (*self._layers[1:], None)):
+            normed = layer.run(hidden, normed, tiles, angles, following)
+        return hidden
+
+    def _finish(self, hidden: Tensor) -> Tensor:
+        """Return logits; the hidden states if the model's last layer is elsewhere."""
+        parts, head = self._parts, self._head
+        if head is None:
+            return hidden
+        assert parts.final_norm is not None, "it comes with the head"
+        normed = normalize(hidden, parts.final_norm, parts.epsilon)
+        assert normed is not None, "there is a norm"
+        logits = linear(normed, head)
+        if parts.logit_softcap is not None:
+            logits = torch.tanh(logits / parts.logit_softcap) * parts.logit_softcap
+        return logits
+
+    def _find_angles(self, vectors: Tensor, positions: Tensor) -> Angles | None:
+        """Return the rotary angles of tokens that are not at their places."""
+        if positions.dim() == 2:
+            return None
+        rotary: nn.Module | None = self._parts.plane_rotary
+        assert rotary is not None, "the model places images in a plane"
+        cos, sin = rotary(vectors[None], positions)
+        return Angles(
+            cos=cos[0].float().contiguous(),
+            sin=sin[0].float().contiguous(),
+            rows=torch.arange(len(vectors), device=vectors.device),
+        )
+
+
+def _watch_memory(device: torch.device) -> Callable[[], bool]:
+    """Return a function that tells whether half of the memory that is free now is left."""
+    if device.type != "cuda":
+        return lambda: True
+    least = torch.cuda.mem_get_info(device)[0] // 2
+    return lambda: torch.cuda.mem_get_info(device)[0] >= least
+
+
+class _Layer:
+    """One layer."""
+
+    def __init__(
+        self,
+        weights: LayerWeights,
+        rotary: RotaryLayer,
+        parts: DecoderParts,
+        group: TensorGroup | None,
+    ) -> None:
+        self._weights = weights
+        self._group = group
+        self._rotary = rotary
+        self._epsilon = parts.epsilon
+        self._activation = parts.activation
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._weights.qkv.dtype
+
+    def enter(self, hidden: Tensor) -> Tensor:
+        """Normalise what the first layer reads."""
+        normed = normalize(hidden, self._weights.input_norm, self._epsilon)
+        assert normed is not None, "there is a norm"
+        return normed
+
+    def run(
+        self,
+        hidden: Tensor,
+        normed: Tensor,
+        tiles: Tiles,
+        angles: Angles | None,
+        following: _Layer | None,
+    ) -> Tensor:
+        """Add to the hidden states, and return what the following layer reads first.
+
+        Args:
+          hidden: (num_tokens, hidden_size), changed in place
+          normed: the same, normalised by this layer's first norm
+          angles: of the tokens; None if they are at their places.
+          following: None at the last layer, whose result means nothing.
+        """
+        weights, paged = self._weights, self._rotary.paged
+        if angles is None:
+            angles = Angles(cos=weights.cos, sin=weights.sin, rows=tiles.positions)
+        qkv = linear(normed, weights.qkv, weights.qkv_bias)
+        query = self._rotary.run(qkv, tiles, angles)
+        attended = paged.attend(query, tiles).flatten(1)
+        added = self._sum(linear(attended, weights.output, weights.output_bias))
+        middle = normalize(
+            hidden,
+            weights.mlp_norm,
+            self._epsilon,
+            added=added,
+            added_weight=weights.post_attention_norm,
+        )
+        assert middle is not None, "there is a norm"
+        gates = weigh_gates(linear(middle, weights.gate_up), self._activation)
+        result = normalize(
+            hidden,
+            None if following is None else following._weights.input_norm,
+            self._epsilon,
+            added=self._sum(linear(gates, weights.down)),
+            added_weight=weights.post_mlp_norm,
+        )
+        return hidden if result is None else result
+
+    def _sum(self, added: Tensor) -> Tensor:
+        """Add up the parts of all processes that share the layer."""
+        if self._group is not None:
+            self._group.sum(added)
+        return added

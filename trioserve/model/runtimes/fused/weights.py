@@ -1,0 +1,121 @@
+"""The weights of a decoder's layers. Products that read the same input are one product."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ...attention.paged_triton import MAX_DIM
+from ...attention.probe import LayerSpec
+from ..native.experts import MlpParts
+from ..native.packer import release
+from ..native.parts import DecoderParts, LayerParts
+from ..native.products import NotRecognised
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """One layer. Norms and angles are float32, the others have the model's type.
+
+    Args:
+      qkv: (heads of queries, keys and values, hidden_size)
+      cos, sin: (max_model_len, rotary_dim)
+      gate_up: (2 * intermediate_size, hidden_size), the gates first
+    """
+
+    attention: LayerSpec
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    cos: Tensor
+    sin: Tensor
+    output: Tensor
+    output_bias: Tensor | None
+    post_attention_norm: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+    post_mlp_norm: Tensor | None
+
+
+def take_weights(parts: DecoderParts) -> tuple[LayerWeights, ...]:
+    """Take the weights of layers from their modules, which lose them.
+
+    One layer after the other, so that a large model is never on the device twice.
+
+    Raises:
+      NotRecognised: a layer has experts, wide heads, or a norm of queries alone; no module
+        has lost anything.
+    """
+    for layer in parts.layers:
+        if not isinstance(layer.mlp, MlpParts):
+            raise NotRecognised("it has experts")
+        if max(layer.attention.key_dim, layer.attention.value_dim) > MAX_DIM:
+            raise NotRecognised(f"its heads have more than {MAX_DIM} numbers")
+        if (layer.query_norm is None) != (layer.key_norm is None):
+            raise NotRecognised("it normalises queries or keys alone")
+    angles = _Angles()
+    return tuple(_take_layer(layer, angles) for layer in parts.layers)
+
+
+def _take_layer(layer: LayerParts, angles: _Angles) -> LayerWeights:
+    mlp = layer.mlp
+    assert isinstance(mlp, MlpParts), "take_weights has looked at all layers"
+    cos, sin = angles.share(layer.cos, layer.sin)
+    taken = LayerWeights(
+        attention=layer.attention,
+        input_norm=layer.input_norm,
+        qkv=_join([each.weight for each in layer.qkv]),
+        qkv_bias=_join_biases(layer.qkv),
+        query_norm=layer.query_norm,
+        key_norm=layer.key_norm,
+        cos=cos,
+        sin=sin,
+        output=layer.output.weight.detach(),
+        output_bias=_join_biases([layer.output]),
+        post_attention_norm=layer.post_attention_norm,
+        mlp_norm=layer.mlp_norm,
+        gate_up=_join([each.weight for each in mlp.gate_up]),
+        down=mlp.down.weight.detach(),
+        post_mlp_norm=layer.post_mlp_norm,
+    )
+    release([*layer.qkv, layer.output, *mlp.gate_up, mlp.down])
+    return taken
+
+
+def _join(weights: Sequence[Tensor]) -> Tensor:
+    return (weights[0] if len(weights) == 1 else torch.cat([*weights])).detach()
+
+
+def _join_biases(products: Sequence[nn.Linear]) -> Tensor | None:
+    if all(product.bias is None for product in products):
+        return None
+    return torch.cat(
+        [
+            (
+                product.weight.new_zeros(product.out_features)
+                if product.bias is None
+                else product.bias.detach()
+            )
+            for product in products
+        ]
+    )
+
+
+class _Angles:
+    """Keeps the angles of layers once; most models have the same ones in all layers."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Tensor, Tensor]] = []
+
+    def share(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        for known in self._known:
+            if torch.equal(known[0], cos) and torch.equal(known[1], sin):
+                return known
+        self._known.append((cos, sin))
+        return cos, sin

@@ -1,0 +1,229 @@
+"""The layers of a decoder on the native kernels, with their packed weights and KV cache.
+
+They may be some of a model's layers: those of one stage of a pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import ctypes
+from typing import Any
+import weakref
+
+import torch
+from torch import Tensor, nn
+
+from ....kernels.library import Library
+from ....kernels.structs import (
+    DecoderSpec,
+    ExpertSpec,
+    LayerSpec,
+    MatrixSpec,
+    MixtureSpec,
+)
+from ...attention.kv_cache import make_zeros
+from ...shards.group import TensorGroup
+from ...step.slots import SlotTables
+from .experts import MixtureParts, MlpParts
+from .formulas import ACTIVATION_CODES
+from .layers import NativeLayers
+from .packer import NUMBERS, Packer, Weights, release, split
+from .parts import DecoderParts, LayerParts
+from .scans import NativeScans
+from .sums import NativeSums
+
+
+class NativeDecoder:
+    """A decoder's layers, with packed weights.
+
+    Args:
+      parts: of a model on the CPU. Each product loses its weight when that is packed, so
+        that a large model is never held twice.
+      num_threads: threads that compute a step.
+      int8: quantise the weights that are numbers.
+      group: the processes that share the layers; None if they are whole.
+      sources: the weights of products that have none themselves.
+    """
+
+    def __init__(
+        self,
+        parts: DecoderParts,
+        library: Library,
+        num_threads: int,
+        *,
+        int8: bool = False,
+        group: TensorGroup | None = None,
+        sources: Mapping[nn.Linear, Weights] | None = None,
+    ) -> None:
+        self.name = f"native {library.name}{' int8' if int8 else ''}"
+        self.num_threads = num_threads
+        self._sums = None if group is None else NativeSums(group)
+        self._library = library
+        self._pool = library.open_pool(num_threads)
+        weakref.finalize(self, library.close_pool, self._pool)
+        self._dtype = parts.dtype
+        self._sources = sources or {}
+        self._packer = Packer(library, self._pool, self._dtype, int8=int8)
+        # The arrays of structures that others point to.
+        self._held: list[object] = []
+        self._embedding_scale = parts.embedding_scale
+        self._plane_rotary = parts.plane_rotary
+        self._layers = (LayerSpec * len(parts.layers))()
+        for i, layer in enumerate(parts.layers):
+            self._layers[i] = self._make_layer(layer)
+            _release_layer(layer)
+        self._spec = self._make_spec(parts)
+        if parts.head is not None:
+            release([parts.head])
+        # A file that the weights came from need not stay mapped.
+        self._sources = {}
+
+    @property
+    def description(self) -> str:
+        """The name, and what computes a step, for the log."""
+        return f"{self.name}, {self.num_threads} threads"
+
+    def open(self, tables: SlotTables, *, num_blocks: int) -> NativeLayers:
+        """Allocate a KV cache, and return the layers with it.
+
+        Args:
+          tables: the blocks of each slot.
+        """
+        spec = DecoderSpec.from_buffer_copy(self._spec)
+        spec.block_size = tables.block_size
+        layers = type(self._layers).from_buffer_copy(self._layers)
+        spec.layers = ctypes.addressof(layers)
+        spec.sum = None if self._sums is None else self._sums.address
+        shape = num_blocks, self._library.count_cache(ctypes.byref(spec))
+        caches = [make_zeros(shape, self._dtype, torch.device("cpu")) for _ in layers]
+        for layer, cache in zip(layers, caches):
+            layer.cache = cache.data_ptr()
+        handle = self._library.open_decoder(NUMBERS[self._dtype], ctypes.byref(spec))
+        return NativeLayers(
+            self._library,
+            self._pool,
+            handle,
+            spec,
+            tables,
+            self._embedding_scale,
+            plane_rotary=self._plane_rotary,
+            dtype=self._dtype,
+            sums=self._sums,
+            held=(self, layers, caches),
+        )
+
+    def make_scans(self) -> NativeScans:
+        """Make the scans of the logits, on the threads that compute them."""
+        return NativeScans(self._library, self._pool, held=self)
+
+    # ---- the structures --------------------------------------------------------------
+
+    def _make_layer(self, layer: LayerParts) -> LayerSpec:
+        attention, point = layer.attention, self._packer.point
+        return LayerSpec(
+            **self._make_mlp(layer.mlp),
+            input_norm=point(layer.input_norm),
+            qkv=self._pack(layer.qkv),
+            qkv_bias=point(_join_biases(layer.qkv)),
+            query_norm=point(layer.query_norm),
+            key_norm=point(layer.key_norm),
+            cos=point(layer.cos),
+            sin=point(layer.sin),
+            sinks=point(attention.sinks),
+            output=self._pack([layer.output]),
+            output_bias=point(layer.output.bias),
+            attention_post_norm=point(layer.post_attention_norm),
+            mlp_norm=point(layer.mlp_norm),
+            mlp_post_norm=point(layer.post_mlp_norm),
+            scaling=attention.scaling,
+            softcap=attention.softcap or 0.0,
+            window=attention.window or 0,
+        )
+
+    def _make_mlp(self, mlp: MlpParts | MixtureParts) -> dict[str, Any]:
+        """Return the fields of a layer for its feed-forward network."""
+        if isinstance(mlp, MlpParts):
+            gate_up = [self._find_weights(product) for product in mlp.gate_up]
+            return self._pack_mlp(gate_up, self._find_weights(mlp.down))
+        weights = mlp.experts.gate_up_proj.detach(), mlp.experts.down_proj.detach()
+        experts = [self._pack_mlp([gate_up], down) for gate_up, down in zip(*weights)]
+        if mlp.shared is not None:
+            experts.append(self._make_mlp(mlp.shared))
+        array = (ExpertSpec * len(experts))(*(ExpertSpec(**each) for each in experts))
+        gate = mlp.shared_gate
+        mixture = MixtureSpec(
+            router=self._packer.pack([mlp.router.detach()], is_exact=True),
+            shared_gate=MatrixSpec() if gate is None else self._pack([gate]),
+            experts=ctypes.addressof(array),
+            num_experts=len(mlp.router),
+            num_chosen=mlp.num_chosen,
+            has_shared=mlp.shared is not None,
+            renormalizes=mlp.renormalizes,
+        )
+        self._held += [array, mixture]
+        return {"mixture": ctypes.addressof(mixture)}
+
+    def _pack_mlp(self, gate_up: Sequence[Weights], down: Weights) -> dict[str, Any]:
+        gate, up = gate_up if len(gate_up) == 2 else split(gate_up[0], 2)
+        return {
+            "gate": self._packer.pack([gate], alike=[up]),
+            "up": self._packer.pack([up], alike=[gate]),
+            "down": self._packer.pack([down]),
+        }
+
+    def _make_spec(self, parts: DecoderParts) -> DecoderSpec:
+        first, head = parts.layers[0], parts.head
+        return DecoderSpec(
+            layers=ctypes.addressof(self._layers),
+            final_norm=self._packer.point(parts.final_norm),
+            head=MatrixSpec() if head is None else self._pack([head]),
+            num_layers=len(parts.layers),
+            hidden_size=parts.hidden_size,
+            intermediate_size=max(
+                layer.mlp.down.in_features if isinstance(layer.mlp, MlpParts) else 0
+                for layer in parts.layers
+            ),
+            vocab_size=0 if head is None else head.out_features,
+            num_heads=first.attention.num_heads,
+            num_kv_heads=first.attention.num_kv_heads,
+            key_dim=first.attention.key_dim,
+            value_dim=first.attention.value_dim,
+            rotary_dim=first.cos.shape[1],
+            activation=ACTIVATION_CODES[parts.activation],
+            epsilon=parts.epsilon,
+            logit_softcap=parts.logit_softcap or 0.0,
+        )
+
+    def _pack(self, products: Sequence[nn.Linear]) -> MatrixSpec:
+        """Pack products whose outputs follow each other."""
+        return self._packer.pack([self._find_weights(each) for each in products])
+
+    def _find_weights(self, product: nn.Linear) -> Weights:
+        source = self._sources.get(product)
+        return product.weight.detach().contiguous() if source is None else source
+
+
+def _release_layer(layer: LayerParts) -> None:
+    mlp: MlpParts | MixtureParts | None = layer.mlp
+    if isinstance(mlp, MixtureParts):
+        release([mlp.experts], "gate_up_proj")
+        release([mlp.experts], "down_proj")
+        mlp = mlp.shared
+    if mlp is not None:
+        release([*mlp.gate_up, mlp.down])
+    release([*layer.qkv, layer.output])
+
+
+def _join_biases(products: Sequence[nn.Linear]) -> Tensor | None:
+    if all(product.bias is None for product in products):
+        return None
+    return torch.cat(
+        [
+            (
+                torch.zeros(product.out_features)
+                if product.bias is None
+                else product.bias.detach().float()
+            )
+            for product in products
+        ]
+    )

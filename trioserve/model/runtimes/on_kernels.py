@@ -1,0 +1,68 @@
+"""The protocols of a model that this project's own kernels run: on CPUs, and on GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from ...types.plan import StepRow
+from ..step.layout import StepInputs
+from ..step.scans import Scans
+from ..step.slots import SlotTables
+
+
+class LayersOnKernels(Protocol):
+    """The layers of a decoder, with a KV cache of their own."""
+
+    def order(self, rows: Sequence[StepRow]) -> list[int]:
+        """Return the order of rows among the flat tokens that is fastest to read."""
+
+    def prepare(self, max_num_seqs: int) -> None:
+        """Get ready to run decodes of up to so many sequences, before any comes."""
+
+    def run(
+        self,
+        vectors: Tensor,
+        inputs: StepInputs,
+        tokens: Sequence[int],
+        positions: Tensor,
+    ) -> Tensor:
+        """Run one step.
+
+        Args:
+          vectors: (num_tokens, hidden_size), of the step's tokens, or from the stage
+            before
+          tokens: the flat tokens whose logits are wanted.
+          positions: (1, num_tokens), places in the sequence; (3, 1, num_tokens) if images
+            are placed in a plane
+
+        Returns:
+          (len(tokens), vocab_size) logits; (num_tokens, hidden_size) hidden states if the
+          model's last layer is elsewhere
+        """
+
+
+class OnKernels(Protocol):
+    """The layers of a model on the kernels.
+
+    Attributes:
+      name: of the kernels, as in ModelInfo.
+      description: the name and what they run on, for the log.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def description(self) -> str: ...
+
+
+class DecoderOnKernels(OnKernels, Protocol):
+    """The layers of a decoder, with packed weights."""
+
+    def open(self, tables: SlotTables, *, num_blocks: int) -> LayersOnKernels:
+        """Allocate a KV cache, and return the layers with it."""
+
+    def make_scans(self) -> Scans:
+        """Make the scans of the logits."""

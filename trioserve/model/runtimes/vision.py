@@ -1,0 +1,118 @@
+"""The kinds of models that take images, and their encoders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+import inspect
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ...types.prompt import EmbeddedInput
+from ..device.tensors import read_tensor
+from ..device.torch_threads import torch_threads
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionKind:
+    """A kind of model that takes images.
+
+    Args:
+      text_type, vision_type: model_type of its text model and of its image model.
+      has_grid_positions: its rotary embeddings place the vectors of an image in a plane.
+    """
+
+    text_type: str
+    vision_type: str
+    has_grid_positions: bool = False
+
+
+# By model_type. All of them are compared with transformers, token for token. Others would
+# often run and give wrong results: some models attend to the vectors of an image in both
+# directions, others also add vectors to the outputs of later layers.
+VISION_KINDS: dict[str, VisionKind] = {
+    "idefics3": VisionKind(text_type="llama", vision_type="idefics3_vision"),
+    "llava": VisionKind(text_type="llama", vision_type="clip_vision_model"),
+    "qwen2_5_vl": VisionKind(
+        text_type="qwen2_5_vl_text",
+        vision_type="qwen2_5_vl_vision",
+        has_grid_positions=True,
+    ),
+    "qwen2_vl": VisionKind(
+        text_type="qwen2_vl_text",
+        vision_type="qwen2_vl_vision",
+        has_grid_positions=True,
+    ),
+    "smolvlm": VisionKind(text_type="llama", vision_type="smolvlm_vision"),
+}
+
+
+def find_vision_kind(config: PreTrainedConfig) -> VisionKind | None:
+    """Return the kind of a configuration's model; None if it is not a known kind."""
+    # The attribute of the class, because files have other names for some of the types.
+    kind = VISION_KINDS.get(type(config).model_type)
+    if kind is None:
+        return None
+    types = (type(config.text_config).model_type, type(config.vision_config).model_type)
+    return kind if types == (kind.text_type, kind.vision_type) else None
+
+
+class ImageEncoder:
+    """Calls the model's own encoder, one image at a time."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        # The type PreTrainedModel has no encoder.
+        self._model: Any = model
+        encode: Any = model.get_image_features
+        self._takes = frozenset(inspect.signature(encode).parameters)
+        self._num_threads = torch.get_num_threads()
+
+    def encode(self, image: EmbeddedInput) -> Tensor:
+        """Return the vectors of an image, (num_vectors, hidden_size) on the device.
+
+        Args:
+          image: has the tensors of the image processor; the encoder gets only those that
+            it takes.
+        """
+        tensors = {
+            name: self._send(read_tensor(tensor))
+            for name, tensor in image.tensors.items()
+            if name in self._takes
+        }
+        with torch_threads(self._num_threads):
+            output = self._model.get_image_features(**tensors, return_dict=True)
+        # One tensor for each image, or for each of its parts.
+        vectors = torch.cat(
+            [part.flatten(0, -2) for part in output.pooler_output]
+        )  # (num_vectors, hidden_size)
+        return _fit(vectors, image.num_vectors)
+
+    def _send(self, tensor: Tensor) -> Tensor:
+        model = self._model
+        dtype = model.dtype if tensor.is_floating_point() else tensor.dtype
+        return tensor.to(model.device, dtype)
+
+
+def _fit(vectors: Tensor, num_vectors: int) -> Tensor:
+    """Cut or fill up the vectors of an image if their number is wrong.
+
+    A wrong number means that the folder's image processor does not fit its model. Answers
+    about this image will be wrong, but other requests go on.
+    """
+    if len(vectors) == num_vectors:
+        return vectors
+    logger.error(
+        "an image gave %d vectors for %d positions of its prompt; the model's image "
+        "processor does not fit its encoder",
+        len(vectors),
+        num_vectors,
+    )
+    return pad(vectors, (0, 0, 0, num_vectors - len(vectors)))

@@ -1,0 +1,116 @@
+"""The ways in which requests reach a server: over HTTP, or in memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from ...config import RemoteConfig
+from ...errors import StartupError
+from ...errors.connections import explain_no_answer
+from ..http.client import (
+    FAILURES,
+    Answer,
+    Connection,
+)
+
+
+class WholeAnswer(Protocol):
+    """A load.client.Answer, or an http.in_memory.MemoryAnswer."""
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def fields(self) -> tuple[tuple[bytes, bytes], ...]: ...
+
+    @property
+    def body(self) -> bytes: ...
+
+
+class Asker(Protocol):
+    """Sends one request, and returns the whole answer."""
+
+    async def post(self, target: str, body: bytes) -> WholeAnswer:
+        """Raises one of FAILURES if there is no answer."""
+
+
+class ServerGone(Exception):
+    """Raised when a server has stopped to answer, so that the batch cannot go on."""
+
+
+class RemoteAsker:
+    """Asks a server over HTTP. Connections are kept, and taken again.
+
+    Raises:
+      InvalidConfig: the file with the key or the certificates cannot be read.
+    """
+
+    def __init__(self, config: RemoteConfig) -> None:
+        self._config = config
+        self._key = config.read_key()
+        self._tls = config.make_tls()
+        self._idle: list[Connection] = []
+
+    @property
+    def where(self) -> str:
+        return self._config.where
+
+    async def post(self, target: str, body: bytes) -> Answer:
+        return await self._ask("POST", target, body)
+
+    async def check(self) -> None:
+        """Ask for the list of models, to learn whether the server can be asked at all.
+
+        Raises:
+          ServerGone: no server answers.
+          StartupError: it does not know the key.
+        """
+        try:
+            answer = await self._ask("GET", "/v1/models", b"")
+        except FAILURES as error:
+            raise ServerGone(explain_no_answer(self.where, error)) from None
+        # Other statuses are those of servers that do not list their models.
+        if answer.status == 401:
+            raise StartupError(self._config.explain_unknown_key())
+
+    async def _ask(self, method: str, target: str, body: bytes) -> Answer:
+        connection = self._idle.pop() if self._idle else self._open()
+        is_whole = False
+        try:
+            answer = await connection.ask(method, target, body)
+            is_whole = True
+        finally:
+            if is_whole:
+                self._idle.append(connection)
+            else:
+                await connection.aclose()
+        return answer
+
+    def _open(self) -> Connection:
+        return Connection(
+            self._config.url, uds=self._config.uds, key=self._key, tls=self._tls
+        )
+
+    async def aclose(self) -> None:
+        while self._idle:
+            await self._idle.pop().aclose()
+
+
+@asynccontextmanager
+async def open_remote(config: RemoteConfig) -> AsyncIterator[RemoteAsker]:
+    """Check that a server can be asked, and close the connections to it at the end.
+
+    Raises:
+      StartupError: no server answers, or not to this key.
+    """
+    asker = RemoteAsker(config)
+    try:
+        try:
+            await asker.check()
+        except ServerGone as error:
+            raise StartupError(str(error)) from None
+        yield asker
+    finally:
+        await asker.aclose()

@@ -1,0 +1,138 @@
+"""`trioserve serve`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import os
+from pathlib import Path
+import sys
+import tomllib
+from typing import TYPE_CHECKING, Final
+
+from ...errors import (
+    InvalidConfig,
+    StartupError,
+)
+from ..command import Command
+from .model_argument import name_model
+
+if TYPE_CHECKING:
+    from ...config import ServeConfig
+    from ...config.flags import CommandLine
+
+_DESCRIPTION = """\
+Serve MODEL over an OpenAI-compatible API. For example:
+
+  trioserve serve Qwen/Qwen3-0.6B --port 8001 --max-model-len 4096
+
+FILE is TOML. Its keys are the options below with underscores.
+Flags win over FILE. The value None unsets an option that has no default.
+Defaults are in brackets. --help=WORD explains the options
+whose names contain WORD, and --help=all explains all.
+"""
+
+
+def parse_serve(arguments: Sequence[str]) -> ServeConfig:
+    """Read the arguments of `serve`; flags win over the file that --config names.
+
+    Raises:
+      StartupError: a flag is unknown.
+      InvalidConfig: the file cannot be read, an option in it or among the flags is wrong,
+        or there are two models.
+      ForeignOption: an option is another server's.
+      SystemExit: --help was given (0).
+    """
+    return _build(SERVE.read(arguments))
+
+
+def _build(line: CommandLine) -> ServeConfig:
+    from ...config import (
+        ServeConfig,
+        build_config,
+    )
+
+    path = line.values.pop("config", None)
+    values = line.values | name_model(line)
+    in_file = {} if path is None else _read_file(path)
+    try:
+        # The file is checked alone first, so that its errors can name the file.
+        config = build_config(ServeConfig, in_file)
+    except StartupError as error:
+        raise InvalidConfig("config", f"{path}: {error}") from error
+    if not values:
+        return config
+    return build_config(ServeConfig, in_file | values)
+
+
+def _run(line: CommandLine) -> int:
+    config = _build(line)
+    _obey_torchrun(config)
+    from ...observe.log_lines import set_up_logging
+
+    set_up_logging(config.bind.log_level.upper())
+    from ...startup.address import open_address
+
+    with open_address(config.bind) as sock:
+        import trio
+
+        from ...startup.server import Server
+
+        return trio.run(Server(config, sock).run)
+
+
+def _obey_torchrun(config: ServeConfig) -> None:
+    """Run a stage, and never return, if torchrun has started this process as one.
+
+    Raises:
+      InvalidConfig: torchrun has started another number of processes, or there are
+        several front processes.
+    """
+    from ...executor.pipeline.torchrun import find_torchrun
+    from ...processes import die_with_parent
+
+    torchrun = find_torchrun()
+    if torchrun is None:
+        return
+    torchrun.check(config.engine.parallel)
+    if config.bind.api_processes > 1:
+        raise InvalidConfig("api_processes", "must be 1 with torchrun")
+    # Every process of torchrun does this, so none is left after a second Ctrl-C, which
+    # ends torchrun at once.
+    die_with_parent(os.getppid())
+    if torchrun.rank > 0:
+        from ...startup.stage_process import run_joining_stage
+
+        run_joining_stage(torchrun, config.bind.log_level.upper())
+
+
+def _read_file(path: str) -> dict[str, object]:
+    """Return the options of the file that --config names."""
+    try:
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidConfig.of_file("config", "read", path, error) from error
+    for name, value in values.items():
+        if isinstance(value, dict):
+            reason = f"[{name}] is a table; write options without tables"
+            raise InvalidConfig("config", f"{path}: {reason}")
+    return values
+
+
+def _load_config() -> type:
+    from ...config import ServeConfig
+
+    return ServeConfig
+
+
+SERVE: Final = Command(
+    name="serve",
+    synopsis="[MODEL] [--config FILE] [options]",
+    usage="[MODEL] [options]",
+    summary="serve a model over an OpenAI-compatible API",
+    description=_DESCRIPTION,
+    load_config=_load_config,
+    run=_run,
+    # name_model names all words if there are several.
+    max_words=sys.maxsize,
+    others=("config",),
+)

@@ -1,0 +1,43 @@
+"""`trioserve simulate`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ..command import Command
+from ..output import write_output
+
+if TYPE_CHECKING:
+    from ...config.flags import CommandLine
+
+_DESCRIPTION = """\
+Play a load on a pipeline of simulated stages, in virtual time: without a model,
+with the real scheduler. Defaults are in brackets. --help=WORD explains the
+options whose names contain WORD, and --help=all explains all.
+"""
+
+
+def _load_config() -> type:
+    from ..simulate import SimulateConfig
+
+    return SimulateConfig
+
+
+def _run(line: CommandLine) -> int:
+    from ...config import build_config
+    from ..simulate import (
+        SimulateConfig,
+        report_simulation,
+    )
+
+    return write_output(report_simulation(build_config(SimulateConfig, line.values)))
+
+
+SIMULATE: Final = Command(
+    name="simulate",
+    synopsis="[options]",
+    summary="play a load on a simulated pipeline, without a model",
+    description=_DESCRIPTION,
+    load_config=_load_config,
+    run=_run,
+)

@@ -1,0 +1,61 @@
+"""A word that is no command: what the user may have meant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+import os
+import shlex
+
+from ..command import Command
+
+# Words of other programs.
+_ELSEWHERE = {
+    "run": "chat",
+    "start": "serve",
+    "server": "serve",
+    "list": "models",
+    "ls": "models",
+    "ps": "top",
+    "info": "env",
+    "collect-env": "env",
+    "pull": "serve",
+}
+
+
+def explain(commands: Sequence[Command], word: str, others: Sequence[str]) -> str:
+    """Return one sentence that says what to write.
+
+    Args:
+      others: the arguments behind the word.
+    """
+    rest = shlex.join(others)
+    names = [command.name for command in commands]
+    if word.startswith("-"):
+        meant = get_close_matches(word, ["--help", "--version"], n=1, cutoff=0.8)
+        if meant:
+            return f"{word}: there is no such option; did you mean {meant[0]}?"
+        return f"{word} belongs behind a command: write trioserve serve {word} {rest}".strip()
+    if word in ("help", "version"):
+        wanted = f"{others[0]} --help" if others and word == "help" else f"--{word}"
+        return f"{word!r} is not a command: write trioserve {wanted}"
+    seconds = [name for name in names if name.startswith(f"{word} ")]
+    if seconds:
+        return f"{word!r} needs one more word: write trioserve {' or trioserve '.join(seconds)}"
+    if _is_model(word):
+        return f"{word!r} is not a command: write trioserve serve {shlex.join([word])} {rest}".strip()
+    known = _ELSEWHERE.get(word)
+    if known in names:
+        return f"{word!r} is not a command; did you mean trioserve {known}?"
+    two_words = " ".join([word, *others[:1]])
+    matches = get_close_matches(two_words, names, n=1) or get_close_matches(
+        word, names, n=1
+    )
+    if matches:
+        return f"{word!r} is not a command; did you mean trioserve {matches[0]}?"
+    return f"{word!r} is not a command; trioserve --help lists all"
+
+
+def _is_model(word: str) -> bool:
+    has_form = "/" in word or word.startswith("pypi:") or word.endswith(".gguf")
+    return has_form or os.path.isdir(word)

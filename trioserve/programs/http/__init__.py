@@ -1,0 +1,1 @@
+"""The client of HTTP that all programs share."""

@@ -1,0 +1,1 @@
+"""The parts that the renderers of generation and pooling share."""

@@ -1,0 +1,113 @@
+"""Endpoints of the requests that the server is answering: see and cancel them.
+
+With several front processes, all of them are asked.
+"""
+
+from __future__ import annotations
+
+from quart import Response
+
+from ...errors import InvalidParameter, RequestNotFound
+from ...http.keys.siblings import (
+    Cards,
+    DescribeRequests,
+    Details,
+    ListRequests,
+    ask_siblings,
+)
+from ...http.record.descriptions import (
+    RequestDetailsList,
+    RequestList,
+)
+from ...http.scope import ScopedRequest
+from ...http.state import ServerState
+from ...http.wire.respond import respond_json
+from .live_answers import (
+    cancel_requests,
+    describe_requests,
+    select_requests,
+)
+
+
+async def answer_requests(state: ServerState, request: ScopedRequest) -> Response:
+    """List the requests that this one may see."""
+    return await _answer(state, request, wanted=_read_key(request))
+
+
+async def answer_request(state: ServerState, request: ScopedRequest) -> Response:
+    """Show the requests with an id, and everything that they hold."""
+    question = DescribeRequests(asker=request.live.key, request_id=_read_id(request))
+    own = await describe_requests(state, question, request.live)
+    parts = [own, *await ask_siblings(state.siblings, question, Details)]
+    shown = [each for part in parts for each in part.shown]
+    if not shown:
+        raise RequestNotFound(question.request_id)
+    shown.sort(key=lambda each: -each.age_seconds)
+    num_left_out = sum(part.num_left_out for part in parts)
+    return respond_json(
+        RequestDetailsList(data=tuple(shown), num_left_out=num_left_out)
+    )
+
+
+async def answer_cancel_requests(
+    state: ServerState, request: ScopedRequest
+) -> Response:
+    """Cancel all requests that this one may see."""
+    if request.path.endswith("/"):
+        # The id of a script was empty.
+        raise RequestNotFound("")
+    return await _answer(state, request, wanted=_read_key(request), cancels=True)
+
+
+async def answer_cancel_request(state: ServerState, request: ScopedRequest) -> Response:
+    """Cancel the requests with an id."""
+    return await _answer(state, request, request_id=_read_id(request), cancels=True)
+
+
+async def _answer(
+    state: ServerState,
+    request: ScopedRequest,
+    *,
+    wanted: str | None = None,
+    request_id: str | None = None,
+    cancels: bool = False,
+) -> Response:
+    """Show requests, and cancel them if that is wanted; they are shown as they were.
+
+    Raises:
+      RequestNotFound: none has the id.
+    """
+    question = ListRequests(
+        asker=request.live.key, wanted=wanted, request_id=request_id, cancels=cancels
+    )
+    own = select_requests(state, question, request.live)
+    cards = [each.describe() for each in own]
+    # With those of other processes, the order is that of their ages.
+    for others in await ask_siblings(state.siblings, question, Cards):
+        cards = sorted(cards + others, key=lambda each: -each.age_seconds)
+    if request_id is not None and not cards:
+        raise RequestNotFound(request_id)
+    if cancels:
+        cancel_requests(own)
+    return respond_json(RequestList(data=tuple(cards)))
+
+
+def _read_id(request: ScopedRequest) -> str:
+    assert request.view_args is not None, "the route has a part for the id"
+    return str(request.view_args["request_id"])
+
+
+def _read_key(request: ScopedRequest) -> str | None:
+    """Return the name of the key that the query names; None for all.
+
+    Raises:
+      InvalidParameter: the query names something else, or two keys. To ignore that would
+        cancel the wrong ones.
+    """
+    for name in request.args:
+        if name != "key":
+            raise InvalidParameter(name[:64], "is not known; only key is taken")
+    keys = request.args.getlist("key")
+    if len(keys) > 1:
+        raise InvalidParameter("key", "may be given once")
+    return keys[0] if keys else None

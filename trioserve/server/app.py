@@ -1,0 +1,420 @@
+"""The ASGI app: it serves the routes, and answers all errors in one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection
+import errno
+import logging
+from typing import Any, cast
+
+from hypercorn.typing import HTTPScope
+from quart import Response, current_app, request
+from quart.wrappers import BaseRequestWebsocket
+from quart_trio import QuartTrio
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
+from werkzeug.routing import BaseConverter, Map, MapAdapter
+
+from ..api.anthropic.answers import (
+    AnthropicError,
+    choose_status,
+)
+from ..config import parse_bytes
+from ..engine.generation.engine import TokenEngine
+from ..engine.pooling.engine import TensorEngine
+from ..errors import (
+    DeadlineExceeded,
+    DescriptorsFull,
+    HostNotAllowed,
+    InternalError,
+    InvalidConfig,
+    ModelNotFound,
+    PayloadTooLarge,
+    RequestEnded,
+    RequestError,
+    TrioserveError,
+    Unauthorized,
+    Unavailable,
+    UnsupportedMediaType,
+)
+from ..http.connection import list_connections
+from ..http.keys.key_use import Ticket
+from ..http.keys.rate_limit_fields import (
+    list_anthropic_limits,
+    list_openai_limits,
+)
+from ..http.route import Route
+from ..http.scope import (
+    ScopedConnection,
+    ScopedRequest,
+)
+from ..http.state import ServerState
+from ..http.streams.resumable import HEADER as LAST_EVENT
+from ..http.time_limit import HEADER as TIMEOUT_HEADER
+from ..http.wire.error_body import (
+    ErrorBody,
+    ErrorDetail,
+)
+from ..http.wire.request_id import ANTHROPIC_HEADER
+from ..http.wire.respond import (
+    EVENTS,
+    make_error,
+    make_json,
+)
+from .admin.probes import (
+    AsgiApp,
+    Probe,
+    ProbesFirst,
+)
+from .admin.resumed import resume_stream
+from .admin.status import answer_metrics
+from .meant_path import find_meant_path
+from .rates import log_rates
+from .root_path import BelowRootPath
+from .routes import ROUTES
+
+logger = logging.getLogger(__name__)
+
+# The types of errors that both Werkzeug and this server raise, by status.
+_TYPES = {400: RequestError.code, 404: ModelNotFound.code}
+
+_ANTHROPIC_PATHS = tuple(
+    path for route in ROUTES if route.error is AnthropicError for path in route.paths
+)
+
+
+# Paths of which only the paths below them are served.
+_BASES = ("/v1", "/v2")
+
+
+class ServingApp(QuartTrio):
+    """A Quart app whose requests are ScopedRequests."""
+
+    asgi_http_class = ScopedConnection
+    request_class = ScopedRequest
+    state: ServerState
+
+    def create_url_adapter(
+        self, request: BaseRequestWebsocket | None
+    ) -> MapAdapter | None:
+        """Choose routes by the path alone: Werkzeug fails at some texts in a Host header."""
+        if request is None:
+            return super().create_url_adapter(request)
+        return self.url_map.bind(
+            "localhost",
+            script_name=request.root_path,
+            url_scheme=request.scheme,
+            default_method=request.method,
+            path_info=request.path,
+        )
+
+
+def create_http_app(state: ServerState) -> ServingApp:
+    """Make the app of one server. `state.engine` may be set later.
+
+    Raises:
+      InvalidConfig: the root path is the beginning of a path of the API.
+    """
+    _check_root_path(state.config.root_path)
+    app = ServingApp("trioserve", static_folder=None)
+    app.state = state
+    _set_up_paths(app.url_map)
+    app.config["MAX_CONTENT_LENGTH"] = parse_bytes(
+        "max_body_size", state.config.max_body_size
+    )
+    # By default, quart ends a stream silently after a minute.
+    app.config["RESPONSE_TIMEOUT"] = None
+    for route in ROUTES:
+        # One view for all paths of a handler, because quart finds views by name.
+        name, view = route.handler.__name__, _bind(route, state)
+        for path in route.paths:
+            app.add_url_rule(path, name, view, methods=[route.method])
+    app.register_error_handler(TrioserveError, _respond_error)
+    app.register_error_handler(HTTPException, _respond_http_exception)
+    app.register_error_handler(Exception, _respond_unexpected)
+    state.audit.list_connections = list_connections
+    probes = _find_probes(state)
+    app.before_request(_check_host(state))
+    # Before the key is checked: browsers ask without it.
+    app.before_request(_answer_preflight(state))
+    app.before_request(_check_key(state, {*probes, *_list_documents(state)}))
+    app.before_request(_check_method)
+    app.after_request(_count_request(state))
+    app.after_request(_name_request)
+    app.after_request(_tell_limits)
+
+    def find_engine() -> TokenEngine | TensorEngine | None:
+        return None if state.engine is None else state.engine.engine
+
+    async def audit_when_loaded() -> None:
+        # What the load opens stays open, and is no leak.
+        if state.engine is None:
+            await state.has_loaded.wait()
+        await state.audit.run()
+
+    async def start_background() -> None:
+        await app.nursery.start(state.background.run)
+        await app.nursery.start(state.resumable.tasks.run)
+        app.nursery.start_soon(state.drop_old_responses)
+        app.nursery.start_soon(state.keepalive.run)
+        app.nursery.start_soon(state.unread.run)
+        if state.siblings is None or state.siblings.is_first:
+            app.nursery.start_soon(log_rates, find_engine)
+        app.nursery.start_soon(audit_when_loaded)
+
+    app.before_serving(start_background)
+    served: AsgiApp = ProbesFirst(app.asgi_app, state, probes)
+    if state.config.root_path:
+        served = BelowRootPath(served, state.config.root_path)
+    app.asgi_app = served  # type: ignore[method-assign, assignment]
+    return app
+
+
+def _find_probes(state: ServerState) -> dict[str, Probe]:
+    """Return the probes by path. They need no key: monitors have none."""
+    guarded = answer_metrics if state.config.guard_metrics else None
+    return {
+        path: route.handler
+        for route in ROUTES
+        if isinstance(route.handler, Probe) and route.handler is not guarded
+        for path in route.paths
+    }
+
+
+def _list_documents(state: ServerState) -> list[str]:
+    """Return the paths of documents. A browser shows no key when it opens a page."""
+    if not state.config.ui:
+        return []
+    return [path for route in ROUTES if route.is_document for path in route.paths]
+
+
+class _NameConverter(BaseConverter):
+    """A model's name, or a request's id. It may contain slashes, and begin with one."""
+
+    regex = "(?s:.+)"
+    part_isolating = False
+
+
+def _check_root_path(root_path: str | None) -> None:
+    # A path with it and one without it could not be told apart.
+    if root_path and any(
+        f"{path}/".startswith(f"{root_path}/")
+        for route in ROUTES
+        for path in route.paths
+    ):
+        raise InvalidConfig("root_path", "is the beginning of a path of the API")
+
+
+def _set_up_paths(url_map: Map) -> None:
+    url_map.converters["name"] = _NameConverter
+    # A path with a slash at its end is served like the path without it, and not by a
+    # redirect: clients do not send the body of a POST a second time.
+    url_map.strict_slashes = False
+    url_map.merge_slashes = False
+
+
+def _bind(route: Route, state: ServerState) -> Callable[..., Awaitable[Response]]:
+    takes_up = (
+        state.resumable.is_enabled
+        and route.method == "POST"
+        and EVENTS in route.answers
+    )
+
+    # Handlers read the parts of the path from the request.
+    async def handle(**view_args: str) -> Response:
+        scoped = _current_request()
+        scoped.is_probe = isinstance(route.handler, Probe)
+        scoped.time_limit.take_header(scoped.headers.get(TIMEOUT_HEADER))
+        try:
+            with scoped.time_limit.until_answer(scoped.progress):
+                if takes_up and LAST_EVENT in scoped.headers:
+                    return resume_stream(state, scoped)
+                if route.request is not None:
+                    await scoped.ticket.admit(state.siblings)
+                    scoped.resources.enter_context(scoped.ticket.hold())
+                return await route.handler(state, scoped)
+        except DeadlineExceeded:
+            scoped.cancellation.begin(scoped.progress.phase)
+            raise
+        raise AssertionError("the block returns or raises")
+
+    return handle
+
+
+def _current_request() -> ScopedRequest:
+    """The object behind quart's proxy, which is bound to this task's context."""
+    return cast(ScopedRequest, cast(Any, request)._get_current_object())
+
+
+def _check_host(state: ServerState) -> Callable[[], Awaitable[None]]:
+    async def check() -> None:
+        # No websocket comes here (connection/http1.py).
+        scope = cast(HTTPScope, _current_request().scope)
+        name = state.hosts.find_foreign(scope)
+        if name is not None:
+            raise HostNotAllowed(name, takes_keys=state.hosts.takes_keys)
+
+    return check
+
+
+def _answer_preflight(
+    state: ServerState,
+) -> Callable[[], Awaitable[Response | None]]:
+    async def answer() -> Response | None:
+        asked = _current_request()
+        fields = state.cors.answer_preflight(asked.method, asked.headers)
+        return None if fields is None else Response(b"", 200, fields)
+
+    return answer
+
+
+def _check_key(
+    state: ServerState, open_paths: Collection[str]
+) -> Callable[[], Awaitable[None]]:
+    async def check() -> None:
+        # Before the body is read, and for unknown paths, too: strangers learn nothing.
+        rule = request.url_rule
+        if rule is None or rule.rule not in open_paths:
+            scoped = _current_request()
+            scoped.live.key = state.keys.check(scoped.headers)
+            scoped.ticket = Ticket(state.key_uses.find(scoped.live.key))
+
+    return check
+
+
+async def _check_method() -> None:
+    """Refuse a method that is not in capitals, which Werkzeug takes for the one that is."""
+    scoped = _current_request()
+    if scoped.url_rule is not None and scoped.method != scoped.method.upper():
+        paths = cast(ServingApp, current_app).create_url_adapter(scoped)
+        assert paths is not None, "there is a request"
+        raise MethodNotAllowed(paths.allowed_methods())
+
+
+def _count_request(state: ServerState) -> Callable[[Response], Awaitable[Response]]:
+    async def count(response: Response) -> Response:
+        # Only existing paths become labels, so that clients cannot create new ones.
+        rule = request.url_rule
+        path = "unknown" if rule is None else rule.rule
+        state.counts.answered[path, str(response.status_code)] += 1
+        return response
+
+    return count
+
+
+async def _name_request(response: Response) -> Response:
+    """Add the id of the request under the name that Anthropic's clients read."""
+    if _speaks_anthropic(request.path):
+        response.headers[ANTHROPIC_HEADER] = str(_current_request().id)
+    return response
+
+
+async def _tell_limits(response: Response) -> Response:
+    """Add the tokens that are left to the key, as its clients read them."""
+    use = _current_request().ticket.use
+    response.headers.update(
+        list_anthropic_limits(use)
+        if _speaks_anthropic(request.path)
+        else list_openai_limits(use)
+    )
+    return response
+
+
+def _speaks_anthropic(path: str) -> bool:
+    """Whether the errors of a path, which may not exist, have Anthropic's shape."""
+    return any(
+        path == served or path.startswith(f"{served}/") for served in _ANTHROPIC_PATHS
+    )
+
+
+async def _respond_error(error: TrioserveError) -> Response:
+    _current_request().answer.note_error(error.code)
+    headers = {}
+    if isinstance(error, UnsupportedMediaType) and error.header == "Content-Encoding":
+        # RFC 9110, 15.5.16: the header says that the coding was wrong, not the type.
+        headers["Accept-Encoding"] = error.wanted
+    if isinstance(error, (RequestError, Unavailable, RequestEnded)):
+        _forget_frames(error)
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, RequestEnded):
+        # OpenAI's and Anthropic's clients would send the request again.
+        headers["X-Should-Retry"] = "false"
+    if _speaks_anthropic(request.path):
+        body = AnthropicError.of(error, str(_current_request().id))
+        return make_error(error, choose_status(error), headers, body).to_response()
+    return make_error(error, headers=headers).to_response()
+
+
+async def _respond_http_exception(error: HTTPException) -> Response:
+    status = error.code or 500
+    if status == 413:
+        limit = request.max_content_length or 0
+        return await _respond_error(PayloadTooLarge(limit))
+    message = _describe_http_exception(error)
+    kind = _TYPES.get(status) or error.name.replace(" ", "")
+    _current_request().answer.note_error(kind)
+    body: ErrorBody | AnthropicError
+    if _speaks_anthropic(request.path):
+        request_id = str(_current_request().id)
+        body = AnthropicError.describe(status, message, request_id)
+    else:
+        body = ErrorBody(
+            error=ErrorDetail(
+                message=message,
+                type=kind,
+                param=None,
+                code=status,
+            )
+        )
+    # Allow belongs to a 405. The other headers describe Werkzeug's HTML, which is not
+    # sent.
+    headers = {k: v for k, v in error.get_headers() if k == "Allow"}
+    return make_json(body, status, headers).to_response()
+
+
+def _describe_http_exception(error: HTTPException) -> str:
+    """Return a message for programmers. Werkzeug's own is for users of browsers."""
+    if isinstance(error, NotFound):
+        if request.path.rstrip("/") in _BASES:
+            return _explain_base()
+        paths = cast(ServingApp, current_app).create_url_adapter(request)
+        assert paths is not None, "there is a request"
+        meant = find_meant_path(request.path, paths.allowed_methods)
+        hint = "" if meant is None else f" You may mean {meant}."
+        return f"There is no such path; GET /openapi.json lists all paths.{hint}"
+    if isinstance(error, MethodNotAllowed) and error.valid_methods:
+        *others, last = sorted(error.valid_methods)
+        taken = f"{', '.join(others)} and {last}" if others else last
+        return f"This path takes {taken}, not {request.method}."
+    return error.description or error.name
+
+
+def _explain_base() -> str:
+    """Say where to go to somebody who has opened the base URL of clients in a browser."""
+    shows = cast(ServingApp, current_app).state.config.ui
+    rest = "/ is a page for people, and /docs" if shows else "GET /openapi.json"
+    return (
+        f"This is the base URL that clients of the API take; {rest} describes the API."
+    )
+
+
+async def _respond_unexpected(error: Exception) -> Response:
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return await _respond_error(DescriptorsFull())
+    logger.error("request %s failed", _current_request().id, exc_info=error)
+    _forget_frames(error)
+    return await _respond_error(InternalError())
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Free the objects in the frames of an error's traceback, such as a long prompt.
+
+    An error from a thread and trio's frames in its traceback refer to each other, so they
+    would stay until the garbage collector looks at old objects. The same holds for the
+    error's context: the group that contained it, with the errors of other prompts.
+    """
+    others = (error.__context__, *getattr(error, "exceptions", ()))
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    for other in others:
+        if other is not None:
+            _forget_frames(other)
