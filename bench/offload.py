@@ -44,11 +44,10 @@ from kit.rendering.payloads import (
 import torch
 import trio
 
-from trioserve.api.chat.request import ChatRequest
-from trioserve.api.completions.request import CompletionRequest
+from trioserve.api.chat.body import CHAT_BODY
+from trioserve.api.completions.body import COMPLETION_BODY
 from trioserve.api.decode.body import decode_chunks
-from trioserve.api.decode.message_mappings import MessageMappings
-from trioserve.api.decode.schema import decode_body
+from trioserve.api.shared.message_mappings import MessageMappings
 from trioserve.config import MediaConfig, RenderConfig
 from trioserve.errors import ContextLengthExceeded
 from trioserve.programs.bench.measuring.texts import write_words
@@ -72,7 +71,7 @@ def cut(body: bytes) -> list[bytes | bytearray]:
 def decode_completion(parts: list[bytes | bytearray]) -> object:
     """Decode a completion for a model of 131,072 tokens; return its refusal, if any."""
     try:
-        return decode_chunks(list(parts), CompletionRequest, 131_072)
+        return decode_chunks(list(parts), COMPLETION_BODY, 131_072)
     except ContextLengthExceeded as error:
         return error
 
@@ -107,9 +106,9 @@ def list_work(folder: Path) -> Iterator[tuple[str, Work]]:
     parts = cut(encoded)
     yield (
         "JSON, 400 messages",
-        lambda: decode_chunks(list(parts), ChatRequest, 10**9),
+        lambda: decode_chunks(list(parts), CHAT_BODY, 10**9),
     )
-    messages = MessageMappings(decode_body(ChatRequest, encoded).messages)
+    messages = MessageMappings(CHAT_BODY.decode(encoded).messages)
 
     def run_template() -> object:
         conversation = read_messages(messages, template.find_form(ChatOptions()))

@@ -29,9 +29,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from kit.options import read_positive
 import msgspec
 
-from trioserve.api.chat.request import ChatRequest
-from trioserve.api.completions.request import CompletionRequest
-from trioserve.api.decode.schema import decode_body
+from trioserve.api.chat.body import CHAT_BODY
+from trioserve.api.completions.body import COMPLETION_BODY
 from trioserve.programs.bench.measuring.rounds import (
     take_turns,
     time_calls,
@@ -130,16 +129,14 @@ def compare_decoding(rounds: int, bodies: dict[str, bytes]) -> Iterator[str]:
     """Yield a line for each body and library, and one for their ratio."""
     for name, body in bodies.items():
         is_chat = name == "chat"
-        ours: Any = ChatRequest if is_chat else CompletionRequest
+        ours: Any = (CHAT_BODY if is_chat else COMPLETION_BODY).decode
         theirs = (Chat if is_chat else Completion).model_validate_json
         # A small body is decoded many times a round.
         repeat = 200 if is_chat else 1
         seconds = take_turns(
             rounds,
             {
-                "msgspec": partial(
-                    time_calls, partial(decode_body, ours, body), repeat
-                ),
+                "msgspec": partial(time_calls, partial(ours, body), repeat),
                 "pydantic": partial(time_calls, partial(theirs, body), repeat),
             },
         )

@@ -2,8 +2,8 @@
 
     python docs/write_fields.py
 
-The page comes from the structs of the requests, and from unsupported.py, foreign_fields.py
-and ignored.py in http/decode. tests/docs/test_fields.py fails if the page is older than they are.
+The page comes from the structs of the requests, and from body.py of each folder of api/.
+tests/docs/test_fields.py fails if the page is older than they are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 
 from trioserve.api.decode.decoder import BodyDecoder
-from trioserve.api.decode.schema import find_decoder
 from trioserve.http.route import Route
 from trioserve.server.openapi import openapi_document
 from trioserve.server.routes import ROUTES
@@ -54,7 +53,7 @@ The names of fields of objects in lists (for example messages) are not checked.
 def write_page() -> str:
     """Return the whole page."""
     schemas = _read_schemas()
-    routes = [route for route in ROUTES if isinstance(route.request, type)]
+    routes = [route for route in ROUTES if len(route.bodies) == 1]
     sections = [_write_section(route, schemas) for route in routes]
     return "\n\n".join([_INTRODUCTION, *sections])
 
@@ -66,10 +65,9 @@ def _read_schemas() -> dict[str, Any]:
 
 
 def _write_section(route: Route, schemas: dict[str, Any]) -> str:
-    request = route.request
-    assert isinstance(request, type), "the route has a body of its own"
-    decoder: BodyDecoder[Any] = find_decoder(request)
-    schema = schemas[request.__name__]
+    (decoder,) = route.bodies
+    assert isinstance(decoder, BodyDecoder), "routes.py has no other bodies"
+    schema = schemas[decoder.request_type.__name__]
     paths = ", ".join(route.documented_paths)
     title = f"{route.method} {paths}"
     taken = [

@@ -161,9 +161,6 @@ FOLDERS = sorted(
     {module[:depth] for module in MODULE_NAMES for depth in range(len(module))}
 )
 
-# Their dialects share tables of decoders.
-CIRCULAR = {("api",)}
-
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda x: "/".join(x) or ".")
 def test_a_folder_imports_its_sub_folders_or_is_imported_by_them(
@@ -181,9 +178,8 @@ def test_a_folder_imports_its_sub_folders_or_is_imported_by_them(
         node = find_node(module)
         nodes = map(find_node, IMPORTS[module] & inside)
         graph.setdefault(node, set()).update(n for n in nodes if n != node)
-    if folder not in CIRCULAR:
-        # Raises CycleError, which names the circle.
-        list(TopologicalSorter(graph).static_order())
+    # Raises CycleError, which names the circle.
+    list(TopologicalSorter(graph).static_order())
     num_loose = len([name for name in inside if len(name) == depth + 1])
     has_folders = len(graph) > 1
     assert "/".join(folder) in CROWDED or not has_folders or num_loose <= MAX_LOOSE + 1

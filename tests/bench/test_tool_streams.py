@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tool_streams
 
-from trioserve.api.decode.schema import decode_body
+from trioserve.api.decode.decoder import BodyDecoder
 from trioserve.render.tools.hermes import HermesScanner
 from trioserve.render.tools.tool_table import ToolTable
 from trioserve.server.routes import ROUTES
@@ -15,11 +15,12 @@ from trioserve.server.routes import ROUTES
 def test_each_api_gets_a_stream_with_tools(api: str) -> None:
     request = tool_streams.write_stream(api, 3)
     (route,) = (route for route in ROUTES if request.path in route.paths[:1])
-    assert route.request is not None
-    body = decode_body(route.request, request.body)
-    assert body.stream  # type: ignore[attr-defined]
+    (decoder,) = route.bodies
+    assert isinstance(decoder, BodyDecoder)
+    body = decoder.decode(request.body)
+    assert body.stream
     num_tools = 0 if api == "text" else tool_streams.NUM_TOOLS
-    assert len(body.tools or ()) == num_tools  # type: ignore[attr-defined]
+    assert len(body.tools or ()) == num_tools
 
 
 def test_an_answer_has_four_calls() -> None:

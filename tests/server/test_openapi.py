@@ -26,7 +26,7 @@ POSTS = [
     (path, route)
     for route in ROUTES
     for path in route.documented_paths
-    if isinstance(route.request, type)
+    if len(route.bodies) == 1
 ]
 
 
@@ -77,8 +77,7 @@ def test_every_operation_has_described_responses(
 def test_every_post_takes_its_request_and_lists_its_errors(
     path: str, route: Route
 ) -> None:
-    request_type = route.request
-    assert isinstance(request_type, type)
+    request_type = route.bodies[0].request_type
     operation = DOCUMENT["paths"][path]["post"]
     schema = operation["requestBody"]["content"]["application/json"]["schema"]
     assert schema["$ref"].endswith(f"/{request_type.__name__}")

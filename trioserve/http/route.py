@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 import re
 from types import UnionType
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 from quart import Response
@@ -21,6 +21,13 @@ Handler = Callable[[ServerState, ScopedRequest], Awaitable[Response]]
 _PARAMETER = re.compile(r"<\w+:(\w+)>")
 
 
+class Body(Protocol):
+    """The decoder of a kind of body."""
+
+    @property
+    def request_type(self) -> type[msgspec.Struct]: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """One row of the table in routes.py.
@@ -29,8 +36,7 @@ class Route:
       paths: as Werkzeug writes them. All of them lead to the same handler.
       handler: a Probe is also called without quart, and has no parameters.
       summary: one sentence that OpenAPI shows; docs/api.rst begins with it, too.
-      request: the struct of the body, or a union of the structs of other endpoints; None where
-        there is no body.
+      bodies: the decoders of its bodies; several if it takes those of other endpoints.
       example: a body that shows what the endpoint needs.
       answers: the struct or type of a successful answer, by content type. None means
         bytes, or JSON without a fixed shape. For event streams, it is the data of one
@@ -46,7 +52,7 @@ class Route:
     paths: tuple[str, ...]
     handler: Handler
     summary: str
-    request: type[msgspec.Struct] | UnionType | None = None
+    bodies: tuple[Body, ...] = ()
     example: Mapping[str, object] = field(default_factory=dict)
     answers: Mapping[str, type | UnionType | None] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)

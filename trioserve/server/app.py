@@ -228,7 +228,7 @@ def _bind(route: Route, state: ServerState) -> Callable[..., Awaitable[Response]
             with scoped.time_limit.until_answer(scoped.progress):
                 if takes_up and LAST_EVENT in scoped.headers:
                     return resume_stream(state, scoped)
-                if route.request is not None:
+                if route.bodies:
                     await scoped.ticket.admit(state.siblings)
                     scoped.resources.enter_context(scoped.ticket.hold())
                 return await route.handler(state, scoped)

@@ -107,9 +107,10 @@ def _describe_operation(route: Route) -> _Json:
         "summary": route.summary,
         "responses": {"200": success, **errors},
     }
-    if route.request is not None:
-        content = _json(route.request)
-        content[JSON]["example"] = route.example
+    if route.bodies:
+        references = [_refer_to(body.request_type) for body in route.bodies]
+        schema = references[0] if len(references) == 1 else {"anyOf": references}
+        content = {JSON: {"schema": schema, "example": route.example}}
         operation["requestBody"] = {"required": True, "content": content}
     parameters = [
         *map(_describe_parameter, route.parameters),
@@ -121,7 +122,7 @@ def _describe_operation(route: Route) -> _Json:
 
 
 def _list_errors(route: Route) -> Mapping[str, str]:
-    if route.request is None:
+    if not route.bodies:
         return route.errors
     errors = {**_BODY_ERRORS, **route.errors}
     if route.error is AnthropicError:
@@ -149,7 +150,7 @@ def _describe_query(name: str, meaning: str) -> _Json:
     }
 
 
-def _json(struct: type[msgspec.Struct] | UnionType) -> _Json:
+def _json(struct: type[msgspec.Struct]) -> _Json:
     return {JSON: _describe_content(struct)}
 
 
@@ -172,19 +173,19 @@ def _describe_schemas(routes: Sequence[Route]) -> _Json:
         ref_template=_REF_TEMPLATE,
         schema_hook=_describe_object,
     )
-    for route in routes:
-        if isinstance(route.request, type):
-            is_completion = route.request is CompletionRequest
-            _bound_fields(
-                schemas[route.request.__name__]["properties"],
-                _BOUNDS | SAMPLING_BOUNDS if is_completion else _BOUNDS,
-            )
+    for struct in {body.request_type for route in routes for body in route.bodies}:
+        is_completion = struct is CompletionRequest
+        _bound_fields(
+            schemas[struct.__name__]["properties"],
+            _BOUNDS | SAMPLING_BOUNDS if is_completion else _BOUNDS,
+        )
     return schemas
 
 
 def _list_structs(routes: Sequence[Route]) -> Iterator[type[msgspec.Struct]]:
     for route in routes:
-        for each in (route.error, route.request, *route.answers.values()):
+        yield from (body.request_type for body in route.bodies)
+        for each in (route.error, *route.answers.values()):
             for struct in get_args(each) or (each,):
                 if struct is not None and issubclass(struct, msgspec.Struct):
                     yield struct

@@ -14,20 +14,32 @@ import msgspec
 from quart import Response
 import trio
 
-from ..api.anthropic import answers as anthropic, requests as anthropic_requests
+from ..api.anthropic import answers as anthropic
+from ..api.anthropic.body import (
+    COUNT_TOKENS_BODY,
+    MESSAGES_BODY,
+)
 from ..api.anthropic.handler import (
     answer_count_tokens,
     answer_messages,
 )
+from ..api.chat.body import CHAT_BODY
 from ..api.chat.handler import answer_chat
-from ..api.chat.request import ChatRequest
 from ..api.cohere.handler import (
     answer_embed,
     answer_embed_v1,
 )
+from ..api.completions.body import COMPLETION_BODY
 from ..api.completions.handler import answer_completion
-from ..api.completions.request import CompletionRequest
-from ..api.pooling import answers as pooling_responses, requests as pooling_requests
+from ..api.pooling import answers as pooling_responses
+from ..api.pooling.body import (
+    CLASSIFICATION_BODY,
+    COHERE_EMBED_BODY,
+    EMBEDDING_BODY,
+    POOLING_BODY,
+    RERANK_BODY,
+    SCORE_BODY,
+)
 from ..api.pooling.classify import answer_classify
 from ..api.pooling.embeddings import (
     answer_embeddings,
@@ -41,8 +53,8 @@ from ..api.responses import (
     answers as response_object,
     events as response_events,
 )
+from ..api.responses.body import RESPONSE_BODY
 from ..api.responses.handler import answer_response
-from ..api.responses.request import ResponseRequest
 from ..api.responses.stored import (
     answer_cancel_response,
     answer_delete_response,
@@ -50,13 +62,13 @@ from ..api.responses.stored import (
     answer_stored_response,
 )
 from ..api.shared import answers as responses
+from ..api.tokens.body import (
+    DETOKENIZE_BODY,
+    TOKENIZE_BODY,
+)
 from ..api.tokens.handler import (
     answer_detokenize,
     answer_tokenize,
-)
-from ..api.tokens.requests import (
-    DetokenizeRequest,
-    TokenizeRequest,
 )
 from ..http.record import descriptions
 from ..http.route import Route
@@ -149,7 +161,7 @@ _GENERATION: Final = (
         paths=("/v1/chat/completions",),
         handler=answer_chat,
         summary="Answer a conversation, at once or as server-sent events.",
-        request=ChatRequest,
+        bodies=(CHAT_BODY,),
         example={"messages": _HELLO},
         answers={JSON: responses.ChatCompletion, EVENTS: responses.ChatChunk},
     ),
@@ -158,7 +170,7 @@ _GENERATION: Final = (
         paths=("/v1/completions",),
         handler=answer_completion,
         summary="Continue one or several prompts, each a string or token ids.",
-        request=CompletionRequest,
+        bodies=(COMPLETION_BODY,),
         example={"prompt": "Once upon a time", "max_tokens": 20},
         answers={JSON: responses.Completion, EVENTS: responses.CompletionChunk},
     ),
@@ -167,7 +179,7 @@ _GENERATION: Final = (
         paths=("/v1/responses",),
         handler=answer_response,
         summary="Answer a conversation of items, at once, as a stream, or later.",
-        request=ResponseRequest,
+        bodies=(RESPONSE_BODY,),
         example={"input": "Hello!"},
         answers={
             JSON: response_object.ResponseObject,
@@ -226,7 +238,7 @@ _ANTHROPIC: Final = (
         paths=("/v1/messages",),
         handler=answer_messages,
         summary="Answer a conversation, in the form of Anthropic's API.",
-        request=anthropic_requests.MessagesRequest,
+        bodies=(MESSAGES_BODY,),
         example={"model": "MODEL", "messages": _HELLO, "max_tokens": 50},
         answers={JSON: anthropic.AnthropicMessage, EVENTS: anthropic.MessageEvent},
         error=anthropic.AnthropicError,
@@ -236,7 +248,7 @@ _ANTHROPIC: Final = (
         paths=("/v1/messages/count_tokens",),
         handler=answer_count_tokens,
         summary="Count the tokens of a conversation, in the form of Anthropic's API.",
-        request=anthropic_requests.CountTokensRequest,
+        bodies=(COUNT_TOKENS_BODY,),
         example={"model": "MODEL", "messages": _HELLO},
         answers={JSON: anthropic.TokenCount},
         error=anthropic.AnthropicError,
@@ -249,7 +261,7 @@ _POOLING: Final = (
         paths=("/v1/embeddings",),
         handler=answer_embeddings,
         summary="Embed a string, token ids, chats, or lists of them.",
-        request=pooling_requests.EmbeddingRequest,
+        bodies=(EMBEDDING_BODY,),
         example={"input": ["A text.", "Another text."]},
         answers={JSON: pooling_responses.EmbeddingList, BYTES: None},
     ),
@@ -258,7 +270,7 @@ _POOLING: Final = (
         paths=("/pooling",),
         handler=answer_pooling,
         summary="Give vectors or labels of texts, or of each of their tokens.",
-        request=pooling_requests.PoolingRequest,
+        bodies=(POOLING_BODY,),
         example={"input": "A text."},
         answers={JSON: pooling_responses.PooledList, BYTES: None},
     ),
@@ -267,7 +279,7 @@ _POOLING: Final = (
         paths=("/classify",),
         handler=answer_classify,
         summary="Label texts.",
-        request=pooling_requests.ClassificationRequest,
+        bodies=(CLASSIFICATION_BODY,),
         example={"input": "A text."},
         answers={JSON: pooling_responses.ClassificationList},
     ),
@@ -276,7 +288,7 @@ _POOLING: Final = (
         paths=("/score", "/v1/score"),
         handler=answer_score,
         summary="Compare a query with each document, or compare pairs.",
-        request=pooling_requests.ScoreRequest,
+        bodies=(SCORE_BODY,),
         example={"text_1": "A question?", "text_2": ["A text."]},
         answers={JSON: pooling_responses.ScoreList},
     ),
@@ -285,7 +297,7 @@ _POOLING: Final = (
         paths=("/rerank", "/v1/rerank", "/v2/rerank"),
         handler=answer_rerank,
         summary="Sort documents by how well they answer a query.",
-        request=pooling_requests.RerankRequest,
+        bodies=(RERANK_BODY,),
         example={"query": "A question?", "documents": ["A text.", "Another."]},
         answers={JSON: pooling_responses.RankedList},
     ),
@@ -294,7 +306,7 @@ _POOLING: Final = (
         paths=("/v2/embed",),
         handler=answer_embed,
         summary="Embed texts, in the form of Cohere's second API.",
-        request=pooling_requests.CohereEmbedRequest,
+        bodies=(COHERE_EMBED_BODY,),
         example=_COHERE,
         answers={JSON: pooling_responses.CohereEmbeddings},
     ),
@@ -303,7 +315,7 @@ _POOLING: Final = (
         paths=("/v1/embed",),
         handler=answer_embed_v1,
         summary="Embed texts, in the form of Cohere's first API.",
-        request=pooling_requests.CohereEmbedRequest,
+        bodies=(COHERE_EMBED_BODY,),
         example=_COHERE,
         answers={JSON: pooling_responses.CohereFloats},
     ),
@@ -315,13 +327,15 @@ _SAGEMAKER: Final = (
         paths=("/invocations",),
         handler=answer_invocation,
         summary="Answer a body of another endpoint, for SageMaker.",
-        request=ChatRequest
-        | CompletionRequest
-        | pooling_requests.EmbeddingRequest
-        | pooling_requests.ClassificationRequest
-        | pooling_requests.ScoreRequest
-        | pooling_requests.RerankRequest
-        | pooling_requests.PoolingRequest,
+        bodies=(
+            CHAT_BODY,
+            COMPLETION_BODY,
+            EMBEDDING_BODY,
+            CLASSIFICATION_BODY,
+            SCORE_BODY,
+            RERANK_BODY,
+            POOLING_BODY,
+        ),
         example={"messages": _HELLO},
         answers={JSON: None, EVENTS: None, BYTES: None},
     ),
@@ -333,7 +347,7 @@ _TOKENS: Final = (
         paths=("/tokenize",),
         handler=answer_tokenize,
         summary="Convert text or messages to token ids.",
-        request=TokenizeRequest,
+        bodies=(TOKENIZE_BODY,),
         example={"prompt": "Hello!"},
         answers={JSON: descriptions.Tokenized},
     ),
@@ -342,7 +356,7 @@ _TOKENS: Final = (
         paths=("/detokenize",),
         handler=answer_detokenize,
         summary="Convert token ids to text.",
-        request=DetokenizeRequest,
+        bodies=(DETOKENIZE_BODY,),
         example={"tokens": [1, 2, 3]},
         answers={JSON: descriptions.Detokenized},
     ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from functools import partial
 import json
 import threading
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from hypothesis import given, settings, strategies as st
 import pytest
 
+from trioserve.api.anthropic.body import MESSAGES_BODY
 from trioserve.api.anthropic.chat import (
     explain_fields,
     to_chat_request,
@@ -22,14 +22,12 @@ from trioserve.api.anthropic.turns import (
     Block,
     Turn,
 )
-from trioserve.api.decode import unsupported
-from trioserve.api.decode.schema import decode_body
 from trioserve.api.shared.generation_steps import count_characters
 from trioserve.errors import RequestError
 from trioserve.render import TURN_CHARACTERS, Base64Image, RendererWorkers
 from trioserve.render.text.chat import read_messages
 
-decode = partial(decode_body, MessagesRequest)
+decode = MESSAGES_BODY.decode
 
 HELLO = {"role": "user", "content": "Hello"}
 LOOK = {"name": "look", "input_schema": {"type": "object", "properties": {}}}
@@ -433,7 +431,7 @@ TURN = st.fixed_dictionaries(
     }
 )
 FIELDS = st.sampled_from(
-    [*MessagesRequest.__struct_fields__, *unsupported.MESSAGES, "metadata"]
+    [*MessagesRequest.__struct_fields__, *MESSAGES_BODY.refused, "metadata"]
 )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 import json
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,15 @@ import openai
 import pytest
 import trio
 
-from trioserve.api.chat.request import ChatRequest
-from trioserve.api.decode.message_mappings import MessageMappings
-from trioserve.api.decode.schema import decode_body
+from trioserve.api.chat.body import CHAT_BODY
+from trioserve.api.shared.message_mappings import MessageMappings
 from trioserve.config import RenderConfig
 from trioserve.errors import InvalidParameter
 from trioserve.testing.server import FakeServer, open_fake_server
 from trioserve.testing.tokenizer import CHATML_TEMPLATE
 from trioserve.types.sampling import ReasoningBudget
 
-decode_chat = partial(decode_body, ChatRequest)
+decode_chat = CHAT_BODY.decode
 
 
 REASONING = "Hm, the dog sleeps."

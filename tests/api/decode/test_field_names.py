@@ -16,12 +16,7 @@ from trioserve.api.decode.field_names import (
     MAX_UNKNOWN_FIELDS,
     FieldNames,
 )
-from trioserve.api.decode.messages import Message
-from trioserve.api.decode.requests import ModelRequest
-from trioserve.api.decode.schema import (
-    decode_body,
-    find_decoder,
-)
+from trioserve.api.decode.fields import ModelRequest
 from trioserve.api.pooling.requests import (
     ClassificationRequest,
     EmbeddingRequest,
@@ -31,8 +26,14 @@ from trioserve.api.responses.request import (
     ResponseRequest,
     to_chat,
 )
+from trioserve.api.shared.messages import Message
 from trioserve.errors import InvalidParameter, NotSupported, RequestError
 from trioserve.types.structured import StructuredOutput
+
+from ..decoders import (
+    decode_body,
+    find_decoder,
+)
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 MINIMAL: dict[type[ModelRequest], dict[str, Any]] = {

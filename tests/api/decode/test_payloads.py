@@ -10,19 +10,17 @@ from hypothesis import given, settings, strategies as st
 import msgspec
 import pytest
 
-from trioserve.api.anthropic.requests import MessagesRequest
+from trioserve.api.anthropic.body import MESSAGES_BODY
 from trioserve.api.anthropic.turn_mappings import TurnMappings
-from trioserve.api.chat.payloads import CHAT_PAYLOADS
-from trioserve.api.chat.request import ChatRequest
-from trioserve.api.completions.request import CompletionRequest
+from trioserve.api.chat.body import CHAT_BODY, CHAT_PAYLOADS
+from trioserve.api.completions.body import COMPLETION_BODY
 from trioserve.api.decode import decoder
-from trioserve.api.decode.message_mappings import MessageMappings
 from trioserve.api.decode.payloads import take_out
-from trioserve.api.decode.schema import decode_body
+from trioserve.api.shared.message_mappings import MessageMappings
 from trioserve.errors import RequestError
 
-decode_chat = partial(decode_body, ChatRequest)
-decode_completion = partial(decode_body, CompletionRequest)
+decode_chat = CHAT_BODY.decode
+decode_completion = COMPLETION_BODY.decode
 
 
 LONG = "QUJD" * 300_000
@@ -211,7 +209,7 @@ def read_chat(body: bytes, long_bytes: int) -> object:
 def read_turns(body: bytes, long_bytes: int) -> object:
     with pytest.MonkeyPatch.context() as patch:
         set_threshold(patch, long_bytes)
-        request = decode_body(MessagesRequest, body)
+        request = MESSAGES_BODY.decode(body)
     return list(TurnMappings(request.messages, None))
 
 

@@ -8,7 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 import json
 from types import SimpleNamespace
-from typing import Any, Final, get_args, get_type_hints
+from typing import (
+    Any,
+    Final,
+    get_type_hints,
+)
 
 from hypothesis import given, settings, strategies as st
 import msgspec
@@ -16,49 +20,38 @@ import pytest
 
 from trioserve.api.anthropic.turns import Turns
 from trioserve.api.chat.request import ChatRequest
-from trioserve.api.decode import (
-    lazy_fields,
-    pieces,
-)
+from trioserve.api.decode import pieces, values
 from trioserve.api.decode.body import run_decoding
 from trioserve.api.decode.counting import (
     MAX_CONTAINERS,
     MAX_FIELDS,
     check_size,
 )
-from trioserve.api.decode.free_form import MAX_TOOLS_BYTES
-from trioserve.api.decode.lazy_fields import (
+from trioserve.api.decode.pieces import decode_pieces
+from trioserve.api.decode.shapes import (
+    find_long_fields,
+    find_shape,
+)
+from trioserve.api.decode.values import (
     PIECE_BYTES,
     decode_field,
 )
-from trioserve.api.decode.messages import (
+from trioserve.api.responses.request import ResponseRequest
+from trioserve.api.shared.messages import (
     MAX_MESSAGES,
     MAX_PARTS,
     Messages,
 )
-from trioserve.api.decode.pieces import (
-    decode_pieces,
-    find_long_fields,
-    find_shape,
-)
-from trioserve.api.decode.schema import (
+from trioserve.api.shared.tools import MAX_TOOLS_BYTES
+from trioserve.errors import InvalidParameter, RequestError
+
+from ..decoders import (
+    DECODERS,
     decode_body,
     find_decoder,
 )
-from trioserve.api.responses.request import ResponseRequest
-from trioserve.errors import InvalidParameter, RequestError
-from trioserve.server.routes import ROUTES
 
-REQUESTS: Final = sorted(
-    {
-        request
-        for route in ROUTES
-        # One endpoint takes the bodies of several others.
-        for request in (get_args(route.request) or (route.request,))
-        if request is not None
-    },
-    key=lambda request: str(request.__name__),
-)
+REQUESTS: Final = sorted(DECODERS, key=lambda request: request.__name__)
 
 # Values of 80 kB with as much work for the decoder as their bytes allow.
 COSTLY: Final = {
@@ -117,7 +110,7 @@ def check_call(raw: msgspec.Raw | bytes, kind: Any) -> None:
 def test_no_call_of_the_decoder_makes_many_objects(
     monkeypatch: pytest.MonkeyPatch, request_type: type[msgspec.Struct]
 ) -> None:
-    original = lazy_fields.find_decoder
+    original = values.find_decoder
 
     def find_checked(kind: Any) -> Any:
         def decode(raw: msgspec.Raw | bytes) -> Any:
@@ -128,7 +121,7 @@ def test_no_call_of_the_decoder_makes_many_objects(
 
         return SimpleNamespace(decode=decode)
 
-    monkeypatch.setattr(lazy_fields, "find_decoder", find_checked)
+    monkeypatch.setattr(values, "find_decoder", find_checked)
     monkeypatch.setattr(pieces, "find_decoder", find_checked)
     num_bodies = 0
     for body in list_bodies(request_type):

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 import json
 from typing import Any
 
+import msgspec
+from msgspec import inspect
 import pytest
 
 from trioserve.api.chat.request import ChatRequest
 from trioserve.api.completions.request import CompletionRequest
-from trioserve.api.decode.requests import ModelRequest
-from trioserve.api.decode.sampling import to_sampling
-from trioserve.api.decode.schema import decode_body
+from trioserve.api.decode.fields import ModelRequest
 from trioserve.api.pooling.requests import (
     CohereEmbedRequest,
     EmbeddingRequest,
     ScoreRequest,
 )
+from trioserve.api.shared.sampling import to_sampling
 from trioserve.api.tokens.requests import TokenizeRequest
-from trioserve.errors import RequestError
+from trioserve.errors import InvalidParameter, RequestError
+
+from ..decoders import DECODERS, decode_body
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -248,3 +252,24 @@ def test_a_document_without_text_is_refused_by_its_place(
 ) -> None:
     fields = {"queries": "a", "documents": [document]}
     assert read_refusal(ScoreRequest, fields) == message
+
+
+@pytest.mark.parametrize("request_type", DECODERS)
+def test_errors_list_the_values_of_each_field_with_few_values(
+    request_type: type[msgspec.Struct],
+) -> None:
+    for name, choices in list_choices(request_type):
+        with pytest.raises(InvalidParameter) as caught:
+            body = {"messages": MESSAGES, name: "no such"}
+            decode_body(request_type, json.dumps(body).encode())
+        assert caught.value.param == name
+        for choice in choices:
+            assert choice in str(caught.value)
+
+
+def list_choices(struct: type[msgspec.Struct]) -> Iterator[tuple[str, Any]]:
+    """Yield each field of a struct that takes only certain values, and the values."""
+    for field in inspect.type_info(struct).fields:  # type: ignore[attr-defined]
+        for each in getattr(field.type, "types", (field.type,)):
+            if isinstance(each, inspect.LiteralType):
+                yield field.name, each.values

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 import json
 from typing import Any
 
@@ -11,34 +10,27 @@ from hypothesis import given, settings, strategies as st
 import msgspec
 import pytest
 
-from trioserve.api.anthropic.requests import MessagesRequest
+from trioserve.api.anthropic.body import MESSAGES_BODY
+from trioserve.api.chat.body import CHAT_BODY
 from trioserve.api.chat.request import ChatRequest
+from trioserve.api.completions.body import COMPLETION_BODY
 from trioserve.api.completions.request import (
     CompletionPrompt,
     CompletionRequest,
 )
-from trioserve.api.decode import (
-    lazy_fields as large,
-    requests,
-    unsupported,
-)
-from trioserve.api.decode.message_mappings import MessageMappings
-from trioserve.api.decode.requests import ModelRequest
-from trioserve.api.decode.sampling import to_sampling
-from trioserve.api.decode.schema import (
-    decode_body,
-    find_decoder,
-)
+from trioserve.api.decode.decoder import BodyDecoder
+from trioserve.api.decode.fields import ModelRequest
+from trioserve.api.decode.values import decode_ids
+from trioserve.api.responses.body import RESPONSE_BODY
 from trioserve.api.responses.messages import to_messages
 from trioserve.api.responses.names import naming_fields
 from trioserve.api.responses.request import (
     ResponseRequest,
     to_chat,
 )
-from trioserve.api.tokens.requests import (
-    DetokenizeRequest,
-    TokenizeRequest,
-)
+from trioserve.api.shared.message_mappings import MessageMappings
+from trioserve.api.shared.sampling import to_sampling
+from trioserve.api.tokens.body import DETOKENIZE_BODY, TOKENIZE_BODY
 from trioserve.errors import (
     ContextLengthExceeded,
     InvalidParameter,
@@ -50,11 +42,11 @@ from trioserve.types.structured import StructuredOutput
 
 Decode = Callable[[bytes], Any]
 
-decode_chat = partial(decode_body, ChatRequest)
-decode_completion = partial(decode_body, CompletionRequest)
-decode_detokenize = partial(decode_body, DetokenizeRequest)
-decode_response = partial(decode_body, ResponseRequest)
-decode_tokenize = partial(decode_body, TokenizeRequest)
+decode_chat = CHAT_BODY.decode
+decode_completion = COMPLETION_BODY.decode
+decode_detokenize = DETOKENIZE_BODY.decode
+decode_response = RESPONSE_BODY.decode
+decode_tokenize = TOKENIZE_BODY.decode
 
 DECODERS: dict[str, Decode] = {
     "chat": decode_chat,
@@ -62,7 +54,7 @@ DECODERS: dict[str, Decode] = {
     "response": decode_response,
     "tokenize": decode_tokenize,
     "detokenize": decode_detokenize,
-    "messages": partial(decode_body, MessagesRequest),
+    "messages": MESSAGES_BODY.decode,
 }
 MINIMAL: dict[str, dict[str, Any]] = {
     "chat": {"messages": [{"role": "user", "content": "hi"}]},
@@ -72,12 +64,12 @@ MINIMAL: dict[str, dict[str, Any]] = {
     "detokenize": {"tokens": [1]},
     "messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
 }
-REFUSED: dict[str, Mapping[str, unsupported.Neutral]] = {
-    "chat": unsupported.CHAT,
-    "completion": unsupported.COMPLETION,
-    "response": unsupported.RESPONSE,
-    "tokenize": unsupported.TOKENIZE,
-    "messages": unsupported.MESSAGES,
+REFUSED = {
+    "chat": CHAT_BODY.refused,
+    "completion": COMPLETION_BODY.refused,
+    "response": RESPONSE_BODY.refused,
+    "tokenize": TOKENIZE_BODY.refused,
+    "messages": MESSAGES_BODY.refused,
 }
 
 
@@ -196,7 +188,7 @@ _NAMES = sorted(
         *CompletionRequest.__struct_fields__,
         *ResponseRequest.__struct_fields__,
     }
-    | unsupported.CHAT.keys()
+    | REFUSED["chat"].keys()
 )
 
 
@@ -471,12 +463,6 @@ def test_any_other_value_is_not_supported(endpoint: str, name: str, value: Any) 
     assert (caught.value.status, caught.value.param) == (400, name)
 
 
-def test_no_row_hides_a_field_of_a_request() -> None:
-    assert not unsupported.CHAT.keys() & set(ChatRequest.__struct_fields__)
-    assert not unsupported.COMPLETION.keys() & set(CompletionRequest.__struct_fields__)
-    assert not unsupported.RESPONSE.keys() & set(ResponseRequest.__struct_fields__)
-
-
 @pytest.mark.parametrize("value", [b'"\xff"', b'"\\ud800"', b"[" * 30 + b"]" * 30])
 def test_a_value_that_cannot_be_decoded_is_not_neutral(value: bytes) -> None:
     body = b'{"messages":[{"role":"user","content":"a"}],"tools":' + value + b"}"
@@ -701,28 +687,29 @@ def test_detokenize_takes_no_tokens() -> None:
     assert decode_detokenize(b'{"tokens":[]}').tokens == ()
 
 
-def test_a_new_struct_needs_no_row_in_the_table_of_decoders() -> None:
+def test_a_new_struct_needs_nothing_but_a_decoder() -> None:
     class NewRequest(ModelRequest, frozen=True, kw_only=True):
         text: str
 
-    assert decode_body(NewRequest, b'{"text": "a"}') == NewRequest(text="a")
+    decoder = BodyDecoder(NewRequest)
+    assert decoder.decode(b'{"text": "a"}') == NewRequest(text="a")
     with pytest.raises(InvalidParameter) as caught:
-        decode_body(NewRequest, b'{"model": "a"}')
+        decoder.decode(b'{"model": "a"}')
     assert caught.value.param == "text"
 
 
 def test_only_unknown_fields_are_listed() -> None:
     body = encode("chat", surprise=1, tools=[], metadata={}, temperature=1)
-    assert find_decoder(ChatRequest).list_unknown_fields(body) == ("surprise",)
+    assert CHAT_BODY.list_unknown_fields(body) == ("surprise",)
     many = encode("completion", **{f"{i:03}" + "x" * 99: i for i in range(99)})
-    names = find_decoder(CompletionRequest).list_unknown_fields(many)
+    names = COMPLETION_BODY.list_unknown_fields(many)
     assert len(names) == 16
     assert max(map(len, names)) == 64
 
 
 def test_unknown_fields_whose_names_are_no_text_are_not_listed() -> None:
     body = b'{"prompt":"a","\xff":1}'
-    assert find_decoder(CompletionRequest).list_unknown_fields(body) == ()
+    assert COMPLETION_BODY.list_unknown_fields(body) == ()
 
 
 # Fields that may be megabytes long.
@@ -898,9 +885,7 @@ def test_too_many_ids_are_refused_before_they_are_built() -> None:
 @given(st.lists(st.integers(0, 2**31 - 1), max_size=30), st.integers(1, 40))
 def test_ids_are_the_same_however_they_are_cut(ids: list[int], size: int) -> None:
     raw = msgspec.Raw(json.dumps(ids).encode())
-    pieces = [
-        large.decode_ids("prompt", raw, 1000, piece_bytes=n) for n in (size, 1000)
-    ]
+    pieces = [decode_ids("prompt", raw, 1000, piece_bytes=n) for n in (size, 1000)]
     assert pieces == [tuple(ids)] * 2
 
 
@@ -915,7 +900,7 @@ def test_the_form_of_an_answer_is_read_once(
         read.append(request)
         return StructuredOutput(kind="regex", value="a")
 
-    monkeypatch.setattr(requests, "find_structure", find)
+    monkeypatch.setattr("trioserve.api.shared.requests.find_structure", find)
     body = {**MINIMAL[kind], "guided_regex": "a"}
     request = DECODERS[kind](json.dumps(body).encode())
     assert request.structure is request.structure

@@ -2,61 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable
 import json
 import tracemalloc
-from types import ModuleType
 from typing import Any
 
 from hypothesis import given, settings, strategies as st
 import msgspec
-import msgspec.inspect as inspect
 import pytest
 
-from trioserve.api.chat import request as chat_request
-from trioserve.api.completions import request as completion_request
-from trioserve.api.decode import (
-    field_types,
-    unsupported,
+from trioserve.api.decode.decoder import BodyDecoder
+from trioserve.api.pooling.body import (
+    CLASSIFICATION_BODY,
+    COHERE_EMBED_BODY,
+    EMBEDDING_BODY,
+    POOLING_BODY,
+    RERANK_BODY,
+    SCORE_BODY,
 )
-from trioserve.api.decode.messages import Message
-from trioserve.api.decode.schema import (
-    decode_body,
-    find_decoder,
-)
-from trioserve.api.pooling import requests as pooling_requests
 from trioserve.api.pooling.requests import (
     COHERE_TYPES,
     MAX_DOCUMENTS,
     MAX_INPUTS,
-    ClassificationRequest,
-    CohereEmbedRequest,
     EmbeddingRequest,
-    PoolingRequest,
-    RerankRequest,
-    ScoreRequest,
 )
-from trioserve.api.responses import request as response_requests
-from trioserve.api.tokens import requests as tokenize_requests
+from trioserve.api.shared.messages import Message
 from trioserve.errors import InvalidParameter, NotSupported, RequestError
 
 Decode = Callable[[bytes], Any]
 
-decode_classification = partial(decode_body, ClassificationRequest)
-decode_cohere_embed = partial(decode_body, CohereEmbedRequest)
-decode_embedding = partial(decode_body, EmbeddingRequest)
-decode_pooling = partial(decode_body, PoolingRequest)
-decode_rerank = partial(decode_body, RerankRequest)
-decode_score = partial(decode_body, ScoreRequest)
-
-DECODERS: dict[str, Decode] = {
-    "embedding": decode_embedding,
-    "pooling": decode_pooling,
-    "classification": decode_classification,
-    "score": decode_score,
-    "rerank": decode_rerank,
-    "cohere": decode_cohere_embed,
+BODIES: dict[str, BodyDecoder[Any]] = {
+    "embedding": EMBEDDING_BODY,
+    "pooling": POOLING_BODY,
+    "classification": CLASSIFICATION_BODY,
+    "score": SCORE_BODY,
+    "rerank": RERANK_BODY,
+    "cohere": COHERE_EMBED_BODY,
 }
 MINIMAL: dict[str, dict[str, Any]] = {
     "embedding": {"input": "hi"},
@@ -66,27 +47,22 @@ MINIMAL: dict[str, dict[str, Any]] = {
     "rerank": {"query": "hi", "documents": ["ho"]},
     "cohere": {"texts": ["hi"]},
 }
-REFUSED: dict[str, Mapping[str, unsupported.Neutral]] = {
-    "embedding": unsupported.POOLING,
-    "score": unsupported.SCORING,
-    "rerank": unsupported.SCORING,
-    "cohere": unsupported.COHERE_EMBED,
-}
+REFUSED = {name: body.refused for name, body in BODIES.items()}
 
 # Longer than a piece that is decoded in one call.
 LONG = "word " * 20_000
 
 CHAT = [{"role": "user", "content": "hi"}]
 
-every_endpoint = pytest.mark.parametrize("endpoint", DECODERS)
+every_endpoint = pytest.mark.parametrize("endpoint", BODIES)
 
 
 def decode(endpoint: str, **fields: Any) -> Any:
-    return DECODERS[endpoint](json.dumps(MINIMAL[endpoint] | fields).encode())
+    return BODIES[endpoint].decode(json.dumps(MINIMAL[endpoint] | fields).encode())
 
 
 def embedding(**fields: Any) -> EmbeddingRequest:
-    return decode_embedding(json.dumps(fields).encode())
+    return EMBEDDING_BODY.decode(json.dumps(fields).encode())
 
 
 def refuse(endpoint: str, **fields: Any) -> RequestError:
@@ -122,7 +98,7 @@ def refuse(endpoint: str, **fields: Any) -> RequestError:
 )
 def test_malformed_requests_are_refused(endpoint: str, body: bytes) -> None:
     with pytest.raises(InvalidParameter) as caught:
-        DECODERS[endpoint](body)
+        BODIES[endpoint].decode(body)
     assert len(str(caught.value)) < 200
 
 
@@ -143,15 +119,13 @@ _JSON = st.recursive(
     max_leaves=8,
 )
 _NAMES = {
-    name: sorted(
-        set(msgspec.structs.asdict(decode(name))) | REFUSED.get(name, {}).keys()
-    )
-    for name in DECODERS
+    name: sorted(set(msgspec.structs.asdict(decode(name))) | REFUSED[name].keys())
+    for name in BODIES
 }
 
 
 @settings(max_examples=150)
-@given(data=st.data(), endpoint=st.sampled_from(sorted(DECODERS)))
+@given(data=st.data(), endpoint=st.sampled_from(sorted(BODIES)))
 def test_any_value_in_any_field_is_taken_or_refused(
     data: st.DataObject, endpoint: str
 ) -> None:
@@ -167,10 +141,10 @@ def test_any_value_in_any_field_is_taken_or_refused(
 
 
 @settings(max_examples=200)
-@given(body=st.binary(max_size=200), endpoint=st.sampled_from(sorted(DECODERS)))
+@given(body=st.binary(max_size=200), endpoint=st.sampled_from(sorted(BODIES)))
 def test_random_bytes_are_decoded_or_refused(body: bytes, endpoint: str) -> None:
     try:
-        DECODERS[endpoint](body)
+        BODIES[endpoint].decode(body)
     except RequestError as error:
         assert error.status == 400
 
@@ -213,7 +187,7 @@ def test_one_chat_or_several_come_in_either_field(field: str, size: str) -> None
 
 def test_spaces_between_are_json_too() -> None:
     body = b'{"input" : [ \n ' + b" " * 70_000 + b"[ 1 , 2 ] , [ 3 ] ] }"
-    assert decode_embedding(body).items == ((1, 2), (3,))
+    assert EMBEDDING_BODY.decode(body).items == ((1, 2), (3,))
 
 
 @pytest.mark.parametrize(
@@ -262,7 +236,7 @@ def test_a_list_of_millions_is_refused_before_it_is_decoded(item: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(InvalidParameter):
-            decode_embedding(body)
+            EMBEDDING_BODY.decode(body)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -412,48 +386,7 @@ def test_the_error_of_normalize_names_the_alternative() -> None:
 @every_endpoint
 def test_unknown_fields_are_listed_and_ignored(endpoint: str) -> None:
     body = json.dumps(MINIMAL[endpoint] | {"of_the_future": 1, "model": "a"}).encode()
-    decoder = find_decoder(type(DECODERS[endpoint](body)))
-    assert decoder.list_unknown_fields(body) == ("of_the_future",)
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        chat_request,
-        completion_request,
-        tokenize_requests,
-        response_requests,
-        pooling_requests,
-    ],
-)
-def test_errors_list_the_values_of_each_field_with_few_values(
-    module: ModuleType,
-) -> None:
-    known = {
-        **field_types.CHOICES,
-        **pooling_requests.CHOICES,
-        **response_requests.CHOICES,
-    }
-    structs = [
-        value
-        for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, msgspec.Struct)
-    ]
-    found = [pair for struct in structs for pair in find_choices(struct)]
-    assert found
-    for name, values in found:
-        assert sorted(known[name]) == sorted(values)
-
-
-def find_choices(struct: type[msgspec.Struct]) -> Iterator[tuple[str, Any]]:
-    """Yield each field of a struct that takes only certain values, and the values."""
-    info = inspect.type_info(struct)
-    assert isinstance(info, inspect.StructType)
-    for field in info.fields:
-        types = getattr(field.type, "types", (field.type,))
-        for each in types:
-            if isinstance(each, inspect.LiteralType):
-                yield field.name, each.values
+    assert BODIES[endpoint].list_unknown_fields(body) == ("of_the_future",)
 
 
 # Texts that are scored, and Cohere's.
@@ -490,7 +423,7 @@ def test_scored_texts_come_plain_or_wrapped(
 @pytest.mark.parametrize("query", ["queries", "data_1", "text_1"])
 @pytest.mark.parametrize("document", ["documents", "items", "data_2", "text_2"])
 def test_queries_and_documents_have_several_names(query: str, document: str) -> None:
-    request = decode_score(json.dumps({query: "a", document: ["b", "c"]}).encode())
+    request = SCORE_BODY.decode(json.dumps({query: "a", document: ["b", "c"]}).encode())
     assert (request.query_param, request.document_param) == (query, document)
     assert request.texts_of(request.query_param) == ("a",)
     assert request.texts_of(request.document_param) == ("b", "c")

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from trioserve.api.decode.message_mappings import MessageMappings
-from trioserve.api.decode.schema import decode_body
+from trioserve.api.responses.body import RESPONSE_BODY
 from trioserve.api.responses.items import (
     decode_items,
     encode_items,
@@ -18,6 +17,7 @@ from trioserve.api.responses.request import (
     ResponseRequest,
     to_chat,
 )
+from trioserve.api.shared.message_mappings import MessageMappings
 from trioserve.errors import InvalidParameter, NotSupported
 from trioserve.types.structured import StructuredOutput
 
@@ -48,7 +48,7 @@ ANSWER = {
 
 def decode(**fields: Any) -> ResponseRequest:
     body = {"input": "Hello"} | fields
-    return decode_body(ResponseRequest, json.dumps(body).encode())
+    return RESPONSE_BODY.decode(json.dumps(body).encode())
 
 
 def read(*items: Any, instructions: str | None = None) -> list[dict[str, Any]]:

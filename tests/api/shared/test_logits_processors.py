@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 import threading
 from typing import Any
@@ -12,16 +11,15 @@ import httpx2 as httpx
 import pytest
 import trio
 
-from trioserve.api.chat.request import ChatRequest
-from trioserve.api.completions.request import CompletionRequest
-from trioserve.api.decode.sampling import to_sampling
-from trioserve.api.decode.schema import decode_body
+from trioserve.api.chat.body import CHAT_BODY
+from trioserve.api.completions.body import COMPLETION_BODY
+from trioserve.api.shared.sampling import to_sampling
 from trioserve.errors import InvalidParameter, RequestError
 from trioserve.testing.server import FakeServer, open_fake_server
 from trioserve.types.logits import LogitsProcessor, LogitsRow
 
-decode_chat = partial(decode_body, ChatRequest)
-decode_completion = partial(decode_body, CompletionRequest)
+decode_chat = CHAT_BODY.decode
+decode_completion = COMPLETION_BODY.decode
 
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}

@@ -11,11 +11,12 @@ import pytest
 
 from trioserve.api.chat.request import ChatRequest
 from trioserve.api.completions.request import CompletionRequest
-from trioserve.api.decode.sampling import to_sampling
-from trioserve.api.decode.schema import decode_body
+from trioserve.api.shared.sampling import to_sampling
 from trioserve.errors import InvalidParameter
 from trioserve.types.repetition import RepetitionDetection
 from trioserve.types.sampling import SAMPLING_BOUNDS, SamplingParams
+
+from ..decoders import decode_body
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

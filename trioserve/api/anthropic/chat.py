@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ...errors import RequestError
 from ..chat.request import ChatRequest
-from ..decode.tool_choice import flatten_tool_path
+from ..shared.tools import flatten_tool_path
 from .requests import (
     ConversationRequest,
     MessagesRequest,

@@ -9,13 +9,13 @@ import msgspec
 
 from ...errors import InvalidParameter, NotSupported, list_choices
 from ..decode.errors import explain
-from ..decode.free_form import decode_any_tools
-from ..decode.known_tools import list_known
-from ..decode.messages import Name
-from ..decode.tool_choice import (
+from ..decode.fields import Name
+from ..shared.tools import (
     NamedFunction,
     NamedTool,
     ToolChoice,
+    decode_any_tools,
+    list_known,
 )
 
 CHOICES: Final = ("auto", "any", "tool", "none")
@@ -123,6 +123,6 @@ def _read_tool(path: str, tool: dict[str, object]) -> ClientTool:
     try:
         typed = msgspec.convert(tool, ClientTool)
     except msgspec.ValidationError as error:
-        raise explain(error, path) from None
+        raise explain(error, ClientTool, path) from None
     typed.check(path)
     return typed

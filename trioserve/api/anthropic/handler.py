@@ -16,14 +16,14 @@ from ...render import TokenizeOptions
 from ...types.output import TextDelta
 from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams
+from ..chat.prompt import render_chat
 from ..chat.request import ChatRequest
 from ..decode.body import read_request
-from ..decode.message_mappings import to_chat_options
 from ..shared.generation_steps import (
     count_characters,
     open_stream,
-    render_chat,
 )
+from ..shared.message_mappings import to_chat_options
 from ..shared.sse import respond_events
 from .answers import (
     AnthropicError,
@@ -42,15 +42,12 @@ from .blocks import (
     BlockWriter,
     ContentCollector,
 )
+from .body import COUNT_TOKENS_BODY, MESSAGES_BODY
 from .chat import (
     explain_fields,
     to_chat_request,
 )
-from .requests import (
-    ConversationRequest,
-    CountTokensRequest,
-    MessagesRequest,
-)
+from .requests import ConversationRequest
 from .turn_mappings import TurnMappings
 
 
@@ -68,7 +65,7 @@ async def answer_messages(state: ServerState, request: ScopedRequest) -> Respons
 
 async def answer_count_tokens(state: ServerState, request: ScopedRequest) -> Response:
     """Count the tokens of a conversation."""
-    body, engine = await read_request(state, request, CountTokensRequest)
+    body, engine = await read_request(state, request, COUNT_TOKENS_BODY)
     turns = TurnMappings(body.messages, body.system)
     num_characters = await count_characters(engine.renderer.workers, turns)
     room, client = engine.renderer.room, request.live.client
@@ -141,7 +138,7 @@ async def _read(
     state: ServerState, request: ScopedRequest
 ) -> tuple[ChatRequest, TextEngine, Prompt, SamplingParams]:
     """Read and render a request."""
-    body, engine = await read_request(state, request, MessagesRequest)
+    body, engine = await read_request(state, request, MESSAGES_BODY)
     turns = TurnMappings(body.messages, body.system)
     with explain_fields(turns):
         chat = _make_chat(body, engine)

@@ -8,8 +8,8 @@ import msgspec
 
 from ...errors import InvalidParameter
 from ...render import ReasoningEffort
-from ..decode.free_form import decode_copy
-from ..decode.structured import (
+from ..decode.pieces import decode_copy
+from ..shared.structured import (
     JsonSchemaFormat,
     ResponseFormat,
 )

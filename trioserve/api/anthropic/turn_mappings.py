@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 from ...errors import InvalidParameter
 from ...render import TURN_CHARACTERS, Base64Image
 from ...render.text.tool_history import MAX_ARGUMENTS
-from ..decode.lazy_fields import (
+from ..decode.values import (
     decode_field,
     read_string,
 )
-from ..decode.lazy_mappings import (
+from ..shared.message_mappings import (
     LazyMappings,
     count_parts,
 )

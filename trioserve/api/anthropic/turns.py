@@ -14,11 +14,11 @@ import msgspec
 from msgspec import Meta
 
 from ...errors import InvalidParameter, NotSupported, list_choices
-from ..decode.lazy_fields import begins_with
-from ..decode.messages import (
+from ..decode.fields import Name
+from ..decode.values import begins_with
+from ..shared.messages import (
     MAX_MESSAGES,
     MAX_PARTS,
-    Name,
 )
 
 # The types that Anthropic's API takes. The decoder finds out the real one.

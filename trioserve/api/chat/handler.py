@@ -15,7 +15,6 @@ from ...http.state import ServerState
 from ...http.wire.respond import respond_built
 from ...types.output import TextDelta, ToolCallDelta
 from ..decode.body import read_request
-from ..decode.message_mappings import MessageMappings
 from ..shared.answers import (
     AnswerFunction,
     AnswerToolCall,
@@ -28,25 +27,27 @@ from ..shared.generation_steps import (
     make_header,
     make_token_texts,
     open_stream,
-    render_chat,
 )
 from ..shared.logprobs import (
     TokenTexts,
     build_prompt_logprobs,
     count_entries,
 )
+from ..shared.message_mappings import MessageMappings
 from ..shared.sse import respond_events
+from .body import CHAT_BODY
 from .events import (
     ChatEvents,
     make_logprobs,
     tell_finish_reason,
 )
+from .prompt import render_chat
 from .request import ChatRequest
 
 
 async def answer_chat(state: ServerState, request: ScopedRequest) -> Response:
     """Answer a conversation, at once or token by token."""
-    body, engine = await read_request(state, request, ChatRequest)
+    body, engine = await read_request(state, request, CHAT_BODY)
     prompt, sampling = await render_chat(
         request, engine, body, MessageMappings(body.messages)
     )

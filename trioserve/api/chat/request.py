@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from ...errors import InvalidParameter
+from ...frontend import TextParams
 from ...render import ReasoningEffort
-from ..decode.continuation import (
+from ..decode.fields import ChatTemplateText, Int64
+from ..shared.messages import (
+    Messages,
     check_continuation,
+    check_messages,
     opens_turn,
 )
-from ..decode.field_types import (
-    ChatTemplateText,
-    Int64,
-)
-from ..decode.messages import (
-    Messages,
-    check_messages,
-)
-from ..decode.requests import GenerationRequest
-from ..decode.tool_choice import (
+from ..shared.requests import GenerationRequest
+from ..shared.tools import (
     NamedTool,
     ToolChoice,
     list_forced,
@@ -62,6 +61,30 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
             if getattr(self, name) and not self.logprobs:
                 raise InvalidParameter(name, "is only taken with logprobs=true")
         list_forced(self.tool_choice, self.tools or ())
+
+    def take_sampling(self, values: dict[str, Any]) -> None:
+        if self.logprobs:
+            values["logprobs"] = self.top_logprobs or 0
+        if self.max_completion_tokens is not None:
+            values["max_tokens"] = self.max_completion_tokens
+
+    def name_sampling(self, name: str) -> str:
+        if name == "max_tokens" and self.max_completion_tokens is not None:
+            return "max_completion_tokens"
+        return "top_logprobs" if name == "logprobs" else name
+
+    @property
+    def text_params(self) -> TextParams:
+        return replace(
+            super().text_params,
+            thinking_token_budget=self.thinking_token_budget,
+            parallel_tool_calls=not self.takes_one_call,
+            forced_tools=self.forced_tools,
+        )
+
+    @property
+    def splits_reasoning(self) -> bool:
+        return True
 
     @property
     def shown_tools(self) -> tuple[dict[str, object], ...]:

@@ -26,6 +26,7 @@ from ..pooling.answers import (
     CohereVectors,
     splice,
 )
+from ..pooling.body import COHERE_EMBED_BODY
 from ..pooling.requests import (
     COHERE_TYPES,
     CohereEmbedRequest,
@@ -54,7 +55,7 @@ _WRITERS: Final[dict[CohereType, Callable[[TensorBytes], bytes]]] = {
 
 async def answer_embed(state: ServerState, request: ScopedRequest) -> Response:
     """Embed texts, in each requested form."""
-    body, engine = await read_pooling_request(state, request, CohereEmbedRequest)
+    body, engine = await read_pooling_request(state, request, COHERE_EMBED_BODY)
     call = PoolingCall(state=state, request=request, engine=engine)
     header = call.make_header("embd")
     pooled = await _pool(call, body)
@@ -67,7 +68,7 @@ async def answer_embed_v1(state: ServerState, request: ScopedRequest) -> Respons
 
     If they request no form, the answer is a plain list of vectors.
     """
-    body, engine = await read_pooling_request(state, request, CohereEmbedRequest)
+    body, engine = await read_pooling_request(state, request, COHERE_EMBED_BODY)
     call = PoolingCall(state=state, request=request, engine=engine)
     header = call.make_header("embd")
     pooled = await _pool(call, body)

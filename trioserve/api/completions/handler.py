@@ -22,7 +22,6 @@ from ...types.output import TextDelta, TokenLogprobs
 from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams
 from ..decode.body import read_request
-from ..decode.sampling import naming_sampling
 from ..shared.answers import (
     Completion,
     CompletionChoice,
@@ -50,13 +49,15 @@ from ..shared.logprobs import (
     build_prompt_logprobs,
     count_entries,
 )
+from ..shared.sampling import naming_sampling
 from ..shared.sse import respond_events
+from .body import COMPLETION_BODY
 from .request import CompletionRequest
 
 
 async def answer_completion(state: ServerState, request: ScopedRequest) -> Response:
     """Continue one or several prompts, at once or token by token."""
-    body, engine = await read_request(state, request, CompletionRequest)
+    body, engine = await read_request(state, request, COMPLETION_BODY)
     prompts, sampling = await _render(request, engine, body)
     # Without its prompts, which may be megabytes long and are not needed any more.
     body = msgspec.structs.replace(body, prompt="", suffix=None, prompt_embeds=None)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, cast
+from typing import Annotated, Any, Final, cast
 
 from msgspec import Meta
 
 from ...errors import InvalidParameter, NotSupported
-from ..decode.field_types import (
-    Int64,
-    TokenId,
-)
-from ..decode.requests import GenerationRequest
+from ...types.sampling import SamplingParams
+from ..decode.fields import Int64, TokenId
+from ..shared.requests import GenerationRequest
+
+# OpenAI's default.
+DEFAULT_MAX_TOKENS: Final = 16
 
 # Each prompt has a copy of the suffix. So many take no more than the prompts of a long body.
 MAX_SUFFIX_CHARACTERS: Final = 2**24
 
 # msgspec allows one array type in a union. So the type allows lists that mix strings, ids
-# and lists of ids, and lazy_fields.decode_prompt refuses them.
+# and lists of ids, and body.decode_prompt refuses them.
 PromptItem = (
     Annotated[str, Meta(min_length=1)]
     | TokenId
@@ -78,6 +79,26 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
                 f"at most {MAX_SUFFIX_CHARACTERS} characters for all prompts together",
             )
 
+    def take_sampling(self, values: dict[str, Any]) -> None:
+        values.setdefault("max_tokens", DEFAULT_MAX_TOKENS)
+        values["logprobs"] = self.logprobs
+        # Echoed tokens are reported with their log probabilities, too.
+        if self.echo:
+            values.setdefault("prompt_logprobs", self.logprobs)
+
+    def check_sampling(self, sampling: SamplingParams) -> None:
+        # The answer may be the prompt alone.
+        if sampling.max_tokens == 0 and not self.echo:
+            raise InvalidParameter(
+                "max_tokens",
+                "must be at least 1, got 0; 0 needs echo, to score a prompt",
+            )
+
+    def name_sampling(self, name: str) -> str:
+        if name == "prompt_logprobs" and self.prompt_logprobs is None:
+            return "logprobs"
+        return name
+
     @property
     def prompts(self) -> tuple[str | tuple[int, ...], ...]:
         """The prompts of text or token ids. Prompts of embeddings come before them."""
@@ -86,7 +107,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
             return ()
         if isinstance(prompt, str):
             return (prompt,)
-        # Invariant: lazy_fields.decode_prompt allows items of one type only.
+        # Invariant: body.decode_prompt allows items of one type only.
         if isinstance(prompt[0], int):
             return (cast(tuple[int, ...], prompt),)
         return cast(tuple[str | tuple[int, ...], ...], prompt)

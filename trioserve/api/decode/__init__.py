@@ -1,25 +1,17 @@
-"""From the bytes of a body to a checked request struct.
+"""From the bytes of a body to a checked request struct. It knows no dialect.
 
-body             reads a body, has it decoded, and finds the engine that answers it
-schema           the table of decoders: one for each request struct
-decoder          the decoder of one endpoint's bodies
-requests         the structs of generating and tokenizing requests
-messages         the structs of conversations
-pooling_requests the structs of requests to models that pool
+body         reads a body, has it decoded, and finds the engine that answers it
+decoder      the decoder of one kind of body
+fields       the fields of all requests, and types of fields
 
-Decoders of single fields:
+Steps of a decoder:
 
-counting         objects, lists and fields are counted before anything is decoded
-pieces           lists of a body, item by item
-lazy_fields      fields that may be megabytes long
-pooling_inputs   texts, token ids and chats that are pooled
-free_form        fields that may hold any JSON
-payloads         images and tensors, taken out of a body before it is decoded
-unsupported      fields that are not implemented, with their neutral values
-errors           the messages of the JSON decoder in the words of the API
-
-From structs to the arguments of the renderer and the engine:
-
-message_mappings messages in the renderer's form, and template options
-sampling         SamplingParams
+payloads     images and tensors, taken out of a body before it is decoded
+counting     objects, lists and fields are counted before anything is decoded
+field_names  the names of fields: misspelt ones, and those that are refused
+refused      the values that a field may have which is not implemented
+pieces       long values of any type, piece by piece
+values       strings, token ids and free JSON that may be megabytes long
+shapes       the values that a type can hold
+errors       the messages of the JSON decoder in the words of the API
 """

@@ -13,8 +13,7 @@ from ...errors import MemoryFull, UnsupportedMediaType, escape
 from ...frontend import PoolingEngine, TextEngine
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
-from .requests import ModelRequest
-from .schema import decode_body, find_decoder
+from .decoder import BodyDecoder, RequestT
 
 logger = logging.getLogger(__name__)
 
@@ -33,50 +32,49 @@ _BYTES_PER_CHARACTER: Final = 4
 
 
 T = TypeVar("T")
-RequestT = TypeVar("RequestT", bound=ModelRequest)
 EngineT = TypeVar("EngineT", TextEngine, PoolingEngine, TextEngine | PoolingEngine)
 
 
 async def read_request(
     state: ServerState,
     request: ScopedRequest,
-    request_type: type[RequestT],
+    decoder: BodyDecoder[RequestT],
 ) -> tuple[RequestT, TextEngine]:
     """Read, decode and check a body, and find the engine that generates the answer.
 
     Args:
-      request_type: the struct of the endpoint's body.
+      decoder: of the endpoint's bodies.
 
     Raises:
       RequestError: a field is wrong, or the model is not served here.
       ShuttingDown, ModelLoading: the server is draining, or has no model yet.
       UnsupportedMediaType, HTTPException: as read_json_body.
     """
-    return await _read(state, request, request_type, state.require_text)
+    return await _read(state, request, decoder, state.require_text)
 
 
 async def read_pooling_request(
     state: ServerState,
     request: ScopedRequest,
-    request_type: type[RequestT],
+    decoder: BodyDecoder[RequestT],
 ) -> tuple[RequestT, PoolingEngine]:
     """Do the same for a model that pools."""
-    return await _read(state, request, request_type, state.require_pooling)
+    return await _read(state, request, decoder, state.require_pooling)
 
 
 async def read_any_request(
     state: ServerState,
     request: ScopedRequest,
-    request_type: type[RequestT],
+    decoder: BodyDecoder[RequestT],
 ) -> tuple[RequestT, TextEngine | PoolingEngine]:
     """Do the same for an endpoint that every model serves."""
-    return await _read(state, request, request_type, state.require_engine)
+    return await _read(state, request, decoder, state.require_engine)
 
 
 async def _read(
     state: ServerState,
     request: ScopedRequest,
-    request_type: type[RequestT],
+    decoder: BodyDecoder[RequestT],
     require: Callable[[str | None], EngineT],
 ) -> tuple[RequestT, EngineT]:
     chunks = await wait_body(state, request)
@@ -84,7 +82,7 @@ async def _read(
     work = partial(
         decode_chunks,
         chunks,
-        request_type,
+        decoder,
         engine.info.max_model_len,
         str(request.id),
         ignores_unknown_tools=state.config.ignore_unknown_tools,
@@ -138,7 +136,7 @@ def _has_few_values(chunks: list[bytes | bytearray]) -> bool:
 
 def decode_chunks(
     chunks: list[bytes | bytearray],
-    request_type: type[RequestT],
+    decoder: BodyDecoder[RequestT],
     max_model_len: int,
     request_id: str = "",
     *,
@@ -150,13 +148,10 @@ def decode_chunks(
       MemoryFull: the system has no memory for that.
     """
     content = join_chunks(chunks)
-    body = decode_body(
-        request_type,
-        content,
-        max_model_len,
-        ignores_unknown_tools=ignores_unknown_tools,
+    body = decoder.decode(
+        content, max_model_len, ignores_unknown_tools=ignores_unknown_tools
     )
-    log_unknown_fields(content, request_type, request_id)
+    _log_unknown_fields(content, decoder, request_id)
     return body
 
 
@@ -204,12 +199,12 @@ async def read_json_body(request: ScopedRequest) -> list[bytes | bytearray]:
     return await request.read_chunks()
 
 
-def log_unknown_fields(
-    content: bytes, request_type: type[ModelRequest], request_id: str
+def _log_unknown_fields(
+    content: bytes, decoder: BodyDecoder[RequestT], request_id: str
 ) -> None:
     """Log the fields that the server does not know in one debug line, as vLLM does."""
     if logger.isEnabledFor(logging.DEBUG):
-        if unknown := find_decoder(request_type).list_unknown_fields(content):
+        if unknown := decoder.list_unknown_fields(content):
             logger.debug(
                 "request %s: ignored unknown fields: %s",
                 request_id,

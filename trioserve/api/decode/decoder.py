@@ -2,26 +2,26 @@
 
 A call of the JSON decoder holds the GIL, so a long call pauses every stream.
 msgspec takes less than half as long as pydantic (bench/schema.py). Fields that may be
-megabytes long stay bytes in that call, and lazy_fields.py decodes them in pieces.
+megabytes long stay bytes in that call, and pieces.py decodes them in pieces.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from copy import copy
-from functools import cached_property, partial
-from typing import Any, Final, Generic, TypeVar
+from functools import partial
+from typing import Any, Final, Generic, TypeVar, cast
 
 import msgspec
 
-from . import foreign_fields, unsupported
 from ...errors import InvalidParameter
-from ..chat.payloads import CHAT_PAYLOADS
 from .counting import check_size
 from .errors import explain
 from .field_names import FieldNames, find_inside
+from .fields import ModelRequest
 from .payloads import Payloads, Strings, take_out
-from .pieces import decode_pieces, find_long_fields, make_shell
+from .pieces import decode_pieces, make_shell
+from .refused import Neutral, Refused
+from .shapes import find_long_fields
 
 # Smaller bodies are decoded within a quarter of a millisecond.
 _LARGE_BYTES: Final = 2**20
@@ -32,7 +32,7 @@ UNBOUNDED: Final = 2**62
 _MAX_UNKNOWN_FIELDS: Final = 16
 _MAX_UNKNOWN_CHARACTERS: Final = 64
 
-RequestT = TypeVar("RequestT", bound=msgspec.Struct)
+RequestT = TypeVar("RequestT", bound=ModelRequest)
 
 # Decodes a field, given its name, its bytes and a number of token ids that is too large.
 DecodeField = Callable[[str, msgspec.Raw, int], object]
@@ -46,10 +46,12 @@ class BodyDecoder(Generic[RequestT]):
     are checked before they are decoded.
 
     Args:
-      refused: fields that are not implemented, with their neutral values.
-      foreign: fields that other servers have, with advice and their neutral values.
       lazy: fields with decoders of their own. All others that may be long are decoded in
         pieces.
+      refused: fields that are not implemented, with their neutral values.
+      advice: the fields that take their places, for some of them.
+      foreign: fields that other servers have, with advice and their neutral values. A field of
+        an inner object is called by its path.
       ignored: names of fields that change nothing.
       bounds_ids: whether token ids are refused if there are more than the model takes.
       payloads: images and tensors, which are not decoded; None for bodies without them.
@@ -58,28 +60,32 @@ class BodyDecoder(Generic[RequestT]):
     def __init__(
         self,
         request_type: type[RequestT],
-        refused: Mapping[str, unsupported.Neutral] = {},
         lazy: Mapping[str, DecodeField] = {},
         *,
-        foreign: Mapping[str, unsupported.Refused] = {},
+        refused: Mapping[str, Neutral] = {},
+        advice: Mapping[str, str] = {},
+        foreign: Mapping[str, Refused] = {},
         ignored: frozenset[str] = frozenset(),
         bounds_ids: bool = True,
-        payloads: Payloads | None = CHAT_PAYLOADS,
+        payloads: Payloads | None = None,
     ) -> None:
-        self._request_type = request_type
+        self.request_type = request_type
         self.refused = refused
-        self.foreign = foreign
+        self.foreign = {k: row for k, row in foreign.items() if "." not in k}
         self.ignored = ignored
+        advised = {k: (advice.get(k, ""), neutral) for k, neutral in refused.items()}
         self._names = FieldNames(
             request_type.__struct_encode_fields__,
             ignored=ignored,
-            refused={**foreign, **unsupported.advise(refused)},
-            inside=find_inside(request_type, foreign_fields.INSIDE),
+            refused={**self.foreign, **advised},
+            inside=find_inside(request_type, foreign),
         )
-        long_fields = find_long_fields(request_type)
         self.own_fields = frozenset(lazy)
-        self._lazy = {
-            **{name: _decode_as(kind) for name, kind in long_fields.items()},
+        self._lazy: dict[str, DecodeField] = {
+            **{
+                name: partial(_decode_as, kind)
+                for name, kind in find_long_fields(request_type).items()
+            },
             **lazy,
         }
         self._bounds_ids = bounds_ids
@@ -88,12 +94,19 @@ class BodyDecoder(Generic[RequestT]):
             make_shell(request_type, tuple(self._lazy))
         )
 
-    def decode(self, body: bytes, max_model_len: int) -> RequestT:
+    def decode(
+        self,
+        body: bytes,
+        max_model_len: int = UNBOUNDED,
+        *,
+        ignores_unknown_tools: bool = False,
+    ) -> RequestT:
         """Decode a body.
 
         Args:
           max_model_len: a prompt with this many token ids is refused before its ids are
             decoded.
+          ignores_unknown_tools: tools that the client does not run itself are left out.
 
         Raises:
           InvalidParameter: the body is not JSON, or a field has the wrong type or length.
@@ -108,21 +121,12 @@ class BodyDecoder(Generic[RequestT]):
         check_size(None, body)
         self._names.check(body)
         parsed = self._parse(body)
-        fields = self._decode_lazy_fields(parsed, max_model_len)
+        fields = self._decode_lazy_fields(
+            parsed, max_model_len, ignores_unknown_tools=ignores_unknown_tools
+        )
         if payloads is not None and strings:
             payloads.put_back(fields, strings)
-        return self._request_type(**fields)
-
-    @cached_property
-    def tolerant(self) -> BodyDecoder[RequestT]:
-        """The same decoder, which leaves out tools that the client does not run itself."""
-        decoder = copy(self)
-        if "tools" in self._lazy:
-            # Only decoders of tools have this option.
-            decode: Any = self._lazy["tools"]
-            tools = partial(decode, ignores_unknown=True)
-            decoder._lazy = {**self._lazy, "tools": tools}
-        return decoder
+        return self.request_type(**fields)
 
     def list_unknown_fields(self, body: bytes) -> tuple[str, ...]:
         """Return the names of the top-level fields that the server does not know.
@@ -138,7 +142,7 @@ class BodyDecoder(Generic[RequestT]):
         except ValueError:
             return ()
         known = {
-            *self._request_type.__struct_fields__,
+            *self.request_type.__struct_fields__,
             *self.refused,
             *self.foreign,
             *self.ignored,
@@ -153,24 +157,27 @@ class BodyDecoder(Generic[RequestT]):
             return self._decoder.decode(body)
         # UnicodeDecodeError is a ValueError, but not a DecodeError.
         except (ValueError, RecursionError) as error:
-            raise explain(error) from None
+            raise explain(error, self.request_type) from None
 
     def _decode_lazy_fields(
-        self, parsed: RequestT, max_model_len: int
+        self, parsed: RequestT, max_model_len: int, *, ignores_unknown_tools: bool
     ) -> dict[str, Any]:
         """Return all fields of the request; a lazy field that was not sent is None."""
         fields = {
-            name: getattr(parsed, name) for name in self._request_type.__struct_fields__
+            name: getattr(parsed, name) for name in self.request_type.__struct_fields__
         }
         # A prompt that will be truncated may be longer than the model takes.
         is_truncated = fields.get("truncate_prompt_tokens") is not None
         is_bounded = self._bounds_ids and not is_truncated
         max_tokens = max_model_len if is_bounded else UNBOUNDED
         for name, decode in self._lazy.items():
+            if ignores_unknown_tools and name == "tools":
+                # Only decoders of tools have this option.
+                decode = partial(cast(Any, decode), ignores_unknown=True)
             raw = fields[name]
             fields[name] = decode(name, raw, max_tokens) if raw else None
         return fields
 
 
-def _decode_as(kind: Any) -> DecodeField:
-    return lambda name, raw, max_tokens: decode_pieces(name, raw, kind)
+def _decode_as(kind: Any, name: str, raw: msgspec.Raw, max_tokens: int) -> object:
+    return decode_pieces(name, raw, kind)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from ...errors import InvalidParameter, list_choices
-from ..pooling.requests import CHOICES as POOLING_CHOICES
-from ..responses.request import CHOICES as RESPONSE_CHOICES
-from .field_types import CHOICES, REQUEST_ID_RULE
+from .fields import REQUEST_ID_RULE
+from .shapes import find_choices
 
 
-def explain(error: Exception, field: str = "") -> InvalidParameter:
+def explain(error: Exception, kind: Any, field: str = "") -> InvalidParameter:
     """Turn an error of the decoder into the error that the client gets.
 
     Args:
+      kind: the type that was decoded.
       field: the name of the field that was decoded; empty for the whole body.
     """
     if isinstance(error, RecursionError):
@@ -25,7 +25,7 @@ def explain(error: Exception, field: str = "") -> InvalidParameter:
         return _refuse(field, "is not valid UTF-8")
     text = str(error)
     if isinstance(error, msgspec.ValidationError):
-        return _explain_value(text, field)
+        return _explain_value(text, kind, field)
     if "truncated" in text:
         # The decoder reports half a surrogate pair as the end of the input.
         text = "it ends early, or a string holds half a surrogate pair"
@@ -39,7 +39,6 @@ def _refuse(field: str, reason: str) -> InvalidParameter:
     return InvalidParameter(None, f"The body {reason}.")
 
 
-_CHOICES: Final = {**CHOICES, **POOLING_CHOICES, **RESPONSE_CHOICES}
 _WRONG_CHOICE: Final = re.compile(r"Invalid (enum )?value ")
 _MISSING: Final = re.compile(r"Object missing required field `(\w+)`")
 _BOUND: Final = re.compile(r"Expected `\w+` (of length )?([<>]=) (\S+)")
@@ -48,15 +47,15 @@ _SPLIT_BOUND: Final = re.compile(r"Expected `array` of at most length (\d+)")
 _BOUND_WORDS: Final = {"<=": "at most", ">=": "at least"}
 
 
-def _explain_value(text: str, field: str) -> InvalidParameter:
+def _explain_value(text: str, kind: Any, field: str) -> InvalidParameter:
     """Turn "Expected `int`, got `str` - at `$.n`" into the words of the API."""
     # The last path is the real one. A quoted value before it may look like a path.
     reason, separator, path = text.rpartition(" - at `$")
     if not separator:
         reason, path = text, ""
+    path = path.rstrip("`")
     # The path has no keys of mappings; [...] stands for any of them.
-    path = field + path.rstrip("`").replace("[...]", "")
-    param = path.removeprefix(".")
+    param = (field + path.replace("[...]", "")).removeprefix(".")
     if missing := _MISSING.fullmatch(reason):
         param = f"{param}.{missing[1]}" if param else missing[1]
         return InvalidParameter(param, "is required")
@@ -72,9 +71,8 @@ def _explain_value(text: str, field: str) -> InvalidParameter:
         reason = REQUEST_ID_RULE
     # msgspec quotes the whole value and does not list the right ones.
     if wrong := _WRONG_CHOICE.match(reason):
-        choices = _CHOICES[param.rpartition(".")[2].partition("[")[0]]
         # Without the quotes.
         sent = reason[wrong.end() + 1 : -1]
-        return InvalidParameter(param, list_choices(choices, sent))
+        return InvalidParameter(param, list_choices(find_choices(kind, path), sent))
     reason = reason.replace("`", "").replace(" | ", " or ")
     return InvalidParameter(param, reason[0].lower() + reason[1:])

@@ -15,14 +15,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import enum
 import os
 import threading
-from types import UnionType
-from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final
 
 import msgspec
 
-from . import unsupported
 from ...errors import InvalidParameter
 from .errors import explain
+from .refused import Refused, refuse
+from .shapes import list_fields, list_structs
 
 # Clients were not seen to send more than ten.
 MAX_UNKNOWN_FIELDS: Final = 128
@@ -51,7 +51,7 @@ class FieldNames:
         taken: Iterable[str],
         *,
         ignored: frozenset[str] = frozenset(),
-        refused: Mapping[str, unsupported.Refused] = {},
+        refused: Mapping[str, Refused] = {},
         inside: Mapping[str, FieldNames] = {},
     ) -> None:
         names = frozenset(taken)
@@ -82,11 +82,11 @@ class FieldNames:
             if len(unknown) > MAX_UNKNOWN_FIELDS:
                 reason = f"at most {MAX_UNKNOWN_FIELDS} unknown fields are ignored"
                 raise InvalidParameter(path or None, reason) from None
-            raise explain(error, path) from None
+            raise explain(error, dict, path) from None
         for key, value in fields.items():
             name = key._value_
             if name in self._refused:
-                unsupported.refuse(_join(path, name), value, self._refused[name])
+                refuse(_join(path, name), value, self._refused[name])
             elif name in self._inside and bytes(memoryview(value)[:1]) == b"{":
                 self._inside[name].check(value, _join(path, name))
         self._refuse_mistakes(body, path, unknown)
@@ -188,9 +188,7 @@ def _is_near(one: str, other: str) -> bool:
 
 
 def find_inside(
-    struct: type[msgspec.Struct],
-    foreign: Mapping[str, Mapping[str, unsupported.Refused]],
-    path: str = "",
+    struct: type[msgspec.Struct], refused: Mapping[str, Refused], path: str = ""
 ) -> dict[str, FieldNames]:
     """Return the names of the fields of each object in a struct.
 
@@ -198,37 +196,29 @@ def find_inside(
     their template.
 
     Args:
-      foreign: refused fields by the path of the object around them.
+      refused: refused fields by their paths, those of other objects among them.
     """
     inside = {}
-    for name, hint in get_type_hints(struct).items():
-        structs = [
-            each for each in _list_types(hint) if issubclass(each, msgspec.Struct)
-        ]
-        if structs:
-            whole = _join(path, name)
+    for name, kind in list_fields(struct):
+        if structs := list_structs(kind):
+            whole = f"{path}{name}."
             inside[name] = FieldNames(
-                {field for each in structs for field in _list_fields(each)},
-                refused=foreign.get(whole, {}),
+                {field for each in structs for field in _list_names(each)},
+                refused={
+                    field.removeprefix(whole): row
+                    for field, row in refused.items()
+                    if field.rpartition(".")[0] == whole[:-1]
+                },
                 inside={
                     field: names
                     for each in structs
-                    for field, names in find_inside(each, foreign, whole).items()
+                    for field, names in find_inside(each, refused, whole).items()
                 },
             )
     return inside
 
 
-def _list_types(hint: Any) -> Iterator[type]:
-    """List the types of a union."""
-    if isinstance(hint, type) and not get_args(hint):
-        yield hint
-    elif isinstance(hint, UnionType) or get_origin(hint) is Union:
-        for each in get_args(hint):
-            yield from _list_types(each)
-
-
-def _list_fields(struct: type[msgspec.Struct]) -> Iterator[str]:
+def _list_names(struct: type[msgspec.Struct]) -> Iterator[str]:
     yield from struct.__struct_encode_fields__
     if tag := struct.__struct_config__.tag_field:
         yield tag

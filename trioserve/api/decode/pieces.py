@@ -6,75 +6,28 @@ stay bytes when the object is decoded, and then each of them is split in turn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
-from types import UnionType
-from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final
 
 import msgspec
 
+from ...errors import InvalidParameter
 from .errors import explain
-from .lazy_fields import (
+from .shapes import Shape, find_long_fields, find_shape
+from .values import (
     PIECE_BYTES,
     begins_with,
     decode_field,
     find_decoder,
+    has_value,
     split_list,
 )
 
 # The value of a field that the client did not send.
 _NOTHING: Final = msgspec.Raw()
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What a type can hold that takes long to decode.
-
-    Attributes:
-      item: the type of the items, if it can be a list.
-      max_items: the bound on their number.
-      struct: the type of the object, if it can be a struct.
-      is_mapping: it can be an object of any fields.
-    """
-
-    item: Any = None
-    max_items: int | None = None
-    struct: type[msgspec.Struct] | None = None
-    is_mapping: bool = False
-
-    @property
-    def is_long(self) -> bool:
-        """Whether a value has lists or mappings in it."""
-        if self.item is not None or self.is_mapping:
-            return True
-        return self.struct is not None and bool(find_long_fields(self.struct))
-
-
-@cache
-def find_shape(kind: Any) -> Shape:
-    """Return what a type can hold. Of each kind of value it has one alternative at most."""
-    found: dict[str, Any] = {}
-    for alternative, bound in _list_alternatives(kind, None):
-        origin = get_origin(alternative) or alternative
-        if origin is tuple:
-            found |= {"item": get_args(alternative)[0], "max_items": bound}
-        elif origin is dict:
-            found["is_mapping"] = True
-        elif isinstance(origin, type) and issubclass(origin, msgspec.Struct):
-            found["struct"] = origin
-    return Shape(**found)
-
-
-@cache
-def find_long_fields(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the types of the fields that have lists or mappings, by their names."""
-    types = get_type_hints(struct, include_extras=True)
-    return {
-        name: types[name]
-        for name in struct.__struct_fields__
-        if find_shape(types[name]).is_long
-    }
+# Four times what a grammar may have (grammar/limits.py): JSON may be indented.
+MAX_STRUCTURE_BYTES: Final = 1_048_576
 
 
 def decode_pieces(name: str, raw: msgspec.Raw | bytes, kind: Any) -> Any:
@@ -91,6 +44,20 @@ def decode_pieces(name: str, raw: msgspec.Raw | bytes, kind: Any) -> Any:
         if shape.struct is not None and begins_with(raw, b"{"):
             return _decode_struct(name, raw, shape.struct)
     return decode_field(name, raw, kind)
+
+
+def decode_copy(name: str, raw: msgspec.Raw, kind: Any) -> Any:
+    """Decode a form of answers, which may have parts that stay bytes.
+
+    Raises:
+      InvalidParameter: the value has another type, or is too long.
+    """
+    if len(memoryview(raw)) > MAX_STRUCTURE_BYTES:
+        raise InvalidParameter(name, f"at most {MAX_STRUCTURE_BYTES} bytes are allowed")
+    if not has_value(raw):
+        return None
+    # From a copy, because the parts that stay bytes would hold the whole body.
+    return decode_pieces(name, bytes(raw), kind)
 
 
 def make_shell(
@@ -129,7 +96,7 @@ def _decode_list(
         try:
             decoded.append(decode(item))
         except (ValueError, RecursionError) as error:
-            raise explain(error, f"{name}[{index}]") from None
+            raise explain(error, shape.item, f"{name}[{index}]") from None
     return tuple(decoded)
 
 
@@ -148,19 +115,3 @@ def _decode_struct(name: str, raw: msgspec.Raw, struct: type[msgspec.Struct]) ->
 @cache
 def _find_shell(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
     return make_shell(struct, tuple(find_long_fields(struct)))
-
-
-def _list_alternatives(
-    kind: Any, bound: int | None
-) -> Iterator[tuple[Any, int | None]]:
-    """Yield the members of a union, with the bounds on their lengths."""
-    origin = get_origin(kind)
-    if origin is Annotated:
-        inner, *notes = get_args(kind)
-        bounds = [n.max_length for n in notes if isinstance(n, msgspec.Meta)]
-        yield from _list_alternatives(inner, next(iter(bounds), bound))
-    elif origin in (Union, UnionType):
-        for each in get_args(kind):
-            yield from _list_alternatives(each, bound)
-    else:
-        yield kind, bound

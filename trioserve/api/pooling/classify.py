@@ -19,7 +19,7 @@ from .answers import (
     ClassifiedText,
     splice,
 )
-from .requests import ClassificationRequest
+from .body import CLASSIFICATION_BODY
 from .steps import (
     PoolingCall,
     make_params,
@@ -30,7 +30,7 @@ from .steps import (
 
 async def answer_classify(state: ServerState, request: ScopedRequest) -> Response:
     """Label texts."""
-    body, engine = await read_pooling_request(state, request, ClassificationRequest)
+    body, engine = await read_pooling_request(state, request, CLASSIFICATION_BODY)
     task = require_task(engine, ("classify",), "classify texts")
     params = make_params(engine, task, use_activation=body.use_activation)
     call = PoolingCall(state=state, request=request, engine=engine)

@@ -37,11 +37,8 @@ from .answers import (
     PooledList,
     splice,
 )
-from .requests import (
-    EmbeddingRequest,
-    PoolingRequest,
-    VectorFields,
-)
+from .body import EMBEDDING_BODY, POOLING_BODY
+from .requests import VectorFields
 from .steps import (
     Header,
     PoolingCall,
@@ -86,7 +83,7 @@ class _Vector:
 
 async def answer_embeddings(state: ServerState, request: ScopedRequest) -> Response:
     """Embed texts: one vector for each text, or for each of its tokens."""
-    body, engine = await read_pooling_request(state, request, EmbeddingRequest)
+    body, engine = await read_pooling_request(state, request, EMBEDDING_BODY)
     task = require_task(engine, ("embed", "token_embed"), "embed texts")
     params = make_params(
         engine, task, dimensions=body.dimensions, use_activation=body.use_activation
@@ -97,7 +94,7 @@ async def answer_embeddings(state: ServerState, request: ScopedRequest) -> Respo
 
 async def answer_pooling(state: ServerState, request: ScopedRequest) -> Response:
     """Give vectors or labels of texts, or of each of their tokens."""
-    body, engine = await read_pooling_request(state, request, PoolingRequest)
+    body, engine = await read_pooling_request(state, request, POOLING_BODY)
     task = body.task or engine.pooling.task
     params = make_params(
         engine, task, dimensions=body.dimensions, use_activation=body.use_activation

@@ -1,4 +1,4 @@
-"""Decodes texts, token ids and chats that are pooled, in pieces; see lazy_fields.py.
+"""Decodes texts, token ids and chats that are pooled, in pieces; see decode/values.py.
 
 Each function decodes one field, given its name, its bytes and a number of token ids that
 is too large. It always returns a tuple with one item for each input.
@@ -14,21 +14,21 @@ import msgspec
 from msgspec import Meta
 
 from ...errors import InvalidParameter, NotSupported
-from ..decode.field_types import TokenId
-from ..decode.lazy_fields import (
+from ..decode.fields import TokenId
+from ..decode.pieces import decode_pieces
+from ..decode.values import (
     PIECE_BYTES,
     begins_with,
     decode_field,
     decode_ids,
     split_list,
 )
-from ..decode.messages import (
+from ..shared.messages import (
     ContentPart,
     Message,
     Messages,
     check_messages,
 )
-from ..decode.pieces import decode_pieces
 from .requests import (
     MAX_DOCUMENTS,
     MAX_INPUTS,

@@ -1,12 +1,11 @@
 """Requests to models that pool: one frozen struct for each endpoint.
 
-As in requests.py, these structs check types, lengths, and rules between fields. Rules that
+As in shared/requests.py, these structs check types, lengths, and rules between fields. Rules that
 depend on the model are checked by the handlers. Null means the same as no field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Final, Literal, cast, get_args
 
 import msgspec
@@ -14,23 +13,23 @@ from msgspec import Meta
 
 from ...errors import InvalidParameter, NotSupported, list_choices
 from ...types.pooling import LongText, PoolingTask
-from ..decode.continuation import check_continuation
-from ..decode.field_types import (
-    MAX_CACHE_SALT_CHARACTERS,
+from ..decode.fields import (
+    CacheSalt,
     ChatTemplateText,
     Int64,
+    ModelRequest,
+    Name,
     RequestIdText,
     Side,
     TokenId,
 )
-from ..decode.messages import (
+from ..shared.messages import (
     MAX_PARTS,
     ContentPart,
     Message,
     Messages,
-    Name,
+    check_continuation,
 )
-from ..decode.requests import ModelRequest
 
 # OpenAI's limit.
 MAX_INPUTS: Final = 2048
@@ -48,21 +47,10 @@ Truncate = Literal["NONE", "START", "END"]
 CohereType = Literal["float", "binary", "ubinary", "base64"]
 COHERE_TYPES: Final[tuple[CohereType, ...]] = get_args(CohereType)
 
-# The values of each field with a fixed set of values; see requests.py.
-CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
-    "encoding_format": get_args(EncodingFormat),
-    "embed_dtype": get_args(EmbedDtype),
-    "endianness": get_args(Endianness),
-    "long_text": get_args(LongText),
-    "task": get_args(PoolingTask),
-    "truncate": get_args(Truncate),
-}
-
 AtLeastNothing = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-CacheSalt = Annotated[str, Meta(min_length=1, max_length=MAX_CACHE_SALT_CHARACTERS)]
 
 # msgspec allows one array type in a union. So the type allows mixed lists, too, and
-# pooling_inputs.decode_inputs refuses them.
+# inputs.decode_inputs refuses them.
 TextInputs = (
     str
     | Annotated[
@@ -185,7 +173,7 @@ class TextFields(PoolingFields, frozen=True, kw_only=True):
     @property
     def items(self) -> tuple[Item, ...]:
         """The texts, lists of token ids, or chats. All are of one kind."""
-        # Invariant: pooling_inputs.py made a tuple of items for both fields.
+        # Invariant: inputs.py made a tuple of items for both fields.
         return cast(tuple[Item, ...], self.messages or self.input)
 
     @property
@@ -294,7 +282,7 @@ class ScoreRequest(ScoringFields, frozen=True, kw_only=True):
         return next(name for name in names if getattr(self, name) is not None)
 
     def texts_of(self, param: str) -> tuple[str, ...]:
-        # Invariant: pooling_inputs.py made plain texts of the field.
+        # Invariant: inputs.py made plain texts of the field.
         return cast(tuple[str, ...], getattr(self, param))
 
 
@@ -317,7 +305,7 @@ class RerankRequest(ScoringFields, frozen=True, kw_only=True):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        # Invariant: pooling_inputs.py made plain texts of the field.
+        # Invariant: inputs.py made plain texts of the field.
         return cast(tuple[str, ...], self.documents)
 
     @property
@@ -365,7 +353,7 @@ class CohereEmbedRequest(ModelRequest, frozen=True, kw_only=True):
 
     @property
     def plain_texts(self) -> tuple[str, ...]:
-        # Invariant: pooling_inputs.py made plain texts of both fields.
+        # Invariant: inputs.py made plain texts of both fields.
         return cast(tuple[str, ...], self.texts or self.inputs)
 
     @property

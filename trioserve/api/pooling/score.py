@@ -25,9 +25,9 @@ from .answers import (
     ScoreList,
     splice,
 )
+from .body import RERANK_BODY, SCORE_BODY
 from .requests import (
     RerankRequest,
-    ScoreRequest,
     ScoringFields,
 )
 from .steps import (
@@ -41,7 +41,7 @@ _BYTES_PER_SCORE = 128
 
 async def answer_score(state: ServerState, request: ScopedRequest) -> Response:
     """Score a query against documents, or pairs of both."""
-    body, engine = await read_pooling_request(state, request, ScoreRequest)
+    body, engine = await read_pooling_request(state, request, SCORE_BODY)
     query_param, document_param = body.query_param, body.document_param
     options = _make_options(body, engine, query_param, document_param)
     call = PoolingCall(state=state, request=request, engine=engine)
@@ -64,7 +64,7 @@ async def answer_score(state: ServerState, request: ScopedRequest) -> Response:
 
 async def answer_rerank(state: ServerState, request: ScopedRequest) -> Response:
     """Sort documents by how well they answer a query."""
-    body, engine = await read_pooling_request(state, request, RerankRequest)
+    body, engine = await read_pooling_request(state, request, RERANK_BODY)
     options = _make_options(body, engine, "query", "documents")
     call = PoolingCall(state=state, request=request, engine=engine)
     header = call.make_header("score", body.request_id)

@@ -23,8 +23,8 @@ from ...render import ChatInput, ChatOptions, TextInput, TextOptions
 from ...types.client import Client
 from ...types.pooling import LongText, PoolingParams, PoolingTask
 from ...types.tensors import TensorBytes
-from ..decode.message_mappings import MessageMappings
-from ..decode.messages import Message
+from ..shared.message_mappings import MessageMappings
+from ..shared.messages import Message
 from .answers import (
     PooledAnswer,
     PoolingUsage,

@@ -37,13 +37,11 @@ from ...http.wire.respond import tell_time
 from ...render import RendererWorkers
 from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams
+from ..chat.prompt import render_chat
 from ..chat.request import ChatRequest
-from ..decode.message_mappings import MessageMappings
-from ..decode.structured import has_value
-from ..shared.generation_steps import (
-    make_token_texts,
-    render_chat,
-)
+from ..decode.values import has_value
+from ..shared.generation_steps import make_token_texts
+from ..shared.message_mappings import MessageMappings
 from .answers import (
     ReasoningOptions,
     ResponseObject,

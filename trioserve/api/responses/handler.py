@@ -20,6 +20,7 @@ from ..shared.generation_steps import open_stream
 from ..shared.logprobs import count_entries
 from ..shared.sse import respond_events
 from .background import answer_in_background
+from .body import RESPONSE_BODY
 from .calls import (
     ResponseCall,
     prepare,
@@ -29,12 +30,11 @@ from .end import (
     end_response,
 )
 from .events import encode_events
-from .request import ResponseRequest
 
 
 async def answer_response(state: ServerState, request: ScopedRequest) -> Response:
     """Answer a conversation of items, at once, as a stream, or later."""
-    body, engine = await read_request(state, request, ResponseRequest)
+    body, engine = await read_request(state, request, RESPONSE_BODY)
     call = await prepare(state, request, body, engine)
     # Without its items, which may be megabytes long and are not needed any more.
     body = msgspec.structs.replace(body, input="")

@@ -14,12 +14,12 @@ import msgspec
 from msgspec import Meta
 
 from ...errors import InvalidParameter, NotSupported, list_choices
-from ..decode.messages import (
+from ..decode.fields import Name
+from ..decode.values import has_value
+from ..shared.messages import (
     MAX_MESSAGES,
     MAX_PARTS,
-    Name,
 )
-from ..decode.structured import has_value
 
 _ROLES: Final = ("user", "system", "developer", "assistant")
 

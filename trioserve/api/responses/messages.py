@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..decode.messages import (
+from ..shared.messages import (
     ContentPart,
     FunctionCall,
     Message,

@@ -8,7 +8,7 @@ import re
 from typing import Final
 
 from ...errors import ContextLengthExceeded, RequestError
-from ..decode.tool_choice import flatten_tool_path
+from ..shared.tools import flatten_tool_path
 from .messages import NO_ITEM
 
 # The names of chats' fields that are called otherwise here.

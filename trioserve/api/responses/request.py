@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Final, Literal, get_args
+from typing import (
+    Annotated,
+    Final,
+    Literal,
+)
 
 import msgspec
 from msgspec import Meta
@@ -13,25 +16,25 @@ from ...errors import InvalidParameter, NotSupported, list_choices
 from ...render import ReasoningEffort
 from ...types.structured import StructuredOutput
 from ..chat.request import ChatRequest
-from ..decode.field_types import Int64
-from ..decode.functions import drop_nulls
-from ..decode.messages import Message
-from ..decode.requests import SampledRequest
-from ..decode.structured import (
+from ..decode.fields import Int64
+from ..decode.values import has_value
+from ..shared.messages import Message
+from ..shared.requests import SampledRequest
+from ..shared.structured import (
     JsonSchemaFormat,
     ResponseFormat,
-    has_value,
 )
-from ..decode.tool_choice import (
-    FlatAllowedTools,
-    FlatNamedTool,
-    FlatToolChoice,
-)
+from ..shared.tools import drop_nulls
 from .items import (
     MESSAGE,
     InputItem,
     InputItems,
     check_items,
+)
+from .tools import (
+    FlatAllowedTools,
+    FlatNamedTool,
+    FlatToolChoice,
 )
 
 FORMAT: Final = "text.format"
@@ -59,12 +62,6 @@ _MAX_KEY_CHARACTERS: Final = 64
 _MAX_VALUE_CHARACTERS: Final = 512
 
 Truncation = Literal["disabled", "auto"]
-
-# As requests.CHOICES.
-CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
-    "truncation": get_args(Truncation),
-    "effort": get_args(ReasoningEffort),
-}
 
 Label = Annotated[str, Meta(max_length=_MAX_VALUE_CHARACTERS)]
 

@@ -1,11 +1,15 @@
-"""From results to the bytes of an answer.
+"""The parts that several dialects have: fields, steps of generation, answers.
 
-responses            the structs of chats and completions
-usage, errors        the structs that answers share
-descriptions         the structs of answers about models, tokens and the server
-chunks               the events of a stream
-anthropic            the structs of Anthropic's answers, events and errors
-blocks               the blocks of Anthropic's answers
-logprobs             log probabilities in the forms of chats and of completions
-pooling_responses    the structs of vectors, labels and scores
+requests          the fields of requests to models that generate
+sampling          from these fields to SamplingParams
+structured        the form of an answer
+messages          conversations, as clients send them
+message_mappings  conversations in the renderer's form
+tools             the tools that a model may call
+refused           fields that are refused or ignored
+generation_steps  from a request to a stream
+sse               a stream as server-sent events
+chunks            the events of a stream as bytes
+answers           the structs of answers
+logprobs          log probabilities in the forms of chats, completions and prompts
 """

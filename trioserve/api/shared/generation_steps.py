@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Final
 
 import trio
 
-from ...frontend import StreamLimits, TextEngine, TextParams
+from ...frontend import StreamLimits, TextEngine
 from ...http.keys.key_use import Ticket
 from ...http.record.ended_request import SamplingFacts
 from ...http.record.stream_meter import StreamMeter
@@ -20,14 +20,11 @@ from ...http.wire.respond import tell_time
 from ...render import RendererWorkers, TokenizeOptions
 from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams
-from ..chat.request import ChatRequest
-from ..completions.request import CompletionRequest
-from ..decode.lazy_mappings import LazyMappings
-from ..decode.message_mappings import to_chat_options
-from ..decode.requests import GenerationRequest
-from ..decode.sampling import naming_sampling, to_sampling
 from .chunks import StreamHeader
 from .logprobs import TokenTexts
+from .message_mappings import LazyMappings
+from .requests import GenerationRequest
+from .sampling import naming_sampling, to_sampling
 
 # Each takes half a microsecond to measure.
 _FEW_PARTS: Final = 1024
@@ -71,9 +68,7 @@ def make_tokenize_options(
     )
 
 
-def make_sampling(
-    body: ChatRequest | CompletionRequest, engine: TextEngine
-) -> SamplingParams:
+def make_sampling(body: GenerationRequest, engine: TextEngine) -> SamplingParams:
     """Return the sampling parameters, without the bad words, which need the tokenizer.
 
     Raises:
@@ -86,7 +81,7 @@ def make_sampling(
 
 
 async def tokenize_bad_words(
-    body: ChatRequest | CompletionRequest,
+    body: GenerationRequest,
     engine: TextEngine,
     sampling: SamplingParams,
 ) -> SamplingParams:
@@ -106,33 +101,6 @@ async def count_characters(workers: RendererWorkers, messages: LazyMappings) -> 
     if messages.has_more_parts(_FEW_PARTS):
         return await workers.run(lambda: messages.num_characters)
     return messages.num_characters
-
-
-async def render_chat(
-    request: ScopedRequest,
-    engine: TextEngine,
-    body: ChatRequest,
-    messages: LazyMappings,
-) -> tuple[Prompt, SamplingParams]:
-    """Admit a chat, and render its prompt.
-
-    Args:
-      messages: those of the chat; the ones of `body` are not read.
-    """
-    sampling = make_sampling(body, engine)
-    num_characters = await count_characters(engine.renderer.workers, messages)
-    limits = request.time_limit.limit_stream(body.max_queue_seconds)
-    with engine.admit(
-        1, num_characters, sampling, limits, request.ticket.use.key.client
-    ) as prompts:
-        sampling = await tokenize_bad_words(body, engine, sampling)
-        prompt = await engine.renderer.render_chat(
-            messages,
-            to_chat_options(body),
-            make_tokenize_options(body, sampling, engine),
-        )
-        prompts.append(prompt)
-    return prompt, sampling
 
 
 async def open_stream(
@@ -184,21 +152,6 @@ async def open_meter(
       limits: the time that the stream may take.
     """
     submitted_at = trio.current_time()
-    text = TextParams(
-        stop=body.stop_strings,
-        include_stop_str_in_output=bool(body.include_stop_str_in_output),
-        skip_special_tokens=body.skips_special_tokens,
-        structured=body.structure,
-    )
-    tools: Sequence[Mapping[str, object]] = ()
-    if isinstance(body, ChatRequest):
-        tools = body.shown_tools
-        text = replace(
-            text,
-            thinking_token_budget=body.thinking_token_budget,
-            parallel_tool_calls=not body.takes_one_call,
-            forced_tools=body.forced_tools,
-        )
     async with AsyncExitStack() as exits:
         exits.enter_context(ticket.hold())
         with naming_sampling(body):
@@ -206,10 +159,10 @@ async def open_meter(
                 engine.open_text(
                     prompts,
                     sampling,
-                    text,
+                    body.text_params,
                     priority=body.priority or 0,
-                    splits_reasoning=isinstance(body, ChatRequest),
-                    tools=tools,
+                    splits_reasoning=body.splits_reasoning,
+                    tools=body.shown_tools,
                     limits=limits,
                     client=ticket.use.key.client,
                 )

@@ -20,17 +20,18 @@ from ...http.wire.respond import (
 from ...render import TokenizeOptions
 from ...types.prompt import Prompt
 from ..decode.body import read_any_request
-from ..decode.message_mappings import MessageMappings, to_chat_options
 from ..shared.generation_steps import count_characters
-from .requests import (
-    DetokenizeRequest,
-    TokenizeRequest,
+from ..shared.message_mappings import (
+    MessageMappings,
+    to_chat_options,
 )
+from .body import DETOKENIZE_BODY, TOKENIZE_BODY
+from .requests import TokenizeRequest
 
 
 async def answer_tokenize(state: ServerState, request: ScopedRequest) -> Response:
     """Convert a text or a conversation to token ids."""
-    body, engine = await read_any_request(state, request, TokenizeRequest)
+    body, engine = await read_any_request(state, request, TOKENIZE_BODY)
     messages = MessageMappings(body.messages or ())
     num_characters = await count_characters(engine.renderer.workers, messages)
     num_characters += len(body.prompt or "")
@@ -42,7 +43,7 @@ async def answer_tokenize(state: ServerState, request: ScopedRequest) -> Respons
 
 async def answer_detokenize(state: ServerState, request: ScopedRequest) -> Response:
     """Convert token ids to text."""
-    body, engine = await read_any_request(state, request, DetokenizeRequest)
+    body, engine = await read_any_request(state, request, DETOKENIZE_BODY)
     with engine.renderer.room.enter(len(body.tokens), request.live.client):
         text = await engine.renderer.detokenize(body.tokens)
     return respond_json(Detokenized(prompt=text))

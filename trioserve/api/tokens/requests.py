@@ -6,20 +6,18 @@ from typing import Final
 
 from ...errors import InvalidParameter
 from ...render import ReasoningEffort
-from ..decode.continuation import (
-    check_continuation,
-    opens_turn,
-)
-from ..decode.field_types import (
+from ..decode.fields import (
     ChatTemplateText,
+    ModelRequest,
     TokenId,
 )
-from ..decode.messages import (
+from ..shared.messages import (
     Messages,
+    check_continuation,
     check_messages,
+    opens_turn,
 )
-from ..decode.requests import ModelRequest
-from ..decode.tool_choice import (
+from ..shared.tools import (
     ToolChoice,
     list_shown,
 )

@@ -18,7 +18,7 @@ from .tool_prompt import write_calls
 
 # The JSON decoder holds the GIL: for 13 seconds over 48 MiB of empty lists, and for 10
 # to 20 ms over this many characters. The tools of a request have the same limit
-# (api/decode/schema.py). A file of a thousand lines, which an agent may write, has a
+# (api/shared/tools.py). A file of a thousand lines, which an agent may write, has a
 # sixth of these characters.
 MAX_ARGUMENTS: Final = 262_144
 

@@ -9,31 +9,32 @@ return the default then.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from ...errors import InvalidParameter
-from ...frontend import MAX_STOP_STRINGS
+from ...frontend import MAX_STOP_STRINGS, TextParams
 from ...types.sampling import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS_ENTRIES,
     MAX_LOGPROB_TOKEN_IDS,
     MAX_STOP_TOKEN_IDS,
+    SamplingParams,
 )
 from ...types.structured import StructuredOutput
-from .field_types import (
-    MAX_CACHE_SALT_CHARACTERS,
+from ..decode.fields import (
+    CacheSalt,
     Int64,
+    ModelRequest,
     RequestIdText,
     Seconds,
     Side,
     StopString,
     TokenId,
 )
-from .messages import Name
 from .structured import Choices, ResponseFormat, StructuredOutputs, find_structure
 
 
@@ -47,18 +48,6 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-
-
-class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of all requests.
-
-    Args:
-      model: the model that the client wants; None takes the one that is served.
-      timeout: the longest time of the request, in seconds after its head arrived.
-    """
-
-    model: Name | None = None
-    timeout: Seconds | None = None
 
 
 class RepetitionFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,9 +98,7 @@ class SampledRequest(ModelRequest, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     priority: Int64 | None = None
     max_queue_seconds: Seconds | None = None
-    cache_salt: (
-        Annotated[str, Meta(min_length=1, max_length=MAX_CACHE_SALT_CHARACTERS)] | None
-    ) = None
+    cache_salt: CacheSalt | None = None
     user: str | None = None
 
 
@@ -164,6 +151,42 @@ class GenerationRequest(SampledRequest, frozen=True, kw_only=True, dict=True):
     def structure(self) -> StructuredOutput | None:
         """The form that the answer must have."""
         return find_structure(self)
+
+    def take_sampling(self, values: dict[str, Any]) -> None:
+        """Add the arguments of SamplingParams that have another name or default here."""
+
+    def check_sampling(self, sampling: SamplingParams) -> None:
+        """Refuse parameters that this kind of request does not take.
+
+        Raises:
+          InvalidParameter: as SamplingParams.
+        """
+        if sampling.max_tokens == 0:
+            raise InvalidParameter("max_tokens", "must be at least 1, got 0")
+
+    def name_sampling(self, name: str) -> str:
+        """Return the field of the request behind a field of SamplingParams."""
+        return name
+
+    @property
+    def text_params(self) -> TextParams:
+        """The parameters of the text of an answer."""
+        return TextParams(
+            stop=self.stop_strings,
+            include_stop_str_in_output=bool(self.include_stop_str_in_output),
+            skip_special_tokens=self.skips_special_tokens,
+            structured=self.structure,
+        )
+
+    @property
+    def shown_tools(self) -> tuple[dict[str, object], ...]:
+        """The tools that the model sees."""
+        return ()
+
+    @property
+    def splits_reasoning(self) -> bool:
+        """Whether reasoning is separated from the answer, if the server can do that."""
+        return False
 
     @property
     def adds_special_tokens(self) -> bool:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 import json
-from typing import Annotated, Final, Protocol, get_args
+from typing import Annotated, Any, Final, Protocol, get_args
 
 import msgspec
 from msgspec import Meta
 
 from ...errors import InvalidParameter, NotSupported, list_choices
 from ...types.structured import StructuredOutput, StructureKind
+from ..decode.pieces import decode_copy
+from ..decode.values import has_value
 
 # As in grammar/limits.py.
 _MAX_CHOICES: Final = 4096
@@ -100,8 +102,7 @@ class StructuredFields(Protocol):
     def guided_grammar(self) -> str | None: ...
 
 
-# The types of these fields.
-STRUCTURE_FIELDS: Final = {
+_TYPES: Final[dict[str, Any]] = {
     "response_format": ResponseFormat | None,
     "structured_outputs": StructuredOutputs | None,
     "guided_json": msgspec.Raw,
@@ -109,6 +110,18 @@ STRUCTURE_FIELDS: Final = {
     "guided_choice": Choices | None,
     "guided_grammar": str | None,
 }
+
+
+def decode_structure(name: str, raw: msgspec.Raw, max_tokens: int) -> Any:
+    """Decode one of these fields.
+
+    Raises:
+      InvalidParameter: the value has another type, or is too long.
+    """
+    return decode_copy(name, raw, _TYPES[name])
+
+
+STRUCTURE_FIELDS: Final = dict.fromkeys(_TYPES, decode_structure)
 
 
 def find_structure(request: StructuredFields) -> StructuredOutput | None:
@@ -212,11 +225,6 @@ def _read_outputs(wanted: StructuredOutputs | None) -> StructuredOutput | None:
 
 def _list_sent(*structures: StructuredOutput | None) -> list[StructuredOutput]:
     return [each for each in structures if each is not None]
-
-
-def has_value(json_: msgspec.Raw | None) -> bool:
-    """Whether a field was sent, and is not null."""
-    return json_ is not None and bytes(memoryview(json_)[:4]) not in (b"", b"null")
 
 
 def _read_json(param: str, schema: msgspec.Raw | None) -> StructuredOutput | None:

@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
+import msgspec
+
 from ...errors import ContextLengthExceeded, InvalidParameter, list_some
 from ...types.repetition import RepetitionDetection
 from ...types.sampling import DEFAULT_MAX_LOGPROBS, SamplingParams
-from ..chat.request import ChatRequest
-from ..completions.request import CompletionRequest
+from ..decode.values import begins_with, decode_free_form
 from .requests import GenerationRequest, RepetitionFields
 
-# OpenAI's default for plain completions.
-COMPLETION_MAX_TOKENS: Final = 16
+# Plug-ins need a few flags.
+MAX_LOGITS_PROCESSORS_BYTES: Final = 16_384
 
 # The fields that vLLM, too, reads from a model's generation_config. The files contain
 # floats where integers are meant.
@@ -47,7 +48,7 @@ _SAME_IN_SAMPLING: Final = (
 
 
 def to_sampling(
-    request: ChatRequest | CompletionRequest,
+    request: GenerationRequest,
     defaults: Mapping[str, float],
     *,
     max_logprobs: int = DEFAULT_MAX_LOGPROBS,
@@ -80,16 +81,10 @@ def to_sampling(
         (name, arguments or {})
         for name, arguments in (request.logits_processors or {}).items()
     )
-    if isinstance(request, ChatRequest):
-        _take_chat_fields(request, values)
-    else:
-        _take_completion_fields(request, values)
+    request.take_sampling(values)
     with naming_sampling(request):
         sampling = SamplingParams(**values)
-        if sampling.max_tokens == 0 and not _is_echo(request):
-            is_chat = isinstance(request, ChatRequest)
-            hint = "" if is_chat else "; 0 needs echo, to score a prompt"
-            raise InvalidParameter("max_tokens", f"must be at least 1, got 0{hint}")
+        request.check_sampling(sampling)
         sampling.check_logprobs(max_logprobs)
     return sampling
 
@@ -100,46 +95,36 @@ def naming_sampling(request: GenerationRequest) -> Iterator[None]:
     try:
         yield
     except ContextLengthExceeded as error:
-        error.param = _find_name(request, error.param or "")
+        error.param = request.name_sampling(error.param or "")
         raise
     except InvalidParameter as error:
         name = error.param or ""
-        sent_as = _find_name(request, name)
+        sent_as = request.name_sampling(name)
         if sent_as == name:
             raise
         reason = str(error).removeprefix(f"{name}: ")
         raise InvalidParameter(sent_as, reason) from None
 
 
-def _find_name(request: GenerationRequest, name: str) -> str:
-    match request, name:
-        case ChatRequest(), "logprobs":
-            return "top_logprobs"
-        case ChatRequest(max_completion_tokens=int()), "max_tokens":
-            return "max_completion_tokens"
-        case CompletionRequest(prompt_logprobs=None), "prompt_logprobs":
-            return "logprobs"
-    return name
+def decode_processors(
+    name: str, raw: msgspec.Raw, max_tokens: int
+) -> dict[str, dict[str, object] | None] | None:
+    """Decode the names of the logits processors and their arguments.
 
-
-def _is_echo(request: GenerationRequest) -> bool:
-    """Whether the answer may be the prompt alone."""
-    return isinstance(request, CompletionRequest) and bool(request.echo)
-
-
-def _take_chat_fields(request: ChatRequest, values: dict[str, Any]) -> None:
-    if request.logprobs:
-        values["logprobs"] = request.top_logprobs or 0
-    if request.max_completion_tokens is not None:
-        values["max_tokens"] = request.max_completion_tokens
-
-
-def _take_completion_fields(request: CompletionRequest, values: dict[str, Any]) -> None:
-    values.setdefault("max_tokens", COMPLETION_MAX_TOKENS)
-    values["logprobs"] = request.logprobs
-    # Echoed tokens are reported with their log probabilities, too.
-    if request.echo:
-        values.setdefault("prompt_logprobs", request.logprobs)
+    Raises:
+      InvalidParameter: the value is not an object of objects, or is too large or too
+        deep.
+    """
+    # The field was a list in old versions of vLLM, and clients send an empty one.
+    if begins_with(raw, b"[") and not bytes(raw)[1:-1].strip():
+        return None
+    named: dict[str, dict[str, object] | None] | None = decode_free_form(
+        name,
+        raw,
+        dict[str, dict[str, object] | None] | None,
+        MAX_LOGITS_PROCESSORS_BYTES,
+    )
+    return named
 
 
 def _read_repetition(fields: RepetitionFields) -> RepetitionDetection:

@@ -8,14 +8,12 @@ import msgspec
 from msgspec import Meta
 
 from ...errors import InvalidParameter, NotSupported, list_choices
+from ..decode.fields import Name
 
 # No client was seen to send more.
 MAX_MESSAGES: Final = 16_384
-# Of one message. counting.py bounds the parts and calls of all messages together.
+# Of one message. decode/counting.py bounds the parts and calls of all messages together.
 MAX_PARTS: Final = 16_384
-MAX_NAME_CHARACTERS: Final = 1024
-
-Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 ToolType = Literal["function"]
 
 PART_TYPES: Final = ("text", "image_url", "prompt_embeds")
@@ -137,3 +135,20 @@ def _check_parts(path: str, parts: tuple[ContentPart, ...]) -> None:
         # Each type of part has its content in the field of the same name.
         if getattr(part, part.type) in (None, msgspec.Raw()):
             raise InvalidParameter(f"{path}[{index}].{part.type}", "is required")
+
+
+def check_continuation(adds_prompt: bool | None, continues: bool | None) -> None:
+    """Refuse a request that both opens a new turn and continues the last one.
+
+    Raises:
+      InvalidParameter: both are requested.
+    """
+    if adds_prompt and continues:
+        raise InvalidParameter(
+            "continue_final_message", "cannot be combined with add_generation_prompt"
+        )
+
+
+def opens_turn(adds_prompt: bool | None, continues: bool | None) -> bool:
+    """Return whether the assistant's turn is opened; not where a message goes on."""
+    return not continues if adds_prompt is None else adds_prompt

@@ -2,18 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import Final, Protocol, overload
 
 import msgspec
 
 from ...errors import NotSupported
-from ...render import TURN_CHARACTERS, ChatOptions
-from ..chat.request import ChatRequest
-from ..tokens.requests import TokenizeRequest
-from .lazy_fields import begins_with, decode_field, read_string
-from .lazy_mappings import LazyMappings, count_parts
+from ...render import TURN_CHARACTERS, ChatOptions, ReasoningEffort
+from ..decode.values import (
+    begins_with,
+    decode_field,
+    decode_free_form,
+    read_string,
+)
 from .messages import ContentPart, ImageUrl, Message
+
+# Templates need a few flags.
+MAX_TEMPLATE_KWARGS_BYTES: Final = 16_384
+
+
+class LazyMappings(Sequence[dict[str, object]]):
+    """A sequence of plain mappings, one for each message.
+
+    Each mapping is made when it is read. The renderer reads it in the thread of a worker,
+    because there may be thousands of messages and megabytes of payloads.
+    """
+
+    @property
+    @abstractmethod
+    def num_characters(self) -> int:
+        """The approximate length of their text, without images and tensors."""
+
+    @abstractmethod
+    def count_parts(self) -> Iterator[int]:
+        """Count the texts, images and the like that num_characters looks at, in pieces."""
+
+    def has_more_parts(self, limit: int) -> bool:
+        """Return whether there are more parts than a number, without a look at the rest."""
+        num_parts = 0
+        for number in self.count_parts():
+            num_parts += number
+            if num_parts > limit:
+                return True
+        return False
+
+    @abstractmethod
+    def make(self, index: int) -> dict[str, object]:
+        """Make a mapping; the index is not negative.
+
+        Raises:
+          RequestError: the message is wrong; `param` begins with messages[index].
+        """
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, object]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[dict[str, object]]: ...
+
+    def __getitem__(
+        self, index: int | slice
+    ) -> dict[str, object] | Sequence[dict[str, object]]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return self.make(range(len(self))[index])
 
 
 class MessageMappings(LazyMappings):
@@ -42,7 +96,29 @@ class MessageMappings(LazyMappings):
         return _to_mapping(self._messages[index], index)
 
 
-def to_chat_options(request: ChatRequest | TokenizeRequest) -> ChatOptions:
+class TemplateFields(Protocol):
+    """The fields of a request that are inputs of the chat template."""
+
+    @property
+    def adds_generation_prompt(self) -> bool: ...
+
+    @property
+    def continue_final_message(self) -> bool | None: ...
+
+    @property
+    def chat_template(self) -> str | None: ...
+
+    @property
+    def chat_template_kwargs(self) -> dict[str, object] | None: ...
+
+    @property
+    def reasoning_effort(self) -> ReasoningEffort | None: ...
+
+    @property
+    def shown_tools(self) -> tuple[dict[str, object], ...]: ...
+
+
+def to_chat_options(request: TemplateFields) -> ChatOptions:
     """Return the inputs of the chat template besides the messages."""
     return ChatOptions(
         add_generation_prompt=request.adds_generation_prompt,
@@ -52,6 +128,20 @@ def to_chat_options(request: ChatRequest | TokenizeRequest) -> ChatOptions:
         tools=request.shown_tools,
         chat_template=request.chat_template,
     )
+
+
+def decode_template_kwargs(
+    name: str, raw: msgspec.Raw, max_tokens: int
+) -> dict[str, object] | None:
+    """Decode the variables of a chat template.
+
+    Raises:
+      InvalidParameter: the value is not an object, or is too large or too deep.
+    """
+    kwargs: dict[str, object] | None = decode_free_form(
+        name, raw, dict[str, object] | None, MAX_TEMPLATE_KWARGS_BYTES
+    )
+    return kwargs
 
 
 def _to_mapping(message: Message, index: int) -> dict[str, object]:
@@ -111,3 +201,8 @@ def _read_image_url(raw: msgspec.Raw, path: str) -> memoryview:
             f"{path}.detail", "images are always used in full detail; send auto"
         )
     return read_string(f"{path}.url", image.url)
+
+
+def count_parts(content: str | tuple[object, ...] | None) -> int:
+    """Return the number of parts of one message; a text is one."""
+    return len(content) if isinstance(content, tuple) else 1

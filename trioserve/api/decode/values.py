@@ -9,22 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 
 from ...errors import ContextLengthExceeded, InvalidParameter
-from ..completions.request import (
-    CompletionPrompt,
-    PromptItem,
-)
+from ...types.nesting import check_nesting
+from .counting import check_size
 from .errors import explain
-from .field_types import MAX_PROMPTS, TokenId
+from .fields import TokenId
 
 # The size of a piece. It takes half a millisecond, for text and for token ids.
 PIECE_BYTES: Final = 65_536
 
 _NO_ITEM: Final = msgspec.Raw()
+
+# They take one or two milliseconds. In schemas, each has twenty bytes or more.
+_MAX_FREE_CONTAINERS: Final = 16_384
 
 
 # The decoder of a union takes ten microseconds to make.
@@ -43,7 +44,12 @@ def decode_field(name: str, raw: msgspec.Raw | bytes, kind: Any) -> Any:
     try:
         return find_decoder(kind).decode(raw)
     except (ValueError, RecursionError) as error:
-        raise explain(error, name) from None
+        raise explain(error, kind, name) from None
+
+
+def has_value(raw: msgspec.Raw | None) -> bool:
+    """Whether a field was sent, and is not null."""
+    return raw is not None and bytes(memoryview(raw)[:4]) not in (b"", b"null")
 
 
 def begins_with(raw: msgspec.Raw, character: bytes) -> bool:
@@ -64,52 +70,6 @@ def read_string(name: str, raw: msgspec.Raw) -> memoryview:
         text: str = decode_field(name, raw, str)
         return memoryview(text.encode())
     return memoryview(raw)[1:-1]
-
-
-def decode_prompt(
-    name: str, raw: msgspec.Raw, max_tokens: int
-) -> CompletionPrompt | None:
-    """Decode texts, token ids, or lists of them.
-
-    Args:
-      max_tokens: so many ids are too many.
-
-    Raises:
-      InvalidParameter: the value is none of these.
-      ContextLengthExceeded: there are `max_tokens` ids or more.
-    """
-    if len(memoryview(raw)) <= PIECE_BYTES or not begins_with(raw, b"["):
-        return _check_types(name, decode_field(name, raw, CompletionPrompt | None))
-    if bytes(memoryview(raw)[1:PIECE_BYTES]).lstrip()[:1].isdigit():
-        return decode_ids(name, raw, max_tokens)
-    items = split_list(name, raw, MAX_PROMPTS)
-    prompts = tuple(
-        (
-            decode_ids(f"{name}[{index}]", item, max_tokens)
-            if begins_with(item, b"[")
-            else decode_field(f"{name}[{index}]", item, PromptItem)
-        )
-        for index, item in enumerate(items)
-    )
-    return _check_types(name, prompts)
-
-
-def decode_embeds_list(
-    name: str, raw: msgspec.Raw, max_tokens: int
-) -> tuple[memoryview, ...] | None:
-    """Return the bytes of one string, or of each string in a list.
-
-    Raises:
-      InvalidParameter: the value is something else, or an empty list.
-    """
-    if begins_with(raw, b'"'):
-        return (read_string(name, raw),)
-    if not begins_with(raw, b"["):
-        return cast(None, decode_field(name, raw, list[msgspec.Raw] | None))
-    items = split_list(name, raw, MAX_PROMPTS)
-    if not items:
-        raise InvalidParameter(name, f"takes 1 to {MAX_PROMPTS} tensors")
-    return tuple(read_string(f"{name}[{i}]", item) for i, item in enumerate(items))
 
 
 def split_list(name: str, raw: msgspec.Raw, max_items: int) -> list[msgspec.Raw]:
@@ -163,6 +123,22 @@ def decode_ids(
     return tuple(ids)
 
 
+def decode_free_form(name: str, raw: msgspec.Raw, kind: Any, max_bytes: int) -> Any:
+    """Decode a field that may contain any JSON.
+
+    Raises:
+      InvalidParameter: the value has another type, or is too large or too deep.
+    """
+    if len(memoryview(raw)) > max_bytes:
+        raise InvalidParameter(name, f"at most {max_bytes} bytes are allowed")
+    check_size(
+        name, raw, max_containers=_MAX_FREE_CONTAINERS, few_bytes=_MAX_FREE_CONTAINERS
+    )
+    value = decode_field(name, raw, kind)
+    check_nesting(name, value)
+    return value
+
+
 def _copy_pieces(view: memoryview) -> Iterator[bytes]:
     """Copy in small pieces, because a copy of megabytes would block other threads."""
     for begin in range(0, len(view), PIECE_BYTES):
@@ -181,16 +157,3 @@ def _cut(view: memoryview, piece_bytes: int) -> Iterator[bytes]:
         yield piece[:end]
         begin += end + 1
     yield bytes(view[begin:])
-
-
-def _check_types(name: str, prompt: Any) -> CompletionPrompt | None:
-    """Refuse mixed lists, which the types of the decoder cannot exclude."""
-    if isinstance(prompt, tuple):
-        types = set(map(type, prompt))
-        if len(types) > 1:
-            raise InvalidParameter(
-                name, "must not mix strings, token ids and lists of token ids"
-            )
-        if types != {int} and len(prompt) > MAX_PROMPTS:
-            raise InvalidParameter(name, f"at most {MAX_PROMPTS} prompts are allowed")
-    return cast(CompletionPrompt | None, prompt)
