@@ -32,6 +32,7 @@ from tempfile import TemporaryDirectory
 
 from kit.engines.device import FixedToken
 from kit.options import read_output, read_positive
+from kit.rounds import take_medians
 import trio
 
 from trioserve.config import MediaConfig, RenderConfig
@@ -39,7 +40,6 @@ from trioserve.engine.generation.core import LocalCore
 from trioserve.engine.generation.engine import TokenEngine
 from trioserve.frontend import TextEngine, TextParams
 from trioserve.programs.bench.measuring.report import save
-from trioserve.programs.bench.measuring.rounds import take_medians
 from trioserve.scheduler.generation.scheduler import Scheduler
 from trioserve.testing.fake_device import FakeExecutor, make_info
 from trioserve.testing.renderers import load_renderer

@@ -28,17 +28,14 @@ import sys
 
 from kit.options import read_output, read_positive
 from kit.process import tell
+from kit.rounds import alternate, take_medians
+from kit.tables import write_markdown
 import trio
 
 import trioserve
 from trioserve.config import DEFAULT_MODEL
 from trioserve.frontend import TextEngine
 from trioserve.programs.bench.measuring.report import save
-from trioserve.programs.bench.measuring.rounds import (
-    alternate,
-    take_medians,
-)
-from trioserve.programs.bench.measuring.table import write_markdown
 
 DEPTHS = (1, 2)
 

@@ -36,29 +36,19 @@ import re
 
 from kit.options import make_parser, read_output, read_positive
 from kit.process import ProcessEnded, stopping_at_sigterm, tell
+from kit.runs import run_or_explain
 from kit.server import open_server, write_serve_command
+from kit.tables import write_markdown
 import msgspec
 import trio
 
 from trioserve.config import DEFAULT_MODEL
-from trioserve.programs.bench.generation.answers import EventReader
 from trioserve.programs.bench.generation.load import Load
-from trioserve.programs.bench.measuring.report import (
-    describe_machine,
-    run_or_explain,
-    save,
-    write_now,
-)
+from trioserve.programs.bench.measuring.report import describe_machine, save, write_now
 from trioserve.programs.bench.measuring.statistics import spread
-from trioserve.programs.bench.measuring.table import (
-    write_markdown,
-    write_spread,
-)
-from trioserve.programs.http.client import (
-    FAILURES,
-    Connection,
-    RequestRefused,
-)
+from trioserve.programs.bench.measuring.table import write_spread
+from trioserve.programs.http.client import FAILURES, Connection, RequestRefused
+from trioserve.programs.http.events import EventReader
 
 PATH = "/v1/chat/completions"
 

@@ -36,13 +36,8 @@ import time
 from kit.chunk_server import MAX_STREAMS, Endpoint, open_chunk_server, read_streams
 from kit.options import read_positive
 from kit.process import BENCH_FOLDER, Child, find_on_path, open_child, open_stdin, tell
+from kit.rounds import alternate, describe_ratios, list_ratios
 import trio
-
-from trioserve.programs.bench.measuring.rounds import (
-    alternate,
-    describe_ratios,
-    list_ratios,
-)
 
 THIS = "this checkout"
 OTHER = "the other checkout"

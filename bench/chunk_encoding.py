@@ -26,16 +26,10 @@ import statistics
 from typing import TYPE_CHECKING
 
 from kit.options import read_positive
+from kit.rounds import take_turns, time_calls
 
-from trioserve.api.shared.chunks import (
-    ChatChunks,
-    StreamHeader,
-)
+from trioserve.api.shared.chunks import ChatChunks, StreamHeader
 from trioserve.http.record.usage import Usage
-from trioserve.programs.bench.measuring.rounds import (
-    take_turns,
-    time_calls,
-)
 
 if TYPE_CHECKING:
     import pydantic

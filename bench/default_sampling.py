@@ -36,18 +36,14 @@ import statistics
 
 from kit.options import make_parser, read_output, read_positive
 from kit.process import tell
+from kit.runs import run_or_explain
+from kit.tables import write_markdown
 import trio
 
 import trioserve
 from trioserve.config import DEFAULT_MODEL, DEFAULT_MODEL_REPETITION
 from trioserve.errors import TrioserveError
-from trioserve.programs.bench.measuring.report import (
-    describe_machine,
-    run_or_explain,
-    save,
-    write_now,
-)
-from trioserve.programs.bench.measuring.table import write_markdown
+from trioserve.programs.bench.measuring.report import describe_machine, save, write_now
 
 # A question, and a word of each right answer; "" where many answers are right.
 QUESTIONS: tuple[tuple[str, str], ...] = (

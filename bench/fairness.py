@@ -31,17 +31,14 @@ import statistics
 
 from kit.options import read_positive
 from kit.process import tell
+from kit.rounds import shuffle, take_medians
+from kit.tables import write_markdown
 import trio
 
 import trioserve
 from trioserve import SamplingParams
 from trioserve.config import DEFAULT_MODEL
 from trioserve.engine.generation.engine import TokenEngine
-from trioserve.programs.bench.measuring.rounds import (
-    shuffle,
-    take_medians,
-)
-from trioserve.programs.bench.measuring.table import write_markdown
 from trioserve.programs.bench.measuring.texts import open_chance
 from trioserve.types.prompt import Prompt
 

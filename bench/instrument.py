@@ -32,13 +32,10 @@ import time
 
 from kit.chunk_server import MAX_STREAMS, open_chunk_server, read_streams
 from kit.options import read_positive
+from kit.rounds import alternate, take_turns
 import trio
 
 from trioserve.observe import LoopStall
-from trioserve.programs.bench.measuring.rounds import (
-    alternate,
-    take_turns,
-)
 
 STEPS_PER_ROUND = 100_000
 CHUNKS_PER_STREAM = 500

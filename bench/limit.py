@@ -47,22 +47,15 @@ import subprocess
 from kit.options import make_parser, read_choice, read_output, read_positive
 from kit.process import tell
 from kit.products import FORMATS, Products, Shape, open_kernels, open_products
+from kit.rounds import take_turns
+from kit.runs import run_or_explain
+from kit.tables import write_markdown, write_number
 import torch
 
 from trioserve.kernels.library import NoKernels
 from trioserve.kernels.threads import count_threads
-from trioserve.programs.bench.measuring.report import (
-    describe_machine,
-    run_or_explain,
-    save,
-    write_now,
-)
-from trioserve.programs.bench.measuring.rounds import take_turns
-from trioserve.programs.bench.measuring.table import (
-    write_markdown,
-    write_milliseconds,
-    write_number,
-)
+from trioserve.programs.bench.measuring.report import describe_machine, save, write_now
+from trioserve.programs.bench.measuring.table import write_milliseconds
 
 PROMPT_ROWS = 512
 

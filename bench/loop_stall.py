@@ -72,30 +72,19 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from kit.bars import save_bars
 from kit.options import add_outputs, read_choice, read_positive
 from kit.probe_process import open_prober
 from kit.process import tell
 from kit.rendering.bursts import SMALL, Size, Turns, build_bursts, send_burst, warm_up
 from kit.rendering.model import save_model
 from kit.rendering.server import MODES, RenderingServer, open_rendering_server
+from kit.rounds import alternate, find_medians
 import trio
 
-from trioserve.programs.bench.measuring.plot import (
-    BLUE,
-    GREEN,
-    VERMILION,
-    save_bars,
-)
-from trioserve.programs.bench.measuring.report import (
-    describe_machine,
-    save,
-    write_now,
-)
-from trioserve.programs.bench.measuring.rounds import alternate
-from trioserve.programs.bench.measuring.statistics import (
-    Spread,
-    find_medians,
-)
+from trioserve.programs.bench.measuring.plot import BLUE, GREEN, VERMILION
+from trioserve.programs.bench.measuring.report import describe_machine, save, write_now
+from trioserve.programs.bench.measuring.statistics import Spread
 from trioserve.programs.bench.measuring.table import (
     align,
     write_milliseconds,

@@ -33,7 +33,9 @@ import sys
 
 from kit.options import read_positive
 from kit.process import open_process, stopping_at_sigterm, tell
+from kit.rounds import alternate, describe_ratios, list_ratios
 from kit.server import open_server, write_serve_command
+from kit.tables import write_markdown
 import trio
 
 from trioserve.config import DEFAULT_MODEL
@@ -43,21 +45,10 @@ from trioserve.programs.bench.generation.load import (
     issue_bodies,
     learn_dialect,
 )
-from trioserve.programs.bench.generation.measure import (
-    run_round,
-    warm_up,
-)
+from trioserve.programs.bench.generation.measure import run_round, warm_up
 from trioserve.programs.bench.measuring.measured_servers import Server
 from trioserve.programs.bench.measuring.report import describe_machine
-from trioserve.programs.bench.measuring.rounds import (
-    alternate,
-    describe_ratios,
-    list_ratios,
-)
-from trioserve.programs.bench.measuring.table import (
-    write_markdown,
-    write_milliseconds,
-)
+from trioserve.programs.bench.measuring.table import write_milliseconds
 
 # Each mode opens what else the machine does.
 MODES: dict[str, Callable[[], AbstractAsyncContextManager[object]]] = {

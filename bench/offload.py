@@ -35,12 +35,7 @@ import time
 
 from kit.options import make_parser, read_positive
 from kit.rendering.model import save_smolvlm_processor
-from kit.rendering.payloads import (
-    HIDDEN_SIZE,
-    draw_photo,
-    encode_image,
-    encode_tensor,
-)
+from kit.rendering.payloads import HIDDEN_SIZE, draw_photo, encode_image, encode_tensor
 import torch
 import trio
 

@@ -47,6 +47,7 @@ import sys
 
 from kit.options import add_outputs, make_parser, read_positive, read_seconds
 from kit.process import ProcessEnded, tell
+from kit.runs import run_or_explain
 from kit.server import open_server, write_serve_command
 import msgspec
 import trio
@@ -61,24 +62,10 @@ from trioserve.programs.bench.measuring.plot import (
     open_figure,
     write_title,
 )
-from trioserve.programs.bench.measuring.report import (
-    describe_machine,
-    run_or_explain,
-    save,
-    write_now,
-)
-from trioserve.programs.bench.measuring.statistics import (
-    Spread,
-    spread,
-)
-from trioserve.programs.bench.measuring.table import (
-    align,
-    write_ratio,
-)
-from trioserve.programs.bench.measuring.texts import (
-    open_chance,
-    write_words,
-)
+from trioserve.programs.bench.measuring.report import describe_machine, save, write_now
+from trioserve.programs.bench.measuring.statistics import Spread, spread
+from trioserve.programs.bench.measuring.table import align, write_ratio
+from trioserve.programs.bench.measuring.texts import open_chance, write_words
 from trioserve.programs.http.client import (
     FAILURES,
     Connection,

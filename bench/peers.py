@@ -47,15 +47,15 @@ import statistics
 from kit.options import add_outputs, make_parser, read_positive, read_seconds
 from kit.peers import Peer, PeerAbsent, choose, list_peers, open_peer
 from kit.process import ProcessEnded, stopping_at_sigterm, tell
+from kit.rounds import alternate
+from kit.runs import list_errors, run_or_explain
+from kit.tables import write_markdown, write_number
 from kit.usage import read_memory
 import trio
 
 from trioserve.config import DEFAULT_MODEL
 from trioserve.errors import StartupError
-from trioserve.programs.bench.generation.figures import (
-    Report,
-    ServerReport,
-)
+from trioserve.programs.bench.generation.figures import Report, ServerReport
 from trioserve.programs.bench.generation.load import (
     Dialect,
     Load,
@@ -70,23 +70,9 @@ from trioserve.programs.bench.generation.measure import (
 )
 from trioserve.programs.bench.generation.plot import save_plot
 from trioserve.programs.bench.generation.table import write_notes
-from trioserve.programs.bench.measuring.measured_servers import (
-    Server,
-    ServerUnusable,
-)
-from trioserve.programs.bench.measuring.report import (
-    describe_machine,
-    list_errors,
-    run_or_explain,
-    save,
-    write_now,
-)
-from trioserve.programs.bench.measuring.rounds import alternate
-from trioserve.programs.bench.measuring.table import (
-    write_markdown,
-    write_milliseconds,
-    write_number,
-)
+from trioserve.programs.bench.measuring.measured_servers import Server, ServerUnusable
+from trioserve.programs.bench.measuring.report import describe_machine, save, write_now
+from trioserve.programs.bench.measuring.table import write_milliseconds
 from trioserve.weights import resolve_weights
 
 # More than any template of a chat without tools adds.

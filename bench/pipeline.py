@@ -44,6 +44,8 @@ from typing import TYPE_CHECKING
 
 from kit.options import add_outputs, read_positive
 from kit.process import tell
+from kit.rounds import describe_ratios, list_ratios, shuffle, take_medians
+from kit.tables import write_markdown
 import psutil
 import trio
 
@@ -63,13 +65,6 @@ from trioserve.programs.bench.measuring.plot import (
     write_title,
 )
 from trioserve.programs.bench.measuring.report import save
-from trioserve.programs.bench.measuring.rounds import (
-    describe_ratios,
-    list_ratios,
-    shuffle,
-    take_medians,
-)
-from trioserve.programs.bench.measuring.table import write_markdown
 from trioserve.programs.bench.measuring.texts import open_chance
 from trioserve.scheduler.generation.scheduler import Scheduler
 from trioserve.startup.core import open_core

@@ -35,24 +35,15 @@ import statistics
 import time
 
 from kit.options import add_outputs, read_positive
+from kit.rounds import shuffle, take_medians
+from kit.tables import write_markdown
 import torch
 
 from trioserve.model.sampling.processors import LogitsProcessors
 from trioserve.model.sampling.sampled import SampledIds
-from trioserve.programs.bench.measuring.plot import (
-    add_legend,
-    dress,
-    open_figure,
-)
+from trioserve.programs.bench.measuring.plot import add_legend, dress, open_figure
 from trioserve.programs.bench.measuring.report import save
-from trioserve.programs.bench.measuring.rounds import (
-    shuffle,
-    take_medians,
-)
-from trioserve.programs.bench.measuring.table import (
-    write_markdown,
-    write_ratio,
-)
+from trioserve.programs.bench.measuring.table import write_ratio
 from trioserve.scheduler.generation.scheduler import Scheduler
 from trioserve.scheduler.generation.sequence import Sequence as Scheduled
 from trioserve.types.ids import SequenceId

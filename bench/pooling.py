@@ -94,6 +94,8 @@ from kit.options import (
     read_seconds,
 )
 from kit.process import ProcessEnded, stopping_at_sigterm, tell
+from kit.rounds import alternate
+from kit.runs import run_or_explain, show
 import trio
 
 from trioserve.programs.bench.measuring.clients import Round
@@ -106,12 +108,9 @@ from trioserve.programs.bench.measuring.report import (
     check_same,
     describe_machine,
     load_reports,
-    run_or_explain,
     save,
-    show,
     write_now,
 )
-from trioserve.programs.bench.measuring.rounds import alternate
 
 # So many texts of a case are used for its warm-up, and to guess its time.
 WARM_UP_TEXTS = 32

@@ -71,23 +71,17 @@ from kit.metrics import (
 )
 from kit.options import read_seconds
 from kit.process import ProcessEnded, stopping_at_sigterm, tell
+from kit.runs import run_and_print
 import trio
 
-from trioserve.programs.bench.measuring.clients import (
-    Round,
-    report_clients,
-)
+from trioserve.programs.bench.measuring.clients import Round, report_clients
 from trioserve.programs.bench.measuring.measured_servers import (
     Server,
     ServerUnusable,
     read_servers,
 )
 from trioserve.programs.bench.measuring.probe import HealthProbe
-from trioserve.programs.bench.measuring.report import run_and_print
-from trioserve.programs.bench.measuring.table import (
-    align,
-    write_spread,
-)
+from trioserve.programs.bench.measuring.table import align, write_spread
 from trioserve.programs.bench.measuring.texts import WORDS
 
 HEALTH_INTERVAL_SECONDS = 0.05

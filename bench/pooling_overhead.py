@@ -50,6 +50,8 @@ from kit.embedding.server import (
 )
 from kit.options import read_positive
 from kit.process import ProcessEnded, stopping_at_sigterm, tell
+from kit.rounds import alternate
+from kit.runs import run_and_print
 import trio
 
 from trioserve.programs.bench.measuring.clients import run_clients
@@ -58,12 +60,7 @@ from trioserve.programs.bench.measuring.measured_servers import (
     ServerUnusable,
     read_servers,
 )
-from trioserve.programs.bench.measuring.report import run_and_print
-from trioserve.programs.bench.measuring.rounds import alternate
-from trioserve.programs.bench.measuring.table import (
-    align,
-    write_milliseconds,
-)
+from trioserve.programs.bench.measuring.table import align, write_milliseconds
 from trioserve.programs.http.client import RequestFailed
 
 CASE = Case(name="short-1", num_texts=1, lengths=SHORT)

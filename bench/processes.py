@@ -77,33 +77,20 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from kit.bars import save_bars
 from kit.engines.device import DEVICES, Device
 from kit.engines.server import FRONT_MODES, MODES, write_command
 from kit.engines.turn import Figures, measure_turn
 from kit.options import add_outputs, read_choice, read_positive, read_seconds
 from kit.process import stopping_at_sigterm, tell
+from kit.rounds import alternate, find_medians
 from kit.server import RunningServer, open_server
+from kit.tables import write_markdown, write_number
 import trio
 
 from trioserve.config import DEFAULT_MODEL
-from trioserve.programs.bench.measuring.plot import (
-    BLUE,
-    GREEN,
-    GREY,
-    VERMILION,
-    save_bars,
-)
-from trioserve.programs.bench.measuring.report import (
-    describe_machine,
-    save,
-    write_now,
-)
-from trioserve.programs.bench.measuring.rounds import alternate
-from trioserve.programs.bench.measuring.statistics import find_medians
-from trioserve.programs.bench.measuring.table import (
-    write_markdown,
-    write_number,
-)
+from trioserve.programs.bench.measuring.plot import BLUE, GREEN, GREY, VERMILION
+from trioserve.programs.bench.measuring.report import describe_machine, save, write_now
 from trioserve.testing.supervisor_process import make_folder
 
 # ---- a whole run --------------------------------------------------------------------

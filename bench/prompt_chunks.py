@@ -30,17 +30,13 @@ from typing import NamedTuple
 
 from kit.options import read_positive
 from kit.process import tell
+from kit.rounds import describe_ratios, list_ratios, shuffle
+from kit.tables import write_markdown
 import trio
 
 import trioserve
 from trioserve import SamplingParams
 from trioserve.config import DEFAULT_MODEL
-from trioserve.programs.bench.measuring.rounds import (
-    describe_ratios,
-    list_ratios,
-    shuffle,
-)
-from trioserve.programs.bench.measuring.table import write_markdown
 from trioserve.programs.bench.measuring.texts import open_chance
 from trioserve.types.prompt import Prompt
 

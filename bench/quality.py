@@ -51,18 +51,14 @@ from typing import Any
 
 from kit.options import make_parser, read_output, read_positive
 from kit.process import tell
+from kit.runs import run_or_explain
+from kit.tables import write_markdown
 import trio
 
 import trioserve
 from trioserve.config import DEFAULT_MODEL
 from trioserve.errors import StartupError
-from trioserve.programs.bench.measuring.report import (
-    describe_machine,
-    run_or_explain,
-    save,
-    write_now,
-)
-from trioserve.programs.bench.measuring.table import write_markdown
+from trioserve.programs.bench.measuring.report import describe_machine, save, write_now
 from trioserve.weights import resolve_weights
 
 TEXT = Path(__file__).parents[1] / "docs" / "operations.rst"

@@ -27,14 +27,11 @@ import statistics
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from kit.options import read_positive
+from kit.rounds import take_turns, time_calls
 import msgspec
 
 from trioserve.api.chat.body import CHAT_BODY
 from trioserve.api.completions.body import COMPLETION_BODY
-from trioserve.programs.bench.measuring.rounds import (
-    take_turns,
-    time_calls,
-)
 
 if TYPE_CHECKING:
     import pydantic

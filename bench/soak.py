@@ -48,7 +48,9 @@ from tempfile import TemporaryDirectory
 from kit.metrics import fetch_metrics
 from kit.options import add_outputs, make_parser, read_positive
 from kit.process import ProcessEnded, stopping_at_sigterm, tell
+from kit.runs import run_or_explain
 from kit.server import RunningServer, open_server, write_serve_command
+from kit.tables import write_number
 from kit.usage import list_processes, read_memory
 import msgspec
 import trio
@@ -61,16 +63,8 @@ from trioserve.programs.bench.measuring.plot import (
     open_figure,
     write_title,
 )
-from trioserve.programs.bench.measuring.report import (
-    describe_machine,
-    run_or_explain,
-    save,
-    write_now,
-)
-from trioserve.programs.bench.measuring.table import (
-    align,
-    write_number,
-)
+from trioserve.programs.bench.measuring.report import describe_machine, save, write_now
+from trioserve.programs.bench.measuring.table import align
 from trioserve.programs.http.client import (
     FAILURES,
     Connection,

@@ -40,17 +40,14 @@ from kit.engines.server import MODES, write_command
 from kit.options import read_choice, read_positive
 from kit.process import stopping_at_sigterm, tell
 from kit.raw import ask, write_request
+from kit.rounds import alternate
 from kit.server import open_server
+from kit.tables import write_markdown, write_number
 from kit.usage import read_memory, read_own_memory
 import trio
 
 from trioserve.config import DEFAULT_MODEL
 from trioserve.programs.bench.measuring.report import describe_machine
-from trioserve.programs.bench.measuring.rounds import alternate
-from trioserve.programs.bench.measuring.table import (
-    write_markdown,
-    write_number,
-)
 from trioserve.testing.tokenizer import tiny_tokenizer
 
 # One sleeping device is enough: the others start in the same way.

@@ -42,37 +42,20 @@ import statistics
 
 from kit.options import read_positive
 from kit.process import stopping_at_sigterm, tell
+from kit.rounds import alternate, describe_ratios, list_ratios
 from kit.server import open_server, write_serve_command
+from kit.tables import write_markdown, write_number
 import msgspec
 import trio
 
 from trioserve.config import DEFAULT_MODEL
 from trioserve.programs.bench.generation.answers import stream_answer
-from trioserve.programs.bench.generation.load import (
-    Dialect,
-    Load,
-    learn_dialect,
-)
-from trioserve.programs.bench.generation.measure import (
-    run_round,
-    warm_up,
-)
+from trioserve.programs.bench.generation.load import Dialect, Load, learn_dialect
+from trioserve.programs.bench.generation.measure import run_round, warm_up
 from trioserve.programs.bench.measuring.measured_servers import Server
 from trioserve.programs.bench.measuring.report import describe_machine
-from trioserve.programs.bench.measuring.rounds import (
-    alternate,
-    describe_ratios,
-    list_ratios,
-)
-from trioserve.programs.bench.measuring.table import (
-    write_markdown,
-    write_milliseconds,
-    write_number,
-)
-from trioserve.programs.http.client import (
-    Connection,
-    RequestFailed,
-)
+from trioserve.programs.bench.measuring.table import write_milliseconds
+from trioserve.programs.http.client import Connection, RequestFailed
 
 MODES = ("free", "schema")
 FIELDS = (10, 100, 1000)

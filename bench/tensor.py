@@ -32,6 +32,8 @@ from dataclasses import dataclass
 
 from kit.options import make_parser, read_output, read_positive
 from kit.process import tell
+from kit.rounds import describe_ratios, list_ratios, shuffle, take_medians
+from kit.tables import write_markdown
 from pipeline import SHORT_PROMPT, make_prompts, stream_all
 import trio
 
@@ -40,13 +42,6 @@ from trioserve.engine.generation.core import LocalCore
 from trioserve.engine.generation.engine import TokenEngine
 from trioserve.processes.interpreter import prepare_interpreter, settle_interpreter
 from trioserve.programs.bench.measuring.report import save
-from trioserve.programs.bench.measuring.rounds import (
-    describe_ratios,
-    list_ratios,
-    shuffle,
-    take_medians,
-)
-from trioserve.programs.bench.measuring.table import write_markdown
 from trioserve.startup.core import open_core
 
 NUM_SHARDS = {"one": 1, "two": 2}

@@ -51,20 +51,12 @@ from kit.options import read_output, read_positive
 from kit.probe_process import open_prober
 from kit.process import BENCH_FOLDER, Child, find_on_path, open_child, open_stdin, tell
 from kit.raw import Request, check_status, open_request, write_request
+from kit.rounds import alternate, find_medians
 import msgspec
 import trio
 
-from trioserve.programs.bench.measuring.report import (
-    describe_machine,
-    save,
-    write_now,
-)
-from trioserve.programs.bench.measuring.rounds import alternate
-from trioserve.programs.bench.measuring.statistics import find_medians
-from trioserve.programs.bench.measuring.table import (
-    align,
-    write_milliseconds,
-)
+from trioserve.programs.bench.measuring.report import describe_machine, save, write_now
+from trioserve.programs.bench.measuring.table import align, write_milliseconds
 
 APIS = ("text", "chat", "responses", "messages")
 

@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": {"config", "engine", "executor", "frontend", "grammar", "http"}
     | {"observe", "processes", "render", "scheduler", "server", "startup", "types"},
     "programs": {"config", "engine", "errors", "executor", "frontend", "kernels"}
-    | {"observe", "processes", "scheduler", "startup", "testing", "types", "weights"},
+    | {"observe", "processes", "scheduler", "startup", "types", "weights"},
     ".": {"config", "errors", "frontend", "http", "processes", "programs", "server"}
     | {"startup", "types"},
 }

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kit.bars import COLORS
+
 from trioserve.programs.bench.measuring.plot import (
-    COLORS,
     GREY,
     INK,
     dress,

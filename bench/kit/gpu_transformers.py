@@ -7,14 +7,7 @@ from pathlib import Path
 import random
 from typing import Any
 
-from kit.gpu_parts import (
-    PROMPT_TOKENS,
-    Figures,
-    Load,
-    find_device,
-    subtract,
-    time_once,
-)
+from kit.gpu_parts import PROMPT_TOKENS, Figures, Load, find_device, subtract, time_once
 import torch
 from transformers import (
     AutoModelForCausalLM,

@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 import math
 
-from trioserve.programs.http.client import (
-    FAILURES,
-    Connection,
-)
+from trioserve.programs.http.client import FAILURES, Connection
 
 # Upper bound in seconds -> number of durations up to it.
 Histogram = dict[float, int]

@@ -19,10 +19,7 @@ from kit.server import RunningServer
 import trio
 
 from trioserve.programs.bench.measuring.measured_servers import has_path
-from trioserve.programs.http.client import (
-    FAILURES,
-    Connection,
-)
+from trioserve.programs.http.client import FAILURES, Connection
 
 # vLLM compiles the model when it starts.
 START_TIMEOUT_SECONDS = 900.0

@@ -26,10 +26,7 @@ import msgspec
 import trio
 
 from trioserve.programs.bench.measuring.probe import HealthProbe
-from trioserve.programs.bench.measuring.statistics import (
-    Spread,
-    spread,
-)
+from trioserve.programs.bench.measuring.statistics import Spread, spread
 from trioserve.programs.bench.measuring.texts import write_text
 
 HEALTH_INTERVAL_SECONDS = 0.01

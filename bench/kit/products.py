@@ -21,10 +21,7 @@ import trioserve.kernels
 from trioserve.kernels.library import Library, open_library
 from trioserve.kernels.structs import MatrixSpec
 from trioserve.model.runtimes.native.gguf_matrix import GgufMatrix
-from trioserve.model.runtimes.native.packer import (
-    Packer,
-    Weights,
-)
+from trioserve.model.runtimes.native.packer import Packer, Weights
 
 NATIVE = Path(trioserve.kernels.__file__).parent / "native"
 

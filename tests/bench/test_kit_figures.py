@@ -5,6 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from kit.bars import draw_bars, write_label
+from kit.rounds import take_median_spread
+from kit.runs import run_or_explain
+from kit.tables import write_markdown, write_number
 import msgspec
 import pytest
 import trio
@@ -12,23 +16,10 @@ import trio
 from trioserve.programs.bench.measuring import table
 from trioserve.programs.bench.measuring.clients import ClientReport
 from trioserve.programs.bench.measuring.measured_servers import read_servers
-from trioserve.programs.bench.measuring.plot import (
-    draw_bars,
-    open_figure,
-    write_label,
-)
+from trioserve.programs.bench.measuring.plot import open_figure
 from trioserve.programs.bench.measuring.probe import HealthProbe
-from trioserve.programs.bench.measuring.report import (
-    load_reports,
-    number_labels,
-    run_or_explain,
-)
-from trioserve.programs.bench.measuring.statistics import (
-    Spread,
-    percentile,
-    spread,
-    take_median_spread,
-)
+from trioserve.programs.bench.measuring.report import load_reports, number_labels
+from trioserve.programs.bench.measuring.statistics import Spread, percentile, spread
 from trioserve.programs.bench.measuring.texts import write_text
 
 
@@ -81,7 +72,7 @@ def test_columns_line_up() -> None:
 
 
 def test_a_markdown_table_has_its_headings_first() -> None:
-    assert list(table.write_markdown([["", "a"], ["x", "1"]])) == [
+    assert list(write_markdown([["", "a"], ["x", "1"]])) == [
         "|  | a |",
         "| --- | --- |",
         "| x | 1 |",
@@ -100,7 +91,7 @@ def test_milliseconds_have_three_digits(seconds: Any, expected: str) -> None:
     ("value", "expected"), [(1.0, "1.00"), (12.34, "12.3"), (12345.6, "12346")]
 )
 def test_numbers_have_three_digits(value: float, expected: str) -> None:
-    assert table.write_number(value) == expected
+    assert write_number(value) == expected
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,12 @@ from kit.process import (
     open_child,
     stopping_at_sigterm,
 )
+from kit.runs import list_errors
 from kit.server import open_server, write_serve_command
 from kit.usage import list_processes, read_cpu_seconds, read_memory, read_own_memory
 import pytest
 import trio
 import trio.testing
-
-from trioserve.programs.bench.measuring.report import list_errors
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 

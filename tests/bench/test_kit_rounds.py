@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from kit import options
+from kit import options, rounds
 import pytest
-
-from trioserve.programs.bench.measuring import rounds
 
 
 def test_calls_take_turns_in_alternating_order() -> None:

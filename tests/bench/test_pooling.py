@@ -31,14 +31,8 @@ import torch
 import trio
 
 from trioserve.programs.bench.measuring.clients import Round
-from trioserve.programs.bench.measuring.measured_servers import (
-    Server,
-    ServerUnusable,
-)
-from trioserve.programs.bench.measuring.report import (
-    load_reports,
-    save,
-)
+from trioserve.programs.bench.measuring.measured_servers import Server, ServerUnusable
+from trioserve.programs.bench.measuring.report import load_reports, save
 from trioserve.programs.bench.measuring.texts import WORDS
 from trioserve.testing.encoders import save_tiny_encoder
 

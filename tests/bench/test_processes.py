@@ -26,16 +26,14 @@ from kit.metrics import (
     find_quantile,
 )
 from kit.probe_process import Probes
+from kit.rounds import find_medians
 import processes
 import pytest
 import start
 import trio
 
 from trioserve.engine.generation.engine import TokenEngine
-from trioserve.programs.bench.measuring.statistics import (
-    Spread,
-    find_medians,
-)
+from trioserve.programs.bench.measuring.statistics import Spread
 from trioserve.server.metrics import METRICS
 from trioserve.testing.fake_device import make_info
 from trioserve.types.prompt import Prompt

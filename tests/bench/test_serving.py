@@ -14,30 +14,18 @@ import pytest
 import trio
 
 from trioserve.__main__ import main
-from trioserve.programs.bench.generation.answers import (
-    Answer,
-    EventReader,
-)
+from trioserve.programs.bench.generation.answers import Answer
 from trioserve.programs.bench.generation.figures import (
     Report,
     merge_reports,
     report_level,
 )
 from trioserve.programs.bench.generation.load import Load
-from trioserve.programs.bench.generation.measure import (
-    measure,
-    take_turns,
-)
+from trioserve.programs.bench.generation.measure import measure, take_turns
 from trioserve.programs.bench.generation.table import render_report
 from trioserve.programs.bench.measuring.clients import Round
-from trioserve.programs.bench.measuring.measured_servers import (
-    Server,
-    ServerUnusable,
-)
-from trioserve.programs.bench.measuring.report import (
-    load_reports,
-    save,
-)
+from trioserve.programs.bench.measuring.measured_servers import Server, ServerUnusable
+from trioserve.programs.bench.measuring.report import load_reports, save
 
 LOAD = Load(concurrency=(1, 3), requests=6, warmup=2, output_tokens=5, timeout=30.0)
 
@@ -360,27 +348,6 @@ def test_throughput_is_the_median_of_the_rounds() -> None:
     level = report_level(1, rounds)
     assert level.tokens_per_second == pytest.approx(20.0)
     assert level.tokens_per_second_by_round == (10.0, 90.0, 20.0)
-
-
-@pytest.mark.parametrize("step", [1, 7, 1000])
-@pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
-def test_events_are_read_for_any_division_of_the_bytes(
-    step: int, newline: bytes
-) -> None:
-    stream = (
-        b": a comment\n\nevent: x\n"
-        b'data: {"choices": [{"text": "a"}]}\n\n'
-        b'data:{"choices": [{"delta": {"reasoning_content": "b"}}], "usage": null}\n\n'
-        b"data: [DONE]\n\n"
-    ).replace(b"\n", newline)
-    reader = EventReader()
-    events = [
-        event
-        for start in range(0, len(stream), step)
-        for event in reader.feed(stream[start : start + step])
-    ]
-    assert [event.choices[0].has_text() for event in events] == [True, True]
-    assert reader.is_done
 
 
 @pytest.fixture

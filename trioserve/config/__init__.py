@@ -16,12 +16,7 @@ Nothing is written back, and nothing is read from the environment.
 
 from .checks import check_plain_file, parse_bytes
 from .engine import CacheConfig, ParallelConfig, SchedulerConfig, SchedulingPolicy
-from .model import (
-    DEFAULT_MODEL,
-    DEFAULT_MODEL_REPETITION,
-    ModelConfig,
-    PoolingConfig,
-)
+from .model import DEFAULT_MODEL, DEFAULT_MODEL_REPETITION, ModelConfig, PoolingConfig
 from .options import Option, build_config, list_changes, list_options
 from .paths import FilePath
 from .remote import RemoteConfig, find_base_path

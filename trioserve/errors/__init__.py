@@ -50,8 +50,7 @@
       - StagesNotMet
 
 Constructors take facts and write the message. Beside the tree, foreign_text makes texts of others
-safe to show, error_bodies reads the errors of other servers, and connections finds why one of them
-cannot be reached.
+safe to show.
 """
 
 from __future__ import annotations

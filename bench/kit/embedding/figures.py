@@ -8,21 +8,15 @@ import statistics
 
 from kit.embedding.cases import Case, Load
 from kit.embedding.server import Timed, list_doubts
+from kit.rounds import list_ratios
 
 from trioserve.programs.bench.measuring.clients import (
     ClientReport,
     Round,
     report_clients,
 )
-from trioserve.programs.bench.measuring.report import (
-    join_distinct,
-    number_labels,
-)
-from trioserve.programs.bench.measuring.rounds import list_ratios
-from trioserve.programs.bench.measuring.statistics import (
-    Spread,
-    spread,
-)
+from trioserve.programs.bench.measuring.report import join_distinct, number_labels
+from trioserve.programs.bench.measuring.statistics import Spread, spread
 
 REFERENCE_LABEL = "sentence-transformers"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kit.bars import COLORS
 from kit.embedding.cases import Case
 from kit.embedding.figures import REFERENCE_LABEL, CaseReport, Report, SystemReport
 
 from trioserve.programs.bench.measuring.plot import (
-    COLORS,
     GREY,
     add_legend,
     dress,

@@ -16,10 +16,7 @@ from kit.server import open_server, write_serve_command
 import msgspec
 import trio
 
-from trioserve.programs.bench.measuring.clients import (
-    Round,
-    run_clients,
-)
+from trioserve.programs.bench.measuring.clients import Round, run_clients
 from trioserve.programs.bench.measuring.measured_servers import (
     Server,
     ServerUnusable,

@@ -6,10 +6,7 @@ from collections.abc import Iterator
 
 from kit.embedding.figures import Report
 
-from trioserve.programs.bench.measuring.table import (
-    align,
-    write_spread,
-)
+from trioserve.programs.bench.measuring.table import align, write_spread
 
 
 def render_report(report: Report) -> str:

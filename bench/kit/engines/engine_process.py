@@ -10,13 +10,7 @@ from contextlib import asynccontextmanager
 import os
 from typing import TYPE_CHECKING, Any
 
-from kit.engines.device import (
-    DEVICES,
-    MAX_MODEL_LEN,
-    Device,
-    make_core,
-    sleep_sharply,
-)
+from kit.engines.device import DEVICES, MAX_MODEL_LEN, Device, make_core, sleep_sharply
 
 if TYPE_CHECKING:
     from trioserve.processes import MessageStream
@@ -49,10 +43,7 @@ async def open_core(device: Device, mode: str) -> AsyncIterator[Any]:
 
 def main() -> None:
     """Run the engine process."""
-    from trioserve.engine.process.core_server import (
-        host_clients,
-        host_core,
-    )
+    from trioserve.engine.process.core_server import host_clients, host_core
     from trioserve.engine.process.messages import EngineLoaded, ToEngine
     from trioserve.processes import run_as_child
     from trioserve.processes.interpreter import settle_interpreter

@@ -56,10 +56,7 @@ async def serve(device: Device, mode: str, folder: Path) -> None:
     from trioserve.config import HttpConfig, MediaConfig, RenderConfig
     from trioserve.engine.generation.engine import TokenEngine
     from trioserve.frontend import TextEngine
-    from trioserve.http.connection import (
-        guard_connections,
-        make_config,
-    )
+    from trioserve.http.connection import guard_connections, make_config
     from trioserve.http.state import ServerState
     from trioserve.processes.interpreter import settle_interpreter
     from trioserve.server.app import create_http_app

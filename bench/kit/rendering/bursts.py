@@ -18,10 +18,7 @@ from kit.rendering.payloads import (
 import msgspec
 import trio
 
-from trioserve.programs.http.client import (
-    FAILURES,
-    describe,
-)
+from trioserve.programs.http.client import FAILURES, describe
 
 # Far longer than an inline server took. A server that hangs ends the run.
 BURST_TIMEOUT_SECONDS = 300.0

@@ -15,10 +15,7 @@ import trio
 from trioserve.__main__ import main
 from trioserve.config import HttpConfig, RemoteConfig
 from trioserve.errors import StartupError
-from trioserve.programs.batch.askers import (
-    RemoteAsker,
-    open_remote,
-)
+from trioserve.programs.batch.askers import RemoteAsker, open_remote
 from trioserve.programs.batch.command import Batch
 from trioserve.programs.batch.output import open_output
 from trioserve.testing.server import open_fake_server

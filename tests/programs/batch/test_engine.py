@@ -10,10 +10,7 @@ import pytest
 import trio
 
 from trioserve.config import build_config
-from trioserve.programs.batch.command import (
-    Batch,
-    open_engine,
-)
+from trioserve.programs.batch.command import Batch, open_engine
 from trioserve.programs.batch.config import BatchConfig
 from trioserve.programs.batch.output import open_output
 from trioserve.testing.encoders import save_tiny_encoder

@@ -23,10 +23,7 @@ from trioserve.programs.bench.generation.measure import measure
 from trioserve.programs.bench.generation.plot import save_plot
 from trioserve.programs.bench.generation.table import render_report
 from trioserve.programs.bench.measuring.measured_servers import read_servers
-from trioserve.programs.bench.throughput import (
-    ThroughputConfig,
-    measure_throughput,
-)
+from trioserve.programs.bench.throughput import ThroughputConfig, measure_throughput
 from trioserve.programs.http.client import RequestRefused
 from trioserve.testing.models import save_tiny_model
 from trioserve.testing.server import open_fake_server

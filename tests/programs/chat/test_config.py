@@ -6,14 +6,8 @@ import pytest
 
 from trioserve.config import EngineConfig, list_options
 from trioserve.errors import InvalidConfig, StartupError
-from trioserve.programs.chat import (
-    ChatConfig,
-    read_chat_config,
-)
-from trioserve.programs.chat.config import (
-    LocalModelConfig,
-    SamplingConfig,
-)
+from trioserve.programs.chat import ChatConfig, read_chat_config
+from trioserve.programs.chat.config import LocalModelConfig, SamplingConfig
 
 
 def test_options_of_the_model_are_those_of_an_engine() -> None:

@@ -12,10 +12,7 @@ from hypothesis import given, strategies as st
 import pytest
 
 from trioserve.programs.chat.conversation import Conversation
-from trioserve.programs.chat.restoring import (
-    NotRestored,
-    restore,
-)
+from trioserve.programs.chat.restoring import NotRestored, restore
 from trioserve.programs.chat.saving import save
 from trioserve.programs.chat.slash import SlashCommands
 

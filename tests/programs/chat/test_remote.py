@@ -9,15 +9,8 @@ import pytest
 import trio
 
 from trioserve.config import HttpConfig, RemoteConfig
-from trioserve.programs.chat.answers import (
-    AnswerFailed,
-    Piece,
-    open_fitting_answer,
-)
-from trioserve.programs.chat.remote import (
-    find_base,
-    open_remote,
-)
+from trioserve.programs.chat.answers import AnswerFailed, Piece, open_fitting_answer
+from trioserve.programs.chat.remote import find_base, open_remote
 from trioserve.testing.server import open_fake_server
 
 from .conftest import END, CannedServer, make_answer, make_events, open_canned_server
@@ -189,7 +182,6 @@ OTHER = "the server sends no events that a chat could show"
         (b"", "no server answers at {url}: "),
         (b"SSH-2.0-x\r\n", "no server answers at {url}: "),
         (make_answer(b"data: what\n"), OTHER),
-        (make_answer(b"data: \xff\n"), OTHER),
         (
             make_answer(make_events("Hi", {"error": {"message": "It died."}})),
             "the server broke the answer off: It died.",

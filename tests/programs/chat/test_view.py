@@ -9,10 +9,7 @@ import pyte
 import pytest
 from rich.console import Console
 
-from trioserve.programs.chat.answer_view import (
-    AnswerView,
-    PlainView,
-)
+from trioserve.programs.chat.answer_view import AnswerView, PlainView
 from trioserve.programs.chat.answers import Piece
 from trioserve.programs.chat.live_lines import LiveLines
 from trioserve.programs.chat.markup import Markup

@@ -10,11 +10,7 @@ import sys
 import pytest
 
 from trioserve.__main__ import main
-from trioserve.programs.commands import (
-    COMMANDS,
-    Command,
-    find_command,
-)
+from trioserve.programs.commands import COMMANDS, Command, find_command
 
 ROOT = Path(__file__).parents[3]
 

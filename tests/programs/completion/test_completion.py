@@ -21,20 +21,9 @@ import pytest
 
 from trioserve.__main__ import main
 from trioserve.config import list_options
-from trioserve.programs.commands import (
-    COMMANDS,
-    Command,
-)
-from trioserve.programs.completion import (
-    bash,
-    fish,
-    zsh,
-)
-from trioserve.programs.completion.tables import (
-    CommandTable,
-    Flag,
-    make_table,
-)
+from trioserve.programs.commands import COMMANDS, Command
+from trioserve.programs.completion import bash, fish, zsh
+from trioserve.programs.completion.tables import CommandTable, Flag, make_table
 from trioserve.weights import cache_folder
 
 WRITERS = {"bash": bash.write, "zsh": zsh.write, "fish": fish.write}

@@ -64,8 +64,9 @@ async def run(
     config: SimulateConfig, requests: Sequence[SimulatedRequest]
 ) -> PipelineSimulator:
     """Run requests, and check their outputs."""
+    step = FakeDevice(block_size=config.block_size).step
     with trio.fail_after(NEVER_SECONDS):
-        async with open_simulated_engine(config) as (engine, pipeline):
+        async with open_simulated_engine(config, step=step) as (engine, pipeline):
             for record in await play(engine, requests):
                 expected = requests[record.number].output_tokens
                 assert record.token_ids == tuple(

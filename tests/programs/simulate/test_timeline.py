@@ -15,11 +15,7 @@ import pytest
 from trioserve import __main__ as command
 from trioserve.programs.simulate import Bar
 from trioserve.programs.simulate.record import Record
-from trioserve.programs.simulate.rows import (
-    choose_edge,
-    choose_label,
-    mix_columns,
-)
+from trioserve.programs.simulate.rows import choose_edge, choose_label, mix_columns
 from trioserve.programs.simulate.timeline import draw_timeline
 
 ORANGE = to_rgb("#f2a541")

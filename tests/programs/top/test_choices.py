@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from trioserve.programs.top.choices import (
-    DETAILS_HELP,
-    HELP,
-    Choices,
-    Move,
-)
+from trioserve.programs.top.choices import DETAILS_HELP, HELP, Choices, Move
 from trioserve.programs.top.client import Request
 
 

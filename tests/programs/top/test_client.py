@@ -20,10 +20,7 @@ from trioserve.__main__ import main
 from trioserve.config import RemoteConfig, build_config
 from trioserve.errors import InvalidConfig
 from trioserve.programs.top import TopConfig
-from trioserve.programs.top.client import (
-    Client,
-    TopError,
-)
+from trioserve.programs.top.client import Client, TopError
 
 REQUEST = {
     "id": "a b",

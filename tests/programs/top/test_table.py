@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trioserve.programs.top.client import (
-    Details,
-    Request,
-    Task,
-)
+from trioserve.programs.top.client import Details, Request, Task
 from trioserve.programs.top.config import Order
 from trioserve.programs.top.table import (
     HEADING,

@@ -8,16 +8,12 @@ from typing import Protocol
 
 from ...config import RemoteConfig
 from ...errors import StartupError
-from ...errors.connections import explain_no_answer
-from ..http.client import (
-    FAILURES,
-    Answer,
-    Connection,
-)
+from ..http.client import FAILURES, Answer, Connection, find_opener
+from ..http.reasons import explain_no_answer
 
 
 class WholeAnswer(Protocol):
-    """A load.client.Answer, or an http.in_memory.MemoryAnswer."""
+    """A programs.http.client.Answer, or the answer of a server in memory."""
 
     @property
     def status(self) -> int: ...
@@ -49,8 +45,7 @@ class RemoteAsker:
 
     def __init__(self, config: RemoteConfig) -> None:
         self._config = config
-        self._key = config.read_key()
-        self._tls = config.make_tls()
+        self._open = find_opener(config)
         self._idle: list[Connection] = []
 
     @property
@@ -87,11 +82,6 @@ class RemoteAsker:
             else:
                 await connection.aclose()
         return answer
-
-    def _open(self) -> Connection:
-        return Connection(
-            self._config.url, uds=self._config.uds, key=self._key, tls=self._tls
-        )
 
     async def aclose(self) -> None:
         while self._idle:

@@ -5,11 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ...config import (
-    EngineConfig,
-    ProcessConfig,
-    RemoteConfig,
-)
+from ...config import EngineConfig, ProcessConfig, RemoteConfig
 from ...config.checks import check_at_least
 from ...config.paths import FilePath
 from ...errors import InvalidConfig

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from ...errors.error_bodies import read_reason
+from ..http.reasons import read_reason
 from .lines import InputLine
 
 _ID: Final = re.compile(r"batch_req_(\d{1,10})_([0-9a-f]{16})")

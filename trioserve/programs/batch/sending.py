@@ -11,18 +11,9 @@ from typing import Final
 import msgspec
 import trio
 
-from ..http.client import (
-    FAILURES,
-    describe,
-)
+from ..http.client import FAILURES, describe
 from .askers import Asker, ServerGone, WholeAnswer
-from .record import (
-    ErrorPart,
-    OutputLine,
-    ResponsePart,
-    describe_status,
-    name_line,
-)
+from .record import ErrorPart, OutputLine, ResponsePart, describe_status, name_line
 from .request import BatchRequest
 from .waits import Waits
 

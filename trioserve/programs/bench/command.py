@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 import signal
 import sys
@@ -24,16 +25,8 @@ from .generation.figures import Report, merge_reports
 from .generation.load import Load
 from .generation.measure import list_levels, measure
 from .generation.table import render_report
-from .measuring.measured_servers import (
-    Server,
-    ServerUnusable,
-    read_servers,
-)
-from .measuring.report import (
-    check_same,
-    load_reports,
-    save,
-)
+from .measuring.measured_servers import Server, ServerUnusable, read_servers
+from .measuring.report import check_same, load_reports, save
 from .round_bar import RoundBar
 
 _INTERRUPTED = 128 + signal.SIGINT
@@ -74,7 +67,7 @@ def run_bench_serve(config: BenchServeConfig, write: Callable[[str], int]) -> in
     # Before the run, which takes minutes.
     if results.plot is not None:
         with needing_extra("plot", "--plot"):
-            import matplotlib  # noqa: F401
+            import_module("matplotlib")
     gathered = _gather(config)
     report = gathered.merge()
     if gathered.is_interrupted and not report.list_levels():

@@ -9,10 +9,7 @@ import statistics
 
 import trio
 
-from ...config import (
-    EngineConfig,
-    ProcessConfig,
-)
+from ...config import EngineConfig, ProcessConfig
 from ...config.checks import check_at_least
 from ...errors import StartupError
 from ...frontend import TextEngine

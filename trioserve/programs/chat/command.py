@@ -9,13 +9,7 @@ import sys
 
 import trio
 
-from ...errors import (
-    EngineDied,
-    StartupError,
-    find_first,
-    make_line,
-    needing_extra,
-)
+from ...errors import EngineDied, StartupError, find_first, make_line, needing_extra
 from ...observe.log_lines import set_up_logging
 from .answers import Answerer, AnswerFailed
 from .config import ChatConfig, Source

@@ -15,11 +15,7 @@ from ...config import (
     list_options,
 )
 from ...config.checks import check_at_least
-from ...errors import (
-    InvalidConfig,
-    InvalidParameter,
-    StartupError,
-)
+from ...errors import InvalidConfig, InvalidParameter, StartupError
 from ...types.sampling import SamplingParams
 
 # The limit of one answer in the terminal, where /continue goes on. An answer to a question

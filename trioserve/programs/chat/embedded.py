@@ -7,15 +7,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from ...config import EngineConfig
-from ...errors import (
-    EngineDied,
-    StartupError,
-    TrioserveError,
-)
-from ...frontend import (
-    TextEngine,
-    TextStream,
-)
+from ...errors import EngineDied, StartupError, TrioserveError
+from ...frontend import TextEngine, TextStream
 from ...startup.open import open_served_engine
 from .answers import Answerer, AnswerFailed, Message, Piece, is_open
 

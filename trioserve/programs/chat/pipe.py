@@ -7,12 +7,7 @@ import os
 import sys
 from typing import Final, TextIO
 
-from ...errors import (
-    InvalidConfig,
-    StartupError,
-    make_line,
-    make_safe,
-)
+from ...errors import InvalidConfig, StartupError, make_line, make_safe
 from .answers import Answerer, open_fitting_answer
 from .config import ChatConfig
 from .conversation import Conversation

@@ -19,19 +19,17 @@ from urllib.parse import urlsplit
 import httpcore2
 import msgspec
 
-from ...config import (
-    RemoteConfig,
-    find_base_path,
-)
+from ...config import RemoteConfig, find_base_path
 from ...config.remote import find_netloc
-from ...errors.connections import (
+from ..http.events import EventReader
+from ..http.reasons import (
     explain_connection,
     explain_no_answer,
     find_cause,
+    read_reason,
 )
-from ...errors.error_bodies import read_reason
 from .answers import Answerer, AnswerFailed, Message, Piece, is_open
-from .events import EventReader
+from .pieces import read_pieces
 from .proxy import Route, find_route
 
 _CONNECT_SECONDS: Final = 10.0
@@ -246,7 +244,7 @@ class _PieceReader:
                     part = await anext(self._parts)
                 except StopAsyncIteration:
                     self._finish()
-            self._pieces.extend(self._events.read(part))
+            self._pieces.extend(read_pieces(self._events, part))
         return self._pieces.popleft()
 
     def _finish(self) -> NoReturn:

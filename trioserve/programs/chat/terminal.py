@@ -18,10 +18,7 @@ import sys
 from rich.console import Console
 import trio
 
-from ...errors import (
-    make_line,
-    make_safe,
-)
+from ...errors import make_line, make_safe
 from .answer_view import AnswerView, PlainView, View
 from .answers import Answerer, AnswerFailed, open_fitting_answer
 from .config import MAX_TOKENS_IN_TERMINAL, ChatConfig

@@ -8,10 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
-from ...errors import (
-    StartupError,
-    escape,
-)
+from ...errors import StartupError, escape
 from ..command import Command
 from ..output import write_output
 
@@ -97,11 +94,7 @@ def _write_size(num_bytes: int) -> str:
 
 
 def _remove(line: CommandLine) -> int:
-    from ...weights import (
-        find_users,
-        list_cached_models,
-        remove_cached_model,
-    )
+    from ...weights import find_users, list_cached_models, remove_cached_model
 
     if not line.words:
         raise StartupError("models rm: name a model; `trioserve models` lists them")

@@ -60,11 +60,7 @@ def _run(line: CommandLine) -> int:
 
 
 def _refuse_engine_options(values: dict[str, Any]) -> None:
-    from ...config import (
-        EngineConfig,
-        ProcessConfig,
-        list_options,
-    )
+    from ...config import EngineConfig, ProcessConfig, list_options
 
     for config in (EngineConfig, ProcessConfig):
         for option in list_options(config):
@@ -77,10 +73,7 @@ def _refuse_engine_options(values: dict[str, Any]) -> None:
 
 
 def _refuse_remote_options(values: dict[str, Any]) -> None:
-    from ...config import (
-        RemoteConfig,
-        list_options,
-    )
+    from ...config import RemoteConfig, list_options
 
     for option in list_options(RemoteConfig):
         if option.name in values:

@@ -9,10 +9,7 @@ import sys
 import tomllib
 from typing import TYPE_CHECKING, Final
 
-from ...errors import (
-    InvalidConfig,
-    StartupError,
-)
+from ...errors import InvalidConfig, StartupError
 from ..command import Command
 from .model_argument import name_model
 
@@ -46,10 +43,7 @@ def parse_serve(arguments: Sequence[str]) -> ServeConfig:
 
 
 def _build(line: CommandLine) -> ServeConfig:
-    from ...config import (
-        ServeConfig,
-        build_config,
-    )
+    from ...config import ServeConfig, build_config
 
     path = line.values.pop("config", None)
     values = line.values | name_model(line)

@@ -25,10 +25,7 @@ def _load_config() -> type:
 
 def _run(line: CommandLine) -> int:
     from ...config import build_config
-    from ..simulate import (
-        SimulateConfig,
-        report_simulation,
-    )
+    from ..simulate import SimulateConfig, report_simulation
 
     return write_output(report_simulation(build_config(SimulateConfig, line.values)))
 

@@ -1,11 +1,15 @@
 """A keep-alive HTTP/1.1 client for any server, as cheap as h11 allows.
 
-On loopback it costs a fifth of httpx: a load generator shares its machine with the server.
+A load generator shares its machine with the server. A small request over a connection that is
+kept costs 0.35 ms of the processor here and 1.2 ms with httpcore2, an event of a stream 0.12 ms
+and 0.13 to 0.16.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 import ssl
 from types import TracebackType
 from urllib.parse import urlsplit
@@ -14,14 +18,10 @@ import h11
 import msgspec
 import trio
 
-from ...config import find_base_path
-from ...config.remote import (
-    find_ascii_host,
-    find_netloc,
-)
+from ...config import RemoteConfig, find_base_path
+from ...config.remote import find_ascii_host, find_netloc
 from ...errors import make_line
-from ...errors.connections import explain_connection
-from ...errors.error_bodies import read_reason
+from .reasons import explain_connection, read_reason
 
 # Without a pause, a server that refuses all requests would get them in a tight loop.
 PAUSE_AFTER_ERROR_SECONDS = 0.1
@@ -229,3 +229,13 @@ class Connection:
             self._http.start_next_cycle()
         else:
             await self.aclose()
+
+
+def find_opener(config: RemoteConfig) -> Callable[[], Connection]:
+    """Return what makes connections to a server; the key and the certificates are read once.
+
+    Raises:
+      InvalidConfig: the file with the key or the certificates cannot be read.
+    """
+    key, tls = config.read_key(), config.make_tls()
+    return partial(Connection, config.url, uds=config.uds, key=key, tls=tls)

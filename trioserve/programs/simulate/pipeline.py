@@ -23,11 +23,7 @@ import trio
 from ...executor.handle import Handle
 from ...types.output import StepResult
 from ...types.plan import StepPlan
-from ...types.transfers import (
-    AwaitedTokens,
-    Transfer,
-    list_transfers,
-)
+from ...types.transfers import AwaitedTokens, Transfer, list_transfers
 from .record import Bar, Message, PlanReader, Record, StepKind
 
 

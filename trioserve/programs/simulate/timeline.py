@@ -6,13 +6,11 @@ This needs matplotlib, which only `trioserve[simulate]` installs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import (
-    InvalidConfig,
-    needing_extra,
-)
+from ...errors import InvalidConfig, needing_extra
 from .record import Record, StepKind
 from .rows import (
     BAR_HEIGHT,
@@ -44,7 +42,7 @@ def check_matplotlib() -> None:
       MissingExtra: it is not.
     """
     with needing_extra("simulate", "--timeline"):
-        import matplotlib  # noqa: F401
+        import_module("matplotlib")
 
 
 def draw_timeline(

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import http.client
-import socket
-import ssl
 from typing import Final, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import msgspec
+import trio
 
-from ...config import (
-    RemoteConfig,
-    find_base_path,
-)
-from ...errors.connections import explain_no_answer
-from ...errors.error_bodies import read_reason
+from ...config import RemoteConfig
+from ..http.client import FAILURES, Answer, find_opener
+from ..http.reasons import explain_no_answer, read_reason
 
 T = TypeVar("T")
 
 _SECONDS: Final = 5.0
 
-# Ten thousand requests and more.
-_MAX_BYTES: Final = 64 * 2**20
+_PATH: Final = "/v1/requests"
 
 
 class TopError(Exception):
@@ -78,10 +72,7 @@ class Client:
 
     def __init__(self, config: RemoteConfig) -> None:
         self._config = config
-        self._parts = urlsplit(config.url)
-        self._path = f"{find_base_path(config.url)}/v1/requests"
-        self._key = config.read_key()
-        self._tls = config.make_tls()
+        self._open = find_opener(config)
 
     def list_requests(self) -> list[Request]:
         """Return the requests that the key may see, the oldest first.
@@ -89,7 +80,7 @@ class Client:
         Raises:
           TopError
         """
-        return self._ask("GET", self._path, _Requests).data
+        return self._ask("GET", _PATH, _Requests).data
 
     def find_details(self, request_id: str) -> list[Details]:
         """Return the requests with an id; none if they have ended.
@@ -98,7 +89,7 @@ class Client:
           TopError
         """
         try:
-            return self._ask("GET", self._name(request_id), _Details).data
+            return self._ask("GET", _name(request_id), _Details).data
         except _NotThere:
             return []
 
@@ -109,7 +100,7 @@ class Client:
           TopError
         """
         try:
-            return len(self._ask("DELETE", self._name(request_id), _Requests).data)
+            return len(self._ask("DELETE", _name(request_id), _Requests).data)
         except _NotThere:
             return 0
 
@@ -119,39 +110,24 @@ class Client:
         Raises:
           TopError
         """
-        return len(self._ask("DELETE", self._path, _Requests).data)
-
-    def _name(self, request_id: str) -> str:
-        return f"{self._path}/{quote(request_id, safe='')}"
+        return len(self._ask("DELETE", _PATH, _Requests).data)
 
     def _ask(self, method: str, path: str, kind: type[T]) -> T:
-        headers = {"Accept": "application/json"}
-        if self._key is not None:
-            headers["Authorization"] = f"Bearer {self._key}"
-        connection = self._connect()
         try:
-            connection.request(method, path, headers=headers)
-            answer = connection.getresponse()
-            body = answer.read(_MAX_BYTES)
-        except (OSError, http.client.HTTPException) as error:
+            answer = trio.run(self._fetch, method, path)
+        except FAILURES as error:
             raise TopError(explain_no_answer(self._config.where, error)) from None
-        finally:
-            connection.close()
-        self._check(answer.status, body)
+        self._check(answer.status, answer.body)
         try:
-            return msgspec.json.decode(body, type=kind)
+            return msgspec.json.decode(answer.body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise TopError(f"{self._config.where} is no trioserve server") from None
 
-    def _connect(self) -> http.client.HTTPConnection:
-        host, port = self._parts.hostname or "", self._parts.port
-        if self._config.uds is not None:
-            return _UnixConnection(self._config.uds, host, self._tls)
-        if self._tls is not None:
-            return http.client.HTTPSConnection(
-                host, port, timeout=_SECONDS, context=self._tls
-            )
-        return http.client.HTTPConnection(host, port, timeout=_SECONDS)
+    async def _fetch(self, method: str, path: str) -> Answer:
+        with trio.move_on_after(_SECONDS):
+            async with self._open() as connection:
+                return await connection.ask(method, path)
+        raise TimeoutError("timed out")
 
     def _check(self, status: int, body: bytes) -> None:
         if status == 200:
@@ -170,22 +146,5 @@ class _NotThere(TopError):
     """Raised when no request has an id."""
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    """A connection to a Unix socket."""
-
-    def __init__(self, path: str, host: str, tls: ssl.SSLContext | None) -> None:
-        super().__init__(host, timeout=_SECONDS)
-        self._uds = path
-        self._tls = tls
-
-    def connect(self) -> None:
-        sock = socket.socket(socket.AF_UNIX)
-        try:
-            sock.settimeout(_SECONDS)
-            sock.connect(self._uds)
-            if self._tls is not None:
-                sock = self._tls.wrap_socket(sock, server_hostname=self.host)
-        except BaseException:
-            sock.close()
-            raise
-        self.sock = sock
+def _name(request_id: str) -> str:
+    return f"{_PATH}/{quote(request_id, safe='')}"

@@ -2,75 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
-import msgspec
 import trio
 
 from ....errors import make_line
-from ....errors.error_bodies import find_reason
-from ...http.client import (
-    Connection,
-    RequestFailed,
-)
-
-
-class Delta(msgspec.Struct):
-    content: str | None = None
-    # Servers give the text of a model's reasoning different names.
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-
-
-class Choice(msgspec.Struct):
-    delta: Delta | None = None
-    text: str | None = None
-    finish_reason: str | None = None
-
-    def has_text(self) -> bool:
-        """Return whether there is text that a user would see; a role alone is none."""
-        if self.delta is None:
-            return bool(self.text)
-        return bool(
-            self.delta.content or self.delta.reasoning_content or self.delta.reasoning
-        )
-
-
-class Usage(msgspec.Struct):
-    completion_tokens: int = 0
-
-
-class Event(msgspec.Struct):
-    choices: list[Choice] = []
-    usage: Usage | None = None
-    error: Any = None
-
-
-class EventReader:
-    """Cuts a stream of bytes into events."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-        self._decoder = msgspec.json.Decoder(Event)
-        self.is_done = False
-
-    def feed(self, data: bytes) -> Iterator[Event]:
-        """Take the next bytes, cut anywhere, and yield the events that they complete.
-
-        Every event of this API is one `data:` line, so blank lines, comments and other
-        fields are skipped (WHATWG HTML, section 9.2.6).
-        """
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            if not line.startswith(b"data:"):
-                continue
-            value = line[5:].strip()
-            if value == b"[DONE]":
-                self.is_done = True
-            else:
-                yield self._decoder.decode(value)
+from ...http.client import Connection, RequestFailed
+from ...http.events import Event, EventReader
+from ...http.reasons import find_reason
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,7 +24,6 @@ class Answer:
     texts: list[float] = field(default_factory=list)
     ended: float = 0.0
     usage_tokens: int | None = None
-    is_finished: bool = False
     repeats: bool = False
 
     @property
@@ -107,9 +45,7 @@ class Answer:
         for choice in event.choices:
             if choice.has_text():
                 self.texts.append(now)
-            if choice.finish_reason is not None:
-                self.is_finished = True
-                self.repeats |= choice.finish_reason == "repetition"
+            self.repeats |= choice.finish_reason == "repetition"
 
     def list_gaps(self) -> list[float]:
         """List the times between events with text."""
@@ -137,7 +73,7 @@ async def stream_answer(endpoint: str, connection: Connection, body: bytes) -> A
         for event in events.feed(data):
             answer.take(event, now)
     answer.ended = trio.current_time()
-    if not (events.is_done or answer.is_finished):
+    if not events.has_ended:
         raise RequestFailed("the stream ended early")
     if answer.num_tokens == 0:
         raise RequestFailed("the stream ended without a token")

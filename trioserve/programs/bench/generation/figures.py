@@ -8,19 +8,9 @@ import math
 import statistics
 from typing import Literal
 
-from ..measuring.clients import (
-    ClientReport,
-    Round,
-    report_clients,
-)
-from ..measuring.report import (
-    join_distinct,
-    number_labels,
-)
-from ..measuring.statistics import (
-    Spread,
-    spread,
-)
+from ..measuring.clients import ClientReport, Round, report_clients
+from ..measuring.report import join_distinct, number_labels
+from ..measuring.statistics import Spread, spread
 from .answers import Answer
 from .load import Load
 

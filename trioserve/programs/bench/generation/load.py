@@ -11,25 +11,11 @@ from typing import Literal
 import msgspec
 import trio
 
-from ....config.checks import (
-    check_at_least,
-    check_seconds,
-)
+from ....config.checks import check_at_least, check_seconds
 from ....config.paths import FilePath
 from ....errors import InvalidConfig
-from ...http.client import (
-    FAILURES,
-    Connection,
-    RequestFailed,
-    RequestRefused,
-    describe,
-)
-from ..measuring.measured_servers import (
-    Server,
-    ServerUnusable,
-    fetch_model,
-    has_path,
-)
+from ...http.client import FAILURES, Connection, RequestFailed, RequestRefused, describe
+from ..measuring.measured_servers import Server, ServerUnusable, fetch_model, has_path
 from ..measuring.texts import write_words
 from .answers import stream_answer
 

@@ -9,18 +9,11 @@ from functools import partial
 import trio
 
 from ...http.client import Connection
-from ..measuring.clients import (
-    Round,
-    run_clients,
-)
+from ..measuring.clients import Round, run_clients
 from ..measuring.measured_servers import Server
 from ..measuring.open_loop import run_arrivals
 from ..measuring.probe import HealthProbe
-from ..measuring.report import (
-    describe_machine,
-    write_now,
-)
-from ..measuring.rounds import alternate
+from ..measuring.report import describe_machine, write_now
 from .answers import Answer, stream_answer
 from .arrivals import Arrival, draw_arrivals, read_trace
 from .figures import Report, ServerReport, report_level
@@ -159,7 +152,7 @@ def take_turns(
     """Yield (round, server, level); at each level all servers follow each other."""
     for turn in range(load.rounds):
         for level in list_levels(load):
-            for server in alternate(servers, turn):
+            for server in servers[::-1] if turn % 2 else servers:
                 yield turn, server, level
 
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..measuring.table import (
-    align,
-    write_ratio,
-    write_spread,
-)
+from ..measuring.table import align, write_ratio, write_spread
 from .figures import LevelReport, Report, ServerReport
 
 DURATIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (

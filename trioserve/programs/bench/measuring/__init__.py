@@ -1,4 +1,4 @@
-"""The parts of load generators: clients, probes, rounds, statistics, reports, plots.
+"""The parts of load generators: clients, probes, statistics, reports, plots.
 
 They know HTTP and no engine. The scripts in bench/ use them, too.
 """

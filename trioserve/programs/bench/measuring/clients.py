@@ -10,12 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import trio
 
-from ...http.client import (
-    FAILURES,
-    PAUSE_AFTER_ERROR_SECONDS,
-    Connection,
-    describe,
-)
+from ...http.client import FAILURES, PAUSE_AFTER_ERROR_SECONDS, Connection, describe
 from .probe import HealthProbe
 from .statistics import Spread, spread
 

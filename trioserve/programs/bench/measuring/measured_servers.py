@@ -10,11 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from ....config.remote import RemoteConfig
-from ...http.client import (
-    Connection,
-    RequestFailed,
-    RequestRefused,
-)
+from ...http.client import Connection, RequestFailed, RequestRefused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

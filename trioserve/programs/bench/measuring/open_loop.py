@@ -14,11 +14,7 @@ from typing import Protocol, TypeVar
 
 import trio
 
-from ...http.client import (
-    FAILURES,
-    Connection,
-    describe,
-)
+from ...http.client import FAILURES, Connection, describe
 from .clients import Ask, Round
 from .probe import HealthProbe
 

@@ -1,8 +1,8 @@
-"""Plots: one style for all benches, bars in groups, whiskers, logarithmic axes."""
+"""Plots: one style for all benches, whiskers, logarithmic axes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette: colour-blind readers can tell its colours apart.
 BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
 INK = "#333333"
-COLORS = (BLUE, VERMILION, GREEN, "#CC79A7", "#E69F00", "#56B4E9", INK)
 
 GREY = "#777777"
 
@@ -110,69 +109,7 @@ def label_log_axis(axis: Axis, low: float, high: float) -> None:
     axis.set_major_formatter("{x:,g}")
 
 
-def draw_bars(
-    axes: Axes,
-    labels: Sequence[str],
-    bars: Mapping[str, Sequence[float]],
-    colors: Mapping[str, str],
-) -> None:
-    """Draw groups of bars on a logarithmic axis, a bar of each kind in each group."""
-    width = 0.8 / len(bars)
-    for index, (name, values) in enumerate(bars.items()):
-        shift = (index - (len(bars) - 1) / 2) * width
-        drawn = axes.bar(
-            [number + shift for number in range(len(labels))],
-            values,
-            width=0.92 * width,
-            color=colors[name],
-            label=name,
-        )
-        axes.bar_label(drawn, fmt=write_label, fontsize=7, padding=1)
-    axes.set_yscale("log")
-    # Each bar has its number, so minor ticks need none.
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_minor_formatter("")
-    axes.set_xticks(range(len(labels)), labels)
-    axes.tick_params(axis="x", length=0)
-    axes.margins(y=0.2)
-
-
-def write_label(value: float) -> str:
-    """Write two significant digits: 2500, and not 2.5e+03."""
-    return f"{float(f'{value:.2g}'):g}"
-
-
 def list_whiskers(durations: Sequence[Spread]) -> tuple[list[float], list[list[float]]]:
     """List medians, and the whiskers from them up to p99, in milliseconds."""
     above = [1000 * (each.p99 - each.median) for each in durations]
     return [1000 * each.median for each in durations], [[0.0] * len(above), above]
-
-
-def save_bars(
-    path: Path,
-    title: str,
-    panels: Mapping[str, Mapping[str, Sequence[float]]],
-    labels: Sequence[str],
-    colors: Mapping[str, str],
-    *,
-    size: tuple[float, float],
-    num_columns: int,
-) -> None:
-    """Draw panels of grouped bars into a PNG file.
-
-    Args:
-      panels: title of a panel -> kind of a bar -> its value in each group.
-      labels: names of the groups.
-      colors: kind of a bar -> its color.
-      size: width and height in inches.
-    """
-    with open_figure(path, size) as figure:
-        num_rows = -(-len(panels) // num_columns)
-        drawn = figure.subplots(
-            num_rows, num_columns, squeeze=False, sharex="col", sharey="row"
-        )
-        for axes, (name, bars) in zip(drawn.flat, panels.items()):
-            dress(axes, name)
-            draw_bars(axes, labels, bars, colors)
-        write_title(figure, title)
-        add_legend(figure)

@@ -6,10 +6,7 @@ import math
 
 import trio
 
-from ...http.client import (
-    FAILURES,
-    Connection,
-)
+from ...http.client import FAILURES, Connection
 from .statistics import Spread, spread
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 from .statistics import Spread
 
@@ -23,14 +23,6 @@ def align(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
     )
 
 
-def write_markdown(rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Write a Markdown table, whose first row is the headings."""
-    for index, row in enumerate(rows):
-        yield f"| {' | '.join(row)} |"
-        if index == 0:
-            yield f"|{' --- |' * len(row)}"
-
-
 def write_milliseconds(seconds: float | None) -> str:
     """Write a duration in milliseconds with about three digits; a dash for None."""
     if seconds is None:
@@ -46,11 +38,6 @@ def write_spread(durations: Spread | None, columns: Sequence[str]) -> list[str]:
         write_milliseconds(None if durations is None else getattr(durations, column))
         for column in columns
     ]
-
-
-def write_number(value: float) -> str:
-    """Write three digits, or all digits before the point if these are more."""
-    return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"
 
 
 def write_ratio(over: float | None, under: float | None) -> str:

@@ -1,7 +1,8 @@
-"""The reasons why a connection to a server failed, below the errors of libraries."""
+"""The reasons why a server did not answer, or refused: from errors of libraries, and from its answers."""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import ssl
@@ -56,3 +57,26 @@ def explain_no_answer(where: str, error: BaseException) -> str:
         f"no server answers at {where}: {explain_connection(error)}; start one by "
         "`trioserve serve`, or name it by --url"
     )
+
+
+def read_reason(body: bytes) -> str:
+    """Return the message in the body of an error, whose form differs; "" if there is none."""
+    try:
+        content = json.loads(body, strict=False)
+    except (ValueError, RecursionError):
+        return ""
+    if not isinstance(content, dict):
+        return ""
+    return find_reason(content.get("error", content))
+
+
+def find_reason(error: object) -> str:
+    """Return the message of an error, which is a text or an object; "" if there is none."""
+    if isinstance(error, str):
+        return error
+    if isinstance(error, dict):
+        # OpenAI's, FastAPI's, and those of small servers.
+        for name in ("message", "detail", "error"):
+            if isinstance(error.get(name), str):
+                return str(error[name])
+    return ""

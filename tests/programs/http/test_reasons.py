@@ -1,4 +1,4 @@
-"""The reason of a failed connection is found below the errors of libraries."""
+"""The reason is found below the errors of libraries, and in the bodies of all servers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import ssl
 import pytest
 import trio
 
-from trioserve.errors.connections import explain_connection, explain_no_answer
+from trioserve.programs.http.reasons import (
+    explain_connection,
+    explain_no_answer,
+    read_reason,
+)
 
 WRONG_VERSION = ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number")
 WRONG_VERSION.reason = "WRONG_VERSION_NUMBER"
@@ -66,3 +70,27 @@ def test_sentences_say_what_to_do() -> None:
         "the certificate of https://a is not trusted: self-signed certificate "
         "(--tls-cafile names others)"
     )
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        # OpenAI, trioserve, vLLM and llama-server; Anthropic has a type around it.
+        (b'{"error": {"message": "no", "code": 400}}', "no"),
+        (b'{"type": "error", "error": {"message": "no"}}', "no"),
+        # Older releases of vLLM, FastAPI and Ollama.
+        (b'{"object": "error", "message": "no"}', "no"),
+        (b'{"detail": "no"}', "no"),
+        (b'{"error": "no"}', "no"),
+        (b'{"error": {"message": 3}}', ""),
+        # A line end inside of a text is not JSON, and some servers write it.
+        (b'{"error": "no\n"}', "no\n"),
+        (b'["no"]', ""),
+        (b"<html>", ""),
+        (b"\xff\xfe\xff", ""),
+        (b"[" * 100_000, ""),
+        (b"", ""),
+    ],
+)
+def test_each_form(body: bytes, reason: str) -> None:
+    assert read_reason(body) == reason

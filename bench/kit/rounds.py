@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 import random
 import statistics
 import time
-from typing import TypeVar
+from typing import Any, TypeVar, cast
+
+from trioserve.programs.bench.measuring.statistics import Spread
 
 T = TypeVar("T")
 
@@ -61,3 +64,41 @@ def describe_ratios(ratios: Sequence[float]) -> str:
     """Write the median of the rounds' ratios, with the least and the largest."""
     median = statistics.median(ratios)
     return f"{median:.2f} times ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def take_median_spread(spreads: Iterable[Spread | None]) -> Spread | None:
+    """Take the median of each percentile over rounds; counts add up.
+
+    None when no round has a spread.
+    """
+    seen = [each for each in spreads if each is not None]
+    if not seen:
+        return None
+    percentiles = {
+        each.name: statistics.median(getattr(one, each.name) for one in seen)
+        for each in fields(Spread)
+        if each.name != "count"
+    }
+    return Spread(**percentiles, count=sum(each.count for each in seen))
+
+
+FiguresT = TypeVar("FiguresT")
+
+
+def find_medians(rounds: Sequence[FiguresT], **others: object) -> FiguresT:
+    """Make figures whose fields are the medians of several rounds' fields.
+
+    Args:
+      rounds: dataclasses of one kind, whose fields are numbers or spreads.
+      others: values of the fields that have no median.
+    """
+    found: dict[str, Any] = {}
+    for each in fields(cast(Any, rounds[0])):
+        values = [getattr(figures, each.name) for figures in rounds]
+        if each.name in others:
+            found[each.name] = others[each.name]
+        elif all(value is None or isinstance(value, Spread) for value in values):
+            found[each.name] = take_median_spread(values)
+        else:
+            found[each.name] = statistics.median(values)
+    return cast(FiguresT, replace(cast(Any, rounds[0]), **found))
