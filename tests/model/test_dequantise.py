@@ -16,7 +16,7 @@ from trioserve.config import ModelConfig
 from trioserve.errors import UnsupportedQuantization, WeightsBroken
 from trioserve.model.loading.dequantise.packing import unpack
 from trioserve.model.loading.load import load_model
-from trioserve.model.stages import load_stage
+from trioserve.model.stages.loading import load_stage
 from trioserve.testing.models import save_tiny_model
 from trioserve.types.stage_place import StagePlace
 

@@ -21,13 +21,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from trioserve.config import ModelConfig
 from trioserve.kernels.library import open_library
 from trioserve.model.loading.packed import load_packed
-from trioserve.model.loading.plain import load_plain
+from trioserve.model.loading.plain.llama import load_plain
 from trioserve.model.runtimes.loaded import LoadedModel
-from trioserve.model.runtimes.native.check import (
-    COMPARED_TOKENS,
-    make_check,
-    measure_distance,
-)
+from trioserve.model.self_check.compare import measure_distance
+from trioserve.model.self_check.steps import COMPARED_TOKENS, make_check
 from trioserve.testing.models import TINY_MODELS, save_tiny_model
 from trioserve.types.gguf import GgufFile
 from trioserve.weights import read_gguf, resolve_description

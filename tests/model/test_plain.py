@@ -17,16 +17,16 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from trioserve.config import ModelConfig
 from trioserve.errors import InvalidConfig
 from trioserve.model.loading.load import load_model
-from trioserve.model.loading.plain import (
-    llama,
+from trioserve.model.loading.plain import llama
+from trioserve.model.loading.plain.description import read_plain_config
+from trioserve.model.loading.plain.llama import (
     load_plain,
     outline_plain,
 )
-from trioserve.model.loading.plain.check import measure_difference
-from trioserve.model.loading.plain.description import read_plain_config
 from trioserve.model.loading.plain.parts import compute_rotary
 from trioserve.model.runtimes.loaded import LoadedModel
-from trioserve.model.runtimes.native.check import (
+from trioserve.model.self_check import compare
+from trioserve.model.self_check.steps import (
     COMPARED_TOKENS,
     make_check,
 )
@@ -268,12 +268,13 @@ def test_kernels_that_compute_something_else_are_left_to_transformers(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = []
+    measure = compare.measure_distance
 
-    def measure(*args: Any) -> float:
-        measured.append(measure_difference(*args))
+    def record(*args: Any) -> float:
+        measured.append(measure(*args))
         return 0.1
 
-    monkeypatch.setattr(llama, "measure_difference", measure)
+    monkeypatch.setattr(compare, "measure_distance", record)
     assert load(folder) is None
     assert load(folder, quantization="int8") is not None
     # 0.0 would be no quantisation.

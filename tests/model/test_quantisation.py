@@ -16,7 +16,7 @@ from trioserve.config import ModelConfig, PoolingConfig
 from trioserve.errors import UnsupportedQuantization
 from trioserve.model.encoder import find_task
 from trioserve.model.loading.load import load_model
-from trioserve.model.stages import load_stage
+from trioserve.model.stages.loading import load_stage
 from trioserve.testing.models import save_tiny_model
 from trioserve.types.stage_place import StagePlace
 

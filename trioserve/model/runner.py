@@ -19,10 +19,12 @@ from ..types.output import StepResult
 from ..types.plan import SlotStart, StepPlan, StepRow
 from ..types.sampling import SamplingParams
 from .device.torch_threads import torch_threads
-from .ends import StepEnds, WholeModelEnds
+from .ends.protocols import StepEnds
+from .ends.whole import WholeModelEnds
 from .inputs.grid import GridPositions
-from .layers import make_layers
+from .runtimes.layers import KernelLayers, Layers
 from .runtimes.loaded import LoadedModel
+from .runtimes.modules.layers import ModuleLayers
 from .sampling.extensions import Extensions
 from .sampling.grammars import LoadTokenizer
 from .sampling.launched import LaunchedStep
@@ -82,9 +84,7 @@ class ModelRunner:
         )
         self._writer = ends.make_writer(model, self._tables, extensions)
         self._grid = _make_grid(model)
-        self._layers = make_layers(
-            model, self._tables, num_blocks=num_blocks, block_size=block_size
-        )
+        self._layers = _make_layers(model, self._tables, num_blocks)
         self._block_size = block_size
         self._max_warm_up_tokens = min(max_model_len, num_blocks * block_size) - 1
 
@@ -163,3 +163,14 @@ def _make_grid(model: LoadedModel) -> GridPositions | None:
     if model.vision is None or not model.vision.has_grid_positions:
         return None
     return GridPositions(model.model.config.vision_config.spatial_merge_size)
+
+
+def _make_layers(model: LoadedModel, tables: SlotTables, num_blocks: int) -> Layers:
+    """Make the layers of a model, and allocate their KV cache.
+
+    Raises:
+      InvalidConfig: the attention backend that the options name cannot run it.
+    """
+    if model.native is None:
+        return ModuleLayers(model, tables, num_blocks)
+    return KernelLayers(model, model.native.open(tables, num_blocks=num_blocks))

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config import EngineConfig, ModelConfig
@@ -30,7 +29,6 @@ from .source import Source, read_template
 from .turn_ends import find_turn_ends
 
 if TYPE_CHECKING:
-    from ..model.loading.cache_outline import Outline
     from ..model.runtimes.loaded import LoadedModel
 
 logger = logging.getLogger(__name__)
@@ -38,12 +36,13 @@ logger = logging.getLogger(__name__)
 
 def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
     from ..model.attention.cache_memory import count_fitting_blocks
+    from ..model.open import outline
     from ..model.runner import ModelRunner
 
     # First, so that a mistake in an option is reported before gigabytes are read.
     processors = load_logits_processors(config.model.logits_processor)
     file = None if source.weights.gguf is None else read_gguf(source.weights.gguf)
-    check_room(_outline(source.weights.folder, config.model), config)
+    check_room(outline(source.weights.folder, config.model), config)
     model, weights = _load(config.model, source.weights, file)
     source = replace(source, weights=weights)
     num_blocks = count_fitting_blocks(
@@ -74,18 +73,6 @@ def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
     return LoadedCore(core=core, info=info)
 
 
-def _outline(folder: Path, config: ModelConfig) -> Outline | None:
-    from ..model.loading.plain import outline_plain
-
-    outline = outline_plain(folder, config)
-    if outline is not None:
-        return outline
-    # Imported here, because it needs transformers.
-    from ..model.loading.outline import outline_model
-
-    return outline_model(folder, config)
-
-
 def _load(
     config: ModelConfig, weights: Weights, file: GgufFile | None
 ) -> tuple[LoadedModel, Weights]:
@@ -94,38 +81,15 @@ def _load(
     Args:
       file: the GGUF file of the weights, if there is one.
     """
-    from ..model.loading.plain import load_plain
-    from ..model.loading.weights_memory import check_weights_fit
+    from ..model.open import load, load_blocks
 
     name = config.served_model_name or weights.name
     if file is not None:
-        model = _load_blocks(config, weights.folder, file, name)
+        model = load_blocks(weights.folder, config, file, name=name)
         if model is not None:
             return model, weights
     weights = complete_weights(weights)
-    check_weights_fit(weights.folder, config)
-    model = load_plain(weights.folder, config, name=name)
-    if model is None:
-        # Imported here, because it needs transformers.
-        from ..model.loading.load import load_model
-
-        model = load_model(weights.folder, config, name=name)
-    return model, weights
-
-
-def _load_blocks(
-    config: ModelConfig, folder: Path, file: GgufFile, name: str
-) -> LoadedModel | None:
-    """Load a model with the weights in its GGUF file; None if it must be converted."""
-    from ..model.loading.plain import load_plain
-
-    model = load_plain(folder, config, name=name, file=file)
-    if model is not None:
-        return model
-    # Imported here, because it needs transformers.
-    from ..model.loading.packed import load_packed
-
-    return load_packed(folder, file, config, name=name)
+    return load(weights.folder, config, name=name), weights
 
 
 async def build_pipeline_core(

@@ -14,7 +14,7 @@ from ..types.model_info import ModelInfo
 from ..types.sampling import DEFAULT_MAX_LOGPROBS
 
 if TYPE_CHECKING:
-    from ..model.loading.cache_outline import Outline
+    from ..model.loading.files.cache_outline import Outline
     from ..model.runtimes.loaded import LoadedModel
 
 logger = logging.getLogger(__name__)

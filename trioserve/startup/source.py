@@ -49,7 +49,7 @@ def find_source(config: EngineConfig, model_kind: ModelKind) -> Source:
         source = Source(weights=weights, task=task, sentence=sentence)
         return _check_source(source, config, model_kind)
     from ..model.encoder import find_task
-    from ..model.loading.facts import takes_images
+    from ..model.loading.files.facts import takes_images
 
     task = find_task(weights.folder, sentence, config.pooling)
     has_vision = task == "generate" and takes_images(weights.folder)
@@ -106,7 +106,7 @@ def _read_task(
 
 def _is_clear(weights: Weights) -> bool:
     """Whether config.json needs no reading by transformers."""
-    from ..model.loading.plain import describes_plain_llama
+    from ..model.loading.plain.description import describes_plain_llama
 
     # Of a GGUF file, config.json is our own.
     return weights.gguf is not None or describes_plain_llama(weights.folder)

@@ -67,9 +67,12 @@ from .source import Source, find_source
 if TYPE_CHECKING:
     import torch
 
-    from ..model.loading.cache_outline import Outline
     from ..model.runner import ModelRunner
-    from ..model.stages import Channels, LoadedStage, StageLinks
+    from ..model.stages.links import (
+        Channels,
+        StageLinks,
+    )
+    from ..model.stages.stage import LoadedStage
 
 T = TypeVar("T")
 
@@ -182,8 +185,8 @@ class _Stage:
 
     def make_runner(self, allocate: Allocate) -> ModelRunner:
         """Allocate the cache, and run the first steps with the others; blocks."""
+        from ..model.ends.stage import StageEnds
         from ..model.runner import ModelRunner
-        from ..model.stages import StageEnds
 
         config, place = self.config, self.model.place
         # Only one process samples; the others need no plug-ins.
@@ -209,7 +212,7 @@ class _Stage:
 
 
 def make_links(stage: LoadedStage, channels: Channels) -> StageLinks:
-    from ..model.stages import StageLinks
+    from ..model.stages.links import StageLinks
 
     return StageLinks(stage, channels)
 
@@ -259,7 +262,7 @@ def _prepare(begin: Prepare) -> _Prepared:
     config = begin.config
     # First, so that a mistake is reported before torch is imported.
     source = find_source(config, "generate")
-    from ..model.loading.device import resolve_device
+    from ..model.device.choose import resolve_device
 
     model = _place(config.model, begin.local_rank, begin.num_local_ranks)
     device = resolve_device(model.device)
@@ -278,13 +281,17 @@ def _prepare(begin: Prepare) -> _Prepared:
 @telling_shortage()
 def _load(prepared: _Prepared, load: Load) -> _Stage:
     from ..model.attention.cache_memory import count_fitting_blocks
-    from ..model.stages import open_channels
+    from ..model.open import load_part, outline
+    from ..model.stages.distributed import open_channels
 
     begin, config = prepared.begin, prepared.config
     place = begin.place
     weights = prepared.source.weights
-    outline = _outline(weights.folder, config.model, begin.place)
-    check_room(outline, config, num_sharing=begin.num_local_ranks)
+    check_room(
+        outline(weights.folder, config.model, begin.place),
+        config,
+        num_sharing=begin.num_local_ranks,
+    )
     weights = complete_weights(weights)
     listener, held = prepared.listener, ExitStack()
     channels = held.enter_context(
@@ -297,7 +304,13 @@ def _load(prepared: _Prepared, load: Load) -> _Stage:
             timeout_seconds=config.parallel.step_timeout,
         )
     )
-    model = _load_layers(weights, config.model, begin.place, channels)
+    model = load_part(
+        weights.folder,
+        config.model,
+        name=config.model.served_model_name or weights.name,
+        place=begin.place,
+        group=channels.shards,
+    )
     num_blocks = count_fitting_blocks(
         model.info.kv_bytes_per_token,
         config.cache,
@@ -316,35 +329,6 @@ def _load(prepared: _Prepared, load: Load) -> _Stage:
         channels=channels,
         held=held,
     )
-
-
-def _outline(folder: Path, config: ModelConfig, place: StagePlace) -> Outline | None:
-    from ..model.stages import outline_plain_stage
-
-    outline = outline_plain_stage(folder, config, place=place)
-    if outline is not None:
-        return outline
-    # Imported here, because it needs transformers.
-    from ..model.stages import outline_stage
-
-    return outline_stage(folder, config, place=place)
-
-
-def _load_layers(
-    weights: Weights, config: ModelConfig, place: StagePlace, channels: Channels
-) -> LoadedStage:
-    from ..model.stages import load_plain_stage
-
-    name = config.served_model_name or weights.name
-    stage = load_plain_stage(weights.folder, config, name=name, place=place)
-    if stage is None:
-        # Imported here, because it needs transformers.
-        from ..model.stages import load_stage
-
-        stage = load_stage(
-            weights.folder, config, name=name, place=place, group=channels.shards
-        )
-    return stage
 
 
 def _place(config: ModelConfig, rank: int, num_ranks: int) -> ModelConfig:

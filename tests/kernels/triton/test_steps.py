@@ -18,7 +18,7 @@ from trioserve.kernels.triton.steps import (  # noqa: E402
 )
 from trioserve.kernels.triton.tiles import Tiles  # noqa: E402
 from trioserve.model.attention.probe import LayerSpec  # noqa: E402
-from trioserve.model.runtimes.native.formulas import ACTIVATION_CODES  # noqa: E402
+from trioserve.model.runtimes.recognise.formulas import ACTIVATION_CODES  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EPSILON = 1e-5

@@ -13,8 +13,8 @@ from trioserve.config import ModelConfig
 from trioserve.errors import InvalidConfig
 from trioserve.kernels.library import open_library
 from trioserve.model.encoder import load_encoder, native
-from trioserve.model.encoder.agreement import agree
 from trioserve.model.encoder.native import NativePass
+from trioserve.model.self_check import compare
 from trioserve.testing.encoders import save_tiny_encoder
 from trioserve.weights import resolve_weights
 
@@ -73,20 +73,21 @@ def test_a_model_whose_states_differ_runs_by_its_modules(
     tiny_encoder: Any,
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(native, "agree", lambda *_: False)
+    reason = "its output would differ by 1"
+    monkeypatch.setattr(native, "find_difference", lambda *_: reason)
     tiny = tiny_encoder("bert", initializer_range=0.1)
     assert tiny.loaded.info.kernels == "torch"
-    assert "kernels: torch, because its states would differ by" in caplog.text
+    assert f"kernels: torch, because {reason}" in caplog.messages
     tiny.check_states(make_input(12), make_input(5))
-    with pytest.raises(InvalidConfig, match="native cannot be used: its states"):
+    with pytest.raises(InvalidConfig, match="native cannot be used: its output"):
         load(tiny.folder, kernels="native")
 
 
 def test_what_is_no_number_does_not_agree() -> None:
     expected = torch.ones(3)
-    assert agree(expected, expected)
-    assert not agree(expected * torch.nan, expected)
-    assert not agree(expected * 1.01, expected)
+    assert compare.agree(expected, expected)
+    assert not compare.agree(expected, expected * torch.nan)
+    assert not compare.agree(expected, expected * 1.01)
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,9 @@ from trioserve.model.loading.load import load_model
 from trioserve.model.runner import ModelRunner
 from trioserve.model.runtimes.loaded import LoadedModel
 from trioserve.model.sampling.launched import LaunchedStep
-from trioserve.model.shards import TensorGroup
-from trioserve.model.stages import LoadedStage, load_stage
+from trioserve.model.shards.group import TensorGroup
+from trioserve.model.stages.loading import load_stage
+from trioserve.model.stages.stage import LoadedStage
 from trioserve.testing.models import save_tiny_model
 from trioserve.types.plan import StepPlan
 from trioserve.types.stage_place import Shard, StagePlace

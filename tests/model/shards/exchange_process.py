@@ -10,7 +10,9 @@ import sys
 
 import torch
 
-from trioserve.model.stages import StageLost, distributed, open_channels
+from trioserve.model.shards.group import StageLost
+from trioserve.model.stages import distributed
+from trioserve.model.stages.distributed import open_channels
 from trioserve.types.stage_place import Shard, StagePlace
 
 

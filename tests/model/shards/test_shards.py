@@ -19,7 +19,10 @@ from trioserve.errors import InvalidConfig, UnsupportedModel
 from trioserve.model.loading.load import load_model
 from trioserve.model.runner import ModelRunner
 from trioserve.model.shards.weights import PartialWeight
-from trioserve.model.stages import load_stage, outline_stage
+from trioserve.model.stages.loading import (
+    load_stage,
+    outline_stage,
+)
 from trioserve.testing.models import TINY_MODELS, save_tiny_model
 from trioserve.types.sampling import SamplingParams
 from trioserve.types.stage_place import Shard, StagePlace
@@ -154,7 +157,9 @@ def test_kernels_for_gpus_add_up_the_shards(
             parts, lambda: capture, group=model.tensor_group
         )
 
-    monkeypatch.setattr("trioserve.model.loading.native._choose_kernels", choose)
+    monkeypatch.setattr(
+        "trioserve.model.loading.choose_runtime._choose_kernels", choose
+    )
     model = split(model_type)
     # The interpreter takes its time.
     sampling = SamplingParams(temperature=0.0, max_tokens=3)

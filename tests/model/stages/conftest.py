@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 
 from trioserve.config import ModelConfig
+from trioserve.model.ends.stage import StageEnds
 from trioserve.model.loading.load import load_model
 from trioserve.model.runner import ModelRunner
 from trioserve.model.runtimes.loaded import LoadedModel
-from trioserve.model.stages import (
+from trioserve.model.shards.group import StageLost
+from trioserve.model.stages.links import (
     Channels,
-    LoadedStage,
-    StageEnds,
     StageLinks,
-    StageLost,
-    load_stage,
 )
+from trioserve.model.stages.loading import load_stage
+from trioserve.model.stages.stage import LoadedStage
 from trioserve.testing.models import save_tiny_model
 from trioserve.types.output import StepResult
 from trioserve.types.plan import StepPlan

@@ -12,14 +12,12 @@ import sys
 import torch
 
 from trioserve.config import ModelConfig
+from trioserve.model.ends.stage import StageEnds
 from trioserve.model.runner import ModelRunner
-from trioserve.model.stages import (
-    StageEnds,
-    StageLinks,
-    StageLost,
-    load_plain_stage,
-    open_channels,
-)
+from trioserve.model.shards.group import StageLost
+from trioserve.model.stages.distributed import open_channels
+from trioserve.model.stages.links import StageLinks
+from trioserve.model.stages.plain import load_plain_stage
 from trioserve.scheduler.generation.scheduler import Scheduler
 from trioserve.scheduler.generation.sequence import Sequence
 from trioserve.types.ids import SequenceId
@@ -67,7 +65,7 @@ def main(folder: str, stage: str, num_stages: str, port: str) -> None:
     loaded = load_plain_stage(*source, name="tiny", place=place)
     if loaded is None:
         # Imported here, because it needs transformers.
-        from trioserve.model.stages import load_stage
+        from trioserve.model.stages.loading import load_stage
 
         loaded = load_stage(*source, name="tiny", place=place)
     with open_channels(

@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMod
 
 from trioserve.config import ModelConfig
 from trioserve.errors import InvalidConfig, UnsupportedModel
-from trioserve.model.stages import load_stage
+from trioserve.model.stages.loading import load_stage
 from trioserve.testing.models import TINY_MODELS, save_tiny_model
 from trioserve.types.stage_place import StagePlace
 

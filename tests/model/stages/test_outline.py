@@ -15,7 +15,7 @@ from trioserve.config import CacheConfig, ModelConfig
 from trioserve.errors import InvalidConfig, UnsupportedModel
 from trioserve.model.attention.cache_memory import count_fitting_blocks
 from trioserve.model.loading.outline import outline_model
-from trioserve.model.stages import outline_stage
+from trioserve.model.stages.loading import outline_stage
 from trioserve.testing.models import TINY_MODELS, save_tiny_model
 from trioserve.types.stage_place import StagePlace
 

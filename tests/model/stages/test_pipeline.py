@@ -17,7 +17,7 @@ import pytest
 
 from trioserve.config import ModelConfig
 from trioserve.model.runner import ModelRunner
-from trioserve.model.stages import load_stage
+from trioserve.model.stages.loading import load_stage
 from trioserve.scheduler.generation.scheduler import Scheduler
 from trioserve.scheduler.generation.sequence import Sequence as Scheduled
 from trioserve.testing.models import TINY_MODELS

@@ -12,13 +12,13 @@ import torch
 
 from ...errors import InvalidConfig
 from ..step.slots import SlotTables
-from .agreement import find_disagreement
 from .backend import EncoderBackend, PagedBackend, PagedModel
 from .flat import FlatAttention
 from .gather import GatherAttention
 from .paged_triton import TritonAttention
 from .paged_varlen import VarlenAttention
 from .probe import LayerSpec, UnfitLayer
+from .self_check import find_disagreement
 
 logger = logging.getLogger(__name__)
 

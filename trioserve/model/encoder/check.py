@@ -24,9 +24,12 @@ from ..attention.bridge import AttentionContext
 from ..attention.choose import choose_encoder_backend
 from ..attention.probe import probe_layers
 from ..attention.registered import IMPLEMENTATION
-from ..loading.architecture import check_windows
-from ..loading.packing import fuse_activations, pack_products
-from .agreement import agree
+from ..loading.files.architecture import check_windows
+from ..runtimes.modules.packing import (
+    fuse_activations,
+    pack_products,
+)
+from ..self_check.compare import agree
 from .encoder import ForwardPass
 from .flat import FlatPass
 from .native import find_native_pass
@@ -123,7 +126,7 @@ def examine(
     return Findings(
         forward=forward,
         kernels=kernels,
-        is_causal=agree(longer[: len(shorter)], shorter),
+        is_causal=agree(shorter, longer[: len(shorter)]),
         states=states,
     )
 
@@ -142,7 +145,7 @@ def _choose_modules_pass(
         return flat
     logger.info("%s is run in padded rectangles", architecture)
     rectangles = RectanglePass(model, rules)
-    if not agree(rectangles.run_together(probes), torch.cat(list(states))):
+    if not agree(torch.cat(list(states)), rectangles.run_together(probes)):
         raise UnsupportedModel(
             architecture,
             "its result for a text depends on the other texts of a batch",
@@ -168,7 +171,7 @@ def _find_flat_pass(
         forward = FlatPass(model, context, backend, rules)
         encoded = forward.encode(probes)
         found = [encoded.states[begin:end] for begin, end in encoded.spans]
-        if agree(torch.cat(found), torch.cat(list(states))):
+        if agree(torch.cat(list(states)), torch.cat(found)):
             return forward
     except Exception:
         # A model that was not written for such arguments may raise any error. It is run

@@ -21,7 +21,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAtte
 from ...errors import UnsupportedModel, WeightsBroken, shorten_message
 from ...types.pooling import PoolingInput, PoolingTask
 from ...types.sentence import PoolingMode
-from .agreement import agree
+from ..self_check.compare import agree
 from .encoder import Activation
 from .task import name_architecture
 from .tokens import TokenRules, lay_rectangle
@@ -99,7 +99,7 @@ class PartedHead:
 
     def _agrees(self, rows: Tensor) -> bool:
         expected = torch.cat([text.flatten(0, -2) for text in self.logits])
-        return agree(self.head(rows), expected)
+        return agree(expected, self.head(rows))
 
 
 @torch.inference_mode()

@@ -26,12 +26,15 @@ from ...errors import InvalidConfig, UnsupportedModel, WeightsBroken, shorten_me
 from ...types.model_info import ModelInfo
 from ...types.pooling import PoolingTask
 from ...types.sentence import SentenceFolder
-from ..loading.config_file import read_config
-from ..loading.device import resolve_device, set_threads
-from ..loading.positions import count_positions
+from ..device.choose import (
+    resolve_device,
+    set_threads,
+)
+from ..loading.files.config_file import read_config
+from ..loading.files.positions import count_positions
 from ..loading.rotary import freeze_rotary
 from ..loading.weights import read_weights
-from ..runtimes.native.choice import OutputDiffers
+from ..runtimes.choice import OutputDiffers
 from .check import Findings, count_vocabulary, examine, make_probes
 from .encoder import LoadedEncoder
 from .heads import PartedHead, find_activation, name_labels, part_head

@@ -21,17 +21,17 @@ from ..attention.bridge import AttentionContext
 from ..attention.probe import UnfitLayer, probe_layers
 from ..attention.registered import IMPLEMENTATION
 from ..device.torch_threads import torch_threads
-from ..runtimes.native.choice import (
+from ..runtimes.choice import (
+    NotRecognised,
     OutputDiffers,
     try_kernels,
 )
 from ..runtimes.native.encoder import NativeEncoder
-from ..runtimes.native.encoder_parts import (
+from ..runtimes.recognise.encoder import (
     EncoderParts,
     find_encoder_parts,
 )
-from ..runtimes.native.products import NotRecognised
-from .agreement import agree, measure_error
+from ..self_check.compare import find_difference
 from .encoder import EncodedInputs
 from .tokens import TokenRules, lay_flat, place_spans
 
@@ -148,6 +148,5 @@ def _check(
       OutputDiffers
     """
     found, expected = forward.encode(probes).states, torch.cat(list(states))
-    if not agree(found, expected):
-        error = measure_error(found, expected)
-        raise OutputDiffers(f"its states would differ by {error:.2g} of their size")
+    if problem := find_difference(expected, found):
+        raise OutputDiffers(problem)

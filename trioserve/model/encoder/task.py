@@ -17,7 +17,7 @@ from ...errors import UnsupportedModel
 from ...types.architecture import HEADS, find_head, guess_task
 from ...types.pooling import PoolingTask
 from ...types.sentence import SentenceFolder
-from ..loading.config_file import read_config
+from ..loading.files.config_file import read_config
 
 
 def find_task(

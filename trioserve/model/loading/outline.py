@@ -21,10 +21,17 @@ from ...errors import UnsupportedModel
 from ..attention.bridge import AttentionContext
 from ..attention.cache_memory import count_kv_bytes
 from ..attention.probe import LayerSpec, UnfitLayer, probe_layers
-from .architecture import check_causality, check_windows, find_class
-from .cache_outline import Outline
-from .facts import ModelFacts, read_facts
-from .quantisation import plan_dequantisation
+from .dequantise.quantisation import plan_dequantisation
+from .files.architecture import (
+    check_causality,
+    check_windows,
+    find_class,
+)
+from .files.cache_outline import Outline
+from .files.facts import (
+    ModelFacts,
+    read_facts,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -19,15 +19,20 @@ from ...kernels.library import NoKernels, open_library
 from ...types.gguf import GgufFile
 from ..attention.bridge import AttentionContext
 from ..attention.probe import UnfitLayer, probe_layers
+from ..runtimes.choice import NotRecognised, log_kernels
 from ..runtimes.loaded import LoadedModel
-from ..runtimes.native.choice import log_kernels
 from ..runtimes.native.decoder import NativeDecoder
 from ..runtimes.native.packer import NUMBERS
-from ..runtimes.native.parts import find_parts
-from ..runtimes.native.products import NotRecognised
-from .architecture import check_causality, check_windows
-from .facts import ModelFacts, read_facts
-from .gguf_tensors import fill_model
+from ..runtimes.recognise.decoder import find_parts
+from .files.architecture import (
+    check_causality,
+    check_windows,
+)
+from .files.facts import (
+    ModelFacts,
+    read_facts,
+)
+from .gguf.tensors import fill_model
 from .load import describe_model, make_ready, takes_logits_to_keep
 from .outline import build_on_meta
 

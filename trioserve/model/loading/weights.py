@@ -14,12 +14,15 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from ...config import ModelConfig
 from ...errors import InvalidConfig, WeightsBroken, shorten_message
 from ..attention.probe import UnfitLayer
-from .config_file import find_weight_formats, read_config
 from .dequantise import WeightFormat, open_tensors
-from .quantisation import (
+from .dequantise.quantisation import (
     Dequantisation,
     forget_quantisation,
     plan_dequantisation,
+)
+from .files.config_file import (
+    find_weight_formats,
+    read_config,
 )
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import torch
 from ...config import ModelConfig
 from ...errors import NotEnoughMemory, WeightsBroken
 from ..attention.cache_memory import find_free_memory, find_whole_memory
-from .device import resolve_device
+from ..device.choose import resolve_device
 
 logger = logging.getLogger(__name__)
 

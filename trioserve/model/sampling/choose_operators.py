@@ -11,10 +11,10 @@ import logging
 
 import torch
 
-from ...errors import shorten_message
 from ...types.plan import SlotStart
 from ...types.sampling import SamplingParams
 from ..device.tensors import send_ids
+from ..self_check.compare import agree_singly, describe_failure
 from ..step.scans import Scans
 from .choice import prepare_choice
 from .operators import RepeatedTokens, SamplingOperators, TorchOperators
@@ -114,11 +114,11 @@ def find_disagreement(
             each.penalize(scores, repeated)
             lowered.append(scores.clone())
             chosen.append(each.choose(scores, choices, [0] * len(choices)))
-        if not torch.allclose(lowered[0], lowered[1], rtol=1e-5, atol=1e-5):
+        if not agree_singly(*lowered):
             return "its penalties differ"
         expected, actual = (each.tolist() for each in chosen)
     except Exception as error:
-        return f"it fails: {shorten_message(error)}"
+        return describe_failure(error)
     if expected != actual:
         return "it samples other tokens"
     return None

@@ -8,20 +8,4 @@ tokens of a step are sampled by the first process alone, which sends them to the
 Source: Shoeybi et al. 2019 (Megatron-LM), section 3.
 
 This room knows torch. Only builder.py, plan.py and weights.py know transformers.
-
-The door:
-  TensorGroup     the sums, and the other exchanges, of one process
-  split_heads     which heads a shard has
-  split_evenly    which columns, rows or tokens a shard has
 """
-
-from .group import Collectives, TensorGroup
-from .split import HeadSplit, split_evenly, split_heads
-
-__all__ = [
-    "Collectives",
-    "HeadSplit",
-    "TensorGroup",
-    "split_evenly",
-    "split_heads",
-]

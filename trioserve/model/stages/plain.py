@@ -7,13 +7,13 @@ from pathlib import Path
 
 from ...config import ModelConfig
 from ...types.stage_place import WHOLE_LAYERS, StagePlace
-from ..loading.cache_outline import Outline
-from ..loading.plain import (
-    count_parameters,
+from ..loading.files.cache_outline import Outline
+from ..loading.plain.description import read_plain_config
+from ..loading.plain.llama import (
     load_plain,
     outline_plain,
-    read_plain_config,
 )
+from ..loading.plain.tensors import count_parameters
 from ..runtimes.loaded import LoadedModel
 from .partition import Partition, partition_layers
 from .stage import LoadedStage

@@ -13,16 +13,16 @@ import pytest
 from torch import Tensor
 
 from trioserve.config import ModelConfig
-from trioserve.model.loading.facts import read_facts
+from trioserve.model.loading.choose_runtime import make_decoder
+from trioserve.model.loading.files.facts import read_facts
 from trioserve.model.loading.load import load_modules
-from trioserve.model.loading.native import make_decoder
+from trioserve.model.runtimes.choice import NotRecognised
 from trioserve.model.runtimes.fused.graphs import (
     Capture,
     find_size,
     list_sizes,
 )
 from trioserve.model.runtimes.loaded import LoadedModel
-from trioserve.model.runtimes.native.products import NotRecognised
 
 pytest.importorskip("triton", reason="needs the extra triton")
 

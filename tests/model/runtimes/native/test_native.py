@@ -15,13 +15,10 @@ from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
 from trioserve.config import ModelConfig
 from trioserve.errors import InvalidConfig
 from trioserve.kernels.library import open_library
-from trioserve.model.loading import native
+from trioserve.model.loading import choose_runtime as native
 from trioserve.model.loading.load import load_model
-from trioserve.model.runtimes.native import parts
-from trioserve.model.runtimes.native.check import (
-    TOLERANCES,
-    measure_distance,
-)
+from trioserve.model.runtimes.recognise import decoder as parts
+from trioserve.model.self_check import compare
 from trioserve.model.stages.loading import load_stage
 from trioserve.testing.models import save_tiny_model
 from trioserve.types.logits import LogitsProcessor, LogitsRow
@@ -93,7 +90,7 @@ def test_a_model_whose_output_differs_runs_by_its_modules(
     tolerance: float,
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setitem(TOLERANCES, torch.float32, tolerance)
+    monkeypatch.setitem(compare.TOLERANCES, torch.float32, tolerance)
     model = tiny("llama")
     loaded = load(model.folder)
     assert loaded.info.kernels == "torch"
@@ -152,7 +149,7 @@ def test_a_stage_whose_output_differs_runs_by_its_modules(
         )
 
     assert load_one().info.kernels == f"native {open_library().name}"
-    monkeypatch.setitem(TOLERANCES, torch.float32, -1.0)
+    monkeypatch.setitem(compare.TOLERANCES, torch.float32, -1.0)
     loaded = load_one()
     assert loaded.native is None
     product = loaded.model.model.layers[stage].self_attn.o_proj
@@ -178,11 +175,13 @@ def test_int8_stays_near_the_weights_that_it_rounds(
 ) -> None:
     distances = []
 
-    def measure(expected: torch.Tensor, actual: torch.Tensor) -> float:
-        distances.append(measure_distance(expected, actual))
+    measure = compare.measure_distance
+
+    def record(*args: Any) -> float:
+        distances.append(measure(*args))
         return distances[-1]
 
-    monkeypatch.setattr(native, "measure_distance", measure)
+    monkeypatch.setattr(compare, "measure_distance", record)
     folder = save_tiny_model("llama", tmp_path / "model")
     loaded = load(folder, quantization="int8")
     assert loaded.info.kernels == f"native {open_library().name} int8"

@@ -15,15 +15,3 @@ or tensor besides those of the plain architecture is left to transformers.
 
 tests/model/test_plain.py compares the output with that of transformers.
 """
-
-from .description import describes_plain_llama, read_plain_config
-from .llama import load_plain, outline_plain
-from .tensors import count_parameters
-
-__all__ = [
-    "count_parameters",
-    "describes_plain_llama",
-    "load_plain",
-    "outline_plain",
-    "read_plain_config",
-]

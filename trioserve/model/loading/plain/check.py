@@ -1,8 +1,4 @@
-"""Compare the kernels with what PyTorch computes of the same parts.
-
-native.py compares other models with transformers' modules. Like that comparison, this one
-finds kernels that compute something else on this machine.
-"""
+"""The layers of a plain Llama by PyTorch's operators, which the kernels are compared with."""
 
 from __future__ import annotations
 
@@ -12,32 +8,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...runtimes.native.check import (
+from ...runtimes.description import DecoderParts, LayerParts, MlpParts
+from ...runtimes.native.decoder import NativeDecoder
+from ...runtimes.native.packer import Weights
+from ...self_check.steps import (
     COMPARED_TOKENS,
+    compare_decoders,
     draw_hidden,
     make_check,
-    measure_distance,
-)
-from ...runtimes.native.decoder import NativeDecoder
-from ...runtimes.native.experts import MlpParts
-from ...runtimes.native.packer import Weights
-from ...runtimes.native.parts import (
-    DecoderParts,
-    LayerParts,
 )
 
 _WIDENED_ROWS = 4096
 
 
 @torch.inference_mode()
-def measure_difference(
+def compare_with_torch(
     decoder: NativeDecoder,
     parts: DecoderParts,
     sources: Mapping[nn.Linear, Weights],
     embedding: nn.Module | None,
     vocab_size: int,
-) -> float:
-    """Return the distance of a decoder's output from PyTorch's, as measure_distance.
+    *,
+    int8: bool,
+) -> str | None:
+    """Return how a decoder's output differs from PyTorch's; None if by rounding alone.
 
     Args:
       parts: what the decoder was made of; its layers are plain.
@@ -52,11 +46,11 @@ def measure_difference(
     layers = decoder.open(tables, num_blocks=tables.block_ids.shape[1])
     actual = layers.run(vectors, inputs, COMPARED_TOKENS, inputs.position_ids)
     expected = _Modules(parts, sources).compute(vectors.float())
+    given = None
     if parts.head is None:
-        # Beside the vectors that came in, a mistake in what the layers add could be small.
         given = vectors[COMPARED_TOKENS].float()
-        expected, actual = expected - given, actual[COMPARED_TOKENS] - given
-    return measure_distance(expected, actual)
+        actual = actual[COMPARED_TOKENS]
+    return compare_decoders(expected, actual, parts.dtype, int8=int8, given=given)
 
 
 class _Modules:

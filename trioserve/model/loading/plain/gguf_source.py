@@ -10,7 +10,10 @@ from torch import Tensor
 from ....types.gguf import GgufFile, GgufTensor
 from ...runtimes.native.gguf_matrix import GgufMatrix
 from ...runtimes.native.packer import PACKABLE_KINDS
-from ..gguf_content import GgufContent, GgufEmbedding
+from ..gguf.content import (
+    GgufContent,
+    GgufEmbedding,
+)
 from .description import PlainConfig
 from .tensors import EMBEDDING, FINAL_NORM, Shapes, name_layer
 

@@ -17,19 +17,22 @@ from ....types.model_info import ModelInfo
 from ...attention.bridge import AttentionContext
 from ...attention.cache_memory import count_kv_bytes
 from ...attention.probe import LayerSpec
-from ...runtimes.loaded import LoadedModel
-from ...runtimes.native.check import (
-    NUM_CHECKED,
-    is_close,
+from ...device.choose import (
+    resolve_device,
+    set_threads,
 )
-from ...runtimes.native.choice import log_kernels
+from ...runtimes.choice import log_kernels
+from ...runtimes.loaded import LoadedModel
 from ...runtimes.native.decoder import NativeDecoder
 from ...runtimes.native.packer import name_kind
-from ..cache_outline import Outline
-from ..device import resolve_device, set_threads
-from ..generation_config import read_default_sampling, read_eos
-from ..positions import choose_max_model_len
-from .check import measure_difference
+from ...self_check.steps import NUM_CHECKED
+from ..files.cache_outline import Outline
+from ..files.generation_config import (
+    read_default_sampling,
+    read_eos,
+)
+from ..files.positions import choose_max_model_len
+from .check import compare_with_torch
 from .description import PlainConfig, read_plain_config
 from .parts import PartsBuilder, list_calls
 from .safetensors_source import SafetensorsTensors
@@ -224,11 +227,12 @@ def _pack(
         kinds = sorted({name_kind(each) for each in builder.sources.values()})
         logger.info("weights: %s, read from %s", ", ".join(kinds), file.path.name)
         return native, embedding
-    distance = measure_difference(
-        native, parts, builder.sources, embedding, llama.described.vocab_size
+    problem = compare_with_torch(
+        *(native, parts, builder.sources, embedding, llama.described.vocab_size),
+        int8=llama.int8,
     )
-    if not is_close(distance, llama.dtype, int8=llama.int8):
-        logger.debug("the kernels' output differs by %.2g of its size", distance)
+    if problem is not None:
+        logger.debug("the kernels are not used: %s", problem)
         return None
     return native, embedding
 

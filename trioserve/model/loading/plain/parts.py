@@ -8,15 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ...attention.probe import LayerSpec
-from ...runtimes.native.experts import MlpParts
-from ...runtimes.native.packer import (
-    Weights,
-    make_empty,
-)
-from ...runtimes.native.parts import (
-    DecoderParts,
-    LayerParts,
-)
+from ...runtimes.description import DecoderParts, LayerParts, MlpParts, make_empty
+from ...runtimes.native.packer import Weights
 from .description import Llama3Scaling, PlainConfig
 from .tensors import FINAL_NORM, PlainTensors, list_shapes, name_head, name_layer
 

@@ -24,7 +24,7 @@ from ...shards.group import TensorGroup
 from ...step.layout import StepInputs
 from ...step.scans import TorchScans
 from ...step.slots import SlotTables
-from ..native.parts import DecoderParts
+from ..description import DecoderParts
 from .graphs import Capture, DecodeGraphs, list_sizes, make_inputs
 from .weights import LayerWeights, take_weights
 

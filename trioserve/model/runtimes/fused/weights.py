@@ -10,10 +10,8 @@ from torch import Tensor, nn
 
 from ...attention.paged_triton import MAX_DIM
 from ...attention.probe import LayerSpec
-from ..native.experts import MlpParts
-from ..native.packer import release
-from ..native.parts import DecoderParts, LayerParts
-from ..native.products import NotRecognised
+from ..choice import NotRecognised
+from ..description import DecoderParts, LayerParts, MlpParts, release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,11 +24,10 @@ from ....kernels.structs import (
 from ...attention.kv_cache import make_zeros
 from ...shards.group import TensorGroup
 from ...step.slots import SlotTables
-from .experts import MixtureParts, MlpParts
-from .formulas import ACTIVATION_CODES
+from ..description import DecoderParts, LayerParts, MixtureParts, MlpParts, release
+from ..recognise.formulas import ACTIVATION_CODES
 from .layers import NativeLayers
-from .packer import NUMBERS, Packer, Weights, release, split
-from .parts import DecoderParts, LayerParts
+from .packer import NUMBERS, Packer, Weights, split
 from .scans import NativeScans
 from .sums import NativeSums
 

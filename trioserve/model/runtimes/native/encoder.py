@@ -17,9 +17,13 @@ from ....kernels.structs import (
     TextsSpec,
 )
 from ....types.pooling import PoolingInput
-from .encoder_parts import EncoderLayerParts, EncoderParts
-from .formulas import ACTIVATION_CODES
-from .packer import NUMBERS, Packer, release
+from ..description import release
+from ..recognise.encoder import (
+    EncoderLayerParts,
+    EncoderParts,
+)
+from ..recognise.formulas import ACTIVATION_CODES
+from .packer import NUMBERS, Packer
 
 
 class NativeEncoder:

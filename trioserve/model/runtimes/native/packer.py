@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import ctypes
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ....kernels.library import Library
 from ....kernels.structs import (
@@ -123,18 +123,6 @@ def split(weights: Weights, count: int) -> Sequence[Weights]:
     if isinstance(weights, Tensor):
         return weights.chunk(count)
     return weights.split(count)
-
-
-def release(modules: Sequence[nn.Module], name: str = "weight") -> None:
-    """Take a weight from modules that are packed."""
-    for module in modules:
-        weight: Tensor = getattr(module, name)
-        setattr(module, name, make_empty(weight.shape, weight.dtype))
-
-
-def make_empty(shape: tuple[int, ...], dtype: torch.dtype) -> nn.Parameter:
-    """Return a weight without numbers: some models read its type or its shape."""
-    return nn.Parameter(torch.empty((), dtype=dtype).expand(shape), requires_grad=False)
 
 
 def _count_outputs(weights: Weights) -> int:

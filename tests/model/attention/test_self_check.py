@@ -1,0 +1,89 @@
+"""A backend that computes something else, or fails, is found before a client finds it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from trioserve.model.attention.backend import PagedModel
+from trioserve.model.attention.bridge import AttentionCall, StepAttention
+from trioserve.model.attention.gather import GatherAttention
+from trioserve.model.attention.self_check import find_disagreement
+from trioserve.model.step.layout import StepInputs
+
+from .steps import DEVICE, LAYERS
+
+
+def make_model(dtype: torch.dtype = torch.float32) -> PagedModel:
+    return PagedModel(
+        layers=tuple(LAYERS.values()),
+        num_blocks=1,
+        block_size=4,
+        dtype=dtype,
+        device=DEVICE,
+    )
+
+
+class Wrong(GatherAttention):
+    """Changes what decodes return, by `change`."""
+
+    change = 0.0
+
+    def begin(self, step: StepInputs) -> StepAttention:
+        attention = super().begin(step)
+        num_decodes = sum(row.num_tokens == 1 for row in step.rows)
+        return _WrongStep(attention, num_decodes, self.change)
+
+
+class _WrongStep:
+    def __init__(
+        self, attention: StepAttention, num_decodes: int, change: float
+    ) -> None:
+        self.attention = attention
+        self.num_decodes = num_decodes
+        self.change = change
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        call: AttentionCall,
+    ) -> Tensor:
+        output = self.attention.attend(module, query, key, value, call)
+        output[: self.num_decodes] += self.change
+        return output
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_torchs_operators_agree_with_themselves(dtype: torch.dtype) -> None:
+    assert find_disagreement(GatherAttention, make_model(dtype)) is None
+
+
+@pytest.mark.parametrize("change", [0.5, float("nan")])
+def test_other_numbers_are_found(change: float) -> None:
+    backend = type("Changed", (Wrong,), {"change": change})
+    reason = find_disagreement(backend, make_model())
+    assert reason is not None and reason.startswith("its output would differ by ")
+
+
+class Failing(GatherAttention):
+    def begin(self, step: StepInputs) -> StepAttention:
+        raise RuntimeError("no kernel image is available")
+
+
+def test_a_failure_is_told() -> None:
+    reason = find_disagreement(Failing, make_model())
+    assert reason == "it fails: no kernel image is available"
+
+
+def test_tritons_kernels_agree() -> None:
+    pytest.importorskip("triton", reason="needs the extra triton")
+    from trioserve.model.attention.paged_triton import TritonAttention
+
+    model = replace(make_model(), layers=(LAYERS["all"],))
+    assert find_disagreement(TritonAttention, model) is None

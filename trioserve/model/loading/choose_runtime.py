@@ -1,0 +1,233 @@
+"""Put the layers of a loaded model on the native kernels, if they can run there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from ...config import ModelConfig
+from ...kernels.library import open_library
+from ..attention.backend import PagedModel
+from ..attention.gather import GatherAttention
+from ..runtimes.choice import (
+    NotRecognised,
+    OutputDiffers,
+    try_kernels,
+)
+from ..runtimes.consensus import (
+    agreeing,
+    pack_together,
+)
+from ..runtimes.description import DecoderParts, MixtureParts, MlpParts
+from ..runtimes.loaded import LoadedModel
+from ..runtimes.modules.packing import pack_products
+from ..runtimes.native.decoder import NativeDecoder
+from ..runtimes.native.packer import NUMBERS
+from ..runtimes.on_kernels import DecoderOnKernels
+from ..runtimes.recognise.decoder import find_parts
+from ..self_check.compare import describe_failure
+from ..self_check.steps import (
+    COMPARED_TOKENS,
+    NUM_CHECKED,
+    compare_decoders,
+    draw_hidden,
+    make_check,
+)
+from ..shards.group import StageLost, TensorGroup
+from ..step.layout import StepInputs
+from ..step.slots import SlotTables
+
+Loaded = TypeVar("Loaded", bound=LoadedModel)
+
+
+def load_on_kernels(load: Callable[[], Loaded], config: ModelConfig) -> Loaded:
+    """Load a model, and put its layers on the native kernels if they can run there.
+
+    Args:
+      load: loads the modules of a model, or of one stage of it. It is called again if the
+        kernels do not compute what the modules compute.
+
+    Returns:
+      the model, whose other products are packed for PyTorch
+
+    Raises:
+      InvalidConfig: the configuration wants native kernels, and they cannot run it.
+      Any error of load.
+    """
+    tried = _try_kernels(load, config)
+    # Apart, because the error that says so holds the frames in which the weights are.
+    loaded, native = (load(), None) if tried is None else tried
+    pack_products(loaded.model)
+    if native is None:
+        return loaded
+    info = replace(loaded.info, kernels=native.name)
+    return replace(loaded, native=native, info=info)
+
+
+def _try_kernels(
+    load: Callable[[], Loaded], config: ModelConfig
+) -> tuple[Loaded, DecoderOnKernels | None] | None:
+    """Load a model and put it on the kernels; None if it must be loaded again."""
+    loaded = load()
+    try:
+        return loaded, try_kernels(partial(_make_decoder, loaded, config), config)
+    except OutputDiffers:
+        return None
+
+
+def _make_decoder(model: LoadedModel, config: ModelConfig) -> DecoderOnKernels:
+    int8 = config.quantization == "int8"
+    with agreeing(model.tensor_group, model.device):
+        pack = _choose_kernels(model, int8=int8, cuda_graphs=config.cuda_graphs)
+    return make_decoder(model, pack, int8=int8)
+
+
+@torch.inference_mode()
+def make_decoder(
+    model: LoadedModel, pack: Callable[[DecoderParts], DecoderOnKernels], *, int8: bool
+) -> DecoderOnKernels:
+    """Make a decoder that computes what a model's modules compute.
+
+    Args:
+      model: its weights are not packed yet. Its products have none any more if this
+        returns a decoder, or raises OutputDiffers.
+      pack: makes the decoder; it may raise NotRecognised.
+      int8: the decoder has weights of eight bits.
+
+    Raises:
+      NotRecognised, OutputDiffers
+      StageLost: a process that shares the layers is gone.
+    """
+    with agreeing(model.tensor_group, model.device):
+        parts = _find_parts(model)
+        if model.tensor_group is not None:
+            _check_split(parts, model.tensor_group)
+    tables, inputs = make_check(model.info.vocab_size, model.device)
+    if model.begin:
+        vectors = draw_hidden(inputs, parts.hidden_size).to(model.dtype)
+    else:
+        vectors = model.model.get_input_embeddings()(inputs.input_ids)[0]
+    positions = inputs.position_ids
+    if _has_plane(model):
+        positions = torch.stack((positions, positions // 3, positions % 3))
+    arguments = {**model.enter(vectors), "position_ids": positions}
+    expected = _run_modules(model, tables, inputs, arguments)
+    decoder = pack_together(partial(pack, parts), model.tensor_group, model.device)
+    layers = decoder.open(tables, num_blocks=tables.block_ids.shape[1])
+    try:
+        actual = model.join_logits(
+            layers.run(vectors, inputs, COMPARED_TOKENS, positions)
+        )
+    except StageLost:
+        raise
+    except Exception as error:
+        # Kernels for GPUs are compiled now, for a device that nobody here may know.
+        raise OutputDiffers(describe_failure(error)) from error
+    given = None
+    if not model.has_head:
+        given = vectors[COMPARED_TOKENS].float() * parts.embedding_scale
+        expected, actual = expected[COMPARED_TOKENS], actual[COMPARED_TOKENS]
+    if problem := compare_decoders(
+        expected, actual, model.dtype, int8=int8, given=given
+    ):
+        raise OutputDiffers(problem)
+    return decoder
+
+
+def _choose_kernels(
+    model: LoadedModel, *, int8: bool, cuda_graphs: bool
+) -> Callable[[DecoderParts], DecoderOnKernels]:
+    """Return what packs the parts of a model for the kernels of its device.
+
+    Raises:
+      NoKernels, NotRecognised
+    """
+    if model.device.type == "cuda":
+        return partial(
+            _fuse, int8=int8, cuda_graphs=cuda_graphs, group=model.tensor_group
+        )
+    if model.device.type != "cpu":
+        raise NotRecognised(f"they do not run on {model.device.type}")
+    if model.dtype not in NUMBERS:
+        raise NotRecognised(f"they have no {model.info.dtype}")
+    library, num_threads = open_library(), torch.get_num_threads()
+    return lambda parts: NativeDecoder(
+        parts, library, num_threads, int8=int8, group=model.tensor_group
+    )
+
+
+def _fuse(
+    parts: DecoderParts, *, int8: bool, cuda_graphs: bool, group: TensorGroup | None
+) -> DecoderOnKernels:
+    if int8:
+        raise NotRecognised("weights of eight bits are for CPUs")
+    try:
+        from ..runtimes.fused.decoder import FusedDecoder
+        from ..runtimes.fused.graphs import CudaGraphs
+    except ImportError:
+        raise NotRecognised("triton is not installed") from None
+    return FusedDecoder(parts, CudaGraphs if cuda_graphs else None, group=group)
+
+
+def _find_parts(model: LoadedModel) -> DecoderParts:
+    if not model.info.hidden_size:
+        raise NotRecognised("every layer looks up the tokens again")
+    try:
+        return find_parts(
+            model.model,
+            model.layers,
+            max(model.info.max_model_len, NUM_CHECKED),
+            begin=model.begin,
+            is_last=model.has_head,
+            has_plane=_has_plane(model),
+        )
+    except NotRecognised:
+        raise
+    except Exception as error:
+        raise NotRecognised.hide(error) from error
+
+
+def _check_split(parts: DecoderParts, group: TensorGroup) -> None:
+    """Refuse layers with a whole part: the kernels add up both halves of a layer.
+
+    Raises:
+      NotRecognised
+    """
+    for layer in parts.layers:
+        mlp: MlpParts | MixtureParts | None = layer.mlp
+        summed = [layer.output]
+        if isinstance(mlp, MixtureParts):
+            summed.append(mlp.experts)
+            mlp = mlp.shared
+        if mlp is not None:
+            summed.append(mlp.down)
+        if not all(map(group.sums, summed)):
+            raise NotRecognised("a part of its layers is whole on each process")
+
+
+def _run_modules(
+    model: LoadedModel,
+    tables: SlotTables,
+    inputs: StepInputs,
+    arguments: dict[str, Tensor],
+) -> Tensor:
+    """Return the logits of COMPARED_TOKENS, or the hidden states of all tokens."""
+    paged = PagedModel(
+        layers=model.layers,
+        num_blocks=tables.block_ids.shape[1],
+        block_size=tables.block_size,
+        dtype=model.dtype,
+        device=model.device,
+    )
+    attention = GatherAttention(paged, tables)
+    with model.attention.use(attention.begin(inputs)):
+        return model.compute(arguments, COMPARED_TOKENS)
+
+
+def _has_plane(model: LoadedModel) -> bool:
+    return model.vision is not None and model.vision.has_grid_positions

@@ -1,0 +1,122 @@
+"""The architectures that can be served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    PreTrainedConfig,
+)
+
+from ....errors import UnsupportedModel
+from ...attention.probe import (
+    LayerSpec,
+    UnfitLayer,
+)
+from ...runtimes.vision import (
+    VISION_KINDS,
+    find_vision_kind,
+)
+
+_PAGED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+
+def check_architecture(config: PreTrainedConfig) -> str:
+    """Return the name of the class that will be built, if it is a decoder we can serve.
+
+    The probe would refuse the same models, but only after gigabytes have been read.
+
+    Raises:
+      UnsupportedModel
+    """
+    model_class = find_class(config)
+    architecture: str = model_class.__name__
+    text_config = config.get_text_config(decoder=True)
+    for is_wrong, reason in (
+        (
+            not model_class._supports_attention_backend,
+            "its attention cannot be replaced in transformers",
+        ),
+        (model_class._is_stateful, "it keeps a state besides keys and values"),
+        (
+            bool(getattr(text_config, "num_kv_shared_layers", 0)),
+            "its layers share keys and values",
+        ),
+        (
+            not set(getattr(text_config, "layer_types", None) or ())
+            <= _PAGED_LAYER_TYPES,
+            "it has layers besides full and sliding-window attention",
+        ),
+        (
+            find_vision_kind(config) is not None
+            and config.image_token_id >= text_config.vocab_size,
+            "the token that stands for images lies outside of its vocabulary",
+        ),
+    ):
+        if is_wrong:
+            raise UnsupportedModel(architecture, reason)
+    return architecture
+
+
+def find_class(config: PreTrainedConfig) -> Any:
+    """Return transformers' class for a model that generates text.
+
+    Raises:
+      UnsupportedModel: there is none, or it reads images in a way that is not served.
+    """
+    declared = (config.architectures or [config.model_type])[0]
+    if find_vision_kind(config) is not None:
+        mapping = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    elif type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not config.is_encoder_decoder:
+        mapping = MODEL_FOR_CAUSAL_LM_MAPPING
+    elif type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        raise UnsupportedModel(
+            declared,
+            f"of models that see images, only {', '.join(VISION_KINDS)} are served, "
+            "each with the text and image models that it was published with",
+        )
+    else:
+        raise UnsupportedModel(declared, "it is not a decoder that generates text")
+    model_class = mapping[type(config)]
+    return model_class[0] if isinstance(model_class, tuple) else model_class
+
+
+def check_causality(layers: tuple[LayerSpec, ...]) -> None:
+    """Refuse models whose tokens see later tokens.
+
+    Raises:
+      UnfitLayer
+    """
+    for layer in layers:
+        if not layer.is_causal:
+            raise UnfitLayer(f"{layer.module_name} looks at tokens that follow")
+
+
+def check_windows(
+    config: PreTrainedConfig,
+    layers: tuple[LayerSpec, ...],
+    among: slice = slice(None),
+) -> None:
+    """Refuse models whose sliding windows do not reach the attention function.
+
+    Such layers would read more keys than in their training. The answers would become
+    worse without an error.
+
+    Args:
+      config: the model's.
+      layers: the calls of attention that were seen.
+      among: the places of these layers among the model's.
+
+    Raises:
+      UnfitLayer
+    """
+    text_config = config.get_text_config(decoder=True)
+    layer_types = (getattr(text_config, "layer_types", None) or ())[among]
+    num_windows = sum(layer.window is not None for layer in layers)
+    if layer_types and num_windows != layer_types.count("sliding_attention"):
+        raise UnfitLayer(
+            f"{layer_types.count('sliding_attention')} of its layers have a sliding "
+            f"window, but {num_windows} pass it to attention"
+        )

@@ -1,0 +1,80 @@
+"""A model's config.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from ....config import ModelConfig
+from ....errors import (
+    UnsupportedModel,
+    UnsupportedQuantization,
+    WeightsBroken,
+    shorten_message,
+)
+from ..dequantise import WeightFormat
+from ..dequantise.quantisation import (
+    check_quantisation,
+    find_formats,
+)
+
+
+def read_config(folder: Path) -> PreTrainedConfig:
+    """Read the config.json of a model.
+
+    Raises:
+      WeightsBroken: the file cannot be read.
+      UnsupportedModel: transformers does not know the type of the model.
+      UnsupportedQuantization: the weights are quantised in a way that is not served.
+    """
+    described = _read_fields(folder)
+    model_type = described.get("model_type", "(no model_type)")
+    check_quantisation(folder, described)
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            folder, local_files_only=True
+        )
+    except ValueError as error:
+        # transformers raises the same error for an unknown type of model, for a type
+        # that needs code of its own, and for values without sense.
+        raise UnsupportedModel(str(model_type), shorten_message(error)) from None
+    except Exception as error:
+        # The constructor of a configuration may raise any error. The file is wrong.
+        raise WeightsBroken(
+            str(folder), f"config.json: {shorten_message(error)}"
+        ) from None
+    return config
+
+
+def find_weight_formats(
+    folder: Path, config: ModelConfig
+) -> tuple[WeightFormat, ...] | None:
+    """Return the formats of weights that dequantise/ reads; None if others read them.
+
+    Raises:
+      UnsupportedQuantization: there are such weights, and the user has not said
+        --dequantize; or see read_config.
+      WeightsBroken: config.json cannot be read.
+    """
+    found = find_formats(folder, _read_fields(folder))
+    if found is None:
+        return None
+    method, formats = found
+    if not config.dequantize:
+        raise UnsupportedQuantization(method, can_dequantize=True)
+    return formats
+
+
+def _read_fields(folder: Path) -> dict[str, Any]:
+    try:
+        fields = json.loads((folder / "config.json").read_text())
+        if not isinstance(fields, dict):
+            raise ValueError("it is not a JSON object")
+    except (OSError, ValueError) as error:
+        raise WeightsBroken(
+            str(folder), f"config.json: {shorten_message(error)}"
+        ) from None
+    return fields

@@ -1,0 +1,74 @@
+"""The largest number of tokens that a model can take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ....errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+# With these kinds of scaling, max_position_embeddings counts the stretched positions
+# already; other kinds stretch it by `factor`. As vLLM's _get_and_verify_max_len.
+_ROPE_TYPES_ALREADY_STRETCHED = frozenset(
+    {"default", "llama3", "longrope", "su", "mrope"}
+)
+
+
+def resolve_max_model_len(config: PreTrainedConfig, wanted: int | None) -> int:
+    """Return the largest number of tokens of a sequence.
+
+    Args:
+      config: the model's.
+      wanted: the option --max-model-len.
+
+    Raises:
+      InvalidConfig: the option is missing, or too small or too large for the model.
+    """
+    return choose_max_model_len(count_positions(config), wanted)
+
+
+def choose_max_model_len(limit: int | None, wanted: int | None) -> int:
+    """Return the largest number of tokens of a sequence; as resolve_max_model_len.
+
+    Args:
+      limit: the positions that the model distinguishes; None if unlimited.
+    """
+    if wanted is not None and wanted < 2:
+        raise InvalidConfig(
+            "max_model_len", f"must be at least 2, for prompt and output, got {wanted}"
+        )
+    if limit is None:
+        if wanted is None:
+            raise InvalidConfig(
+                "max_model_len", "must be given: the model's config.json has no limit"
+            )
+        return wanted
+    if wanted is not None and wanted > limit:
+        raise InvalidConfig(
+            "max_model_len", f"{wanted} is more than the model's own {limit}"
+        )
+    return wanted or limit
+
+
+def count_positions(config: PreTrainedConfig) -> int | None:
+    """Return the number of positions that a model distinguishes; None if unlimited."""
+    text_config = config.get_text_config(decoder=True)
+    limit = getattr(text_config, "max_position_embeddings", None)
+    if limit is None:
+        return None
+    return _stretch(limit, getattr(text_config, "rope_parameters", None) or {})
+
+
+def _stretch(limit: int, rope: dict[str, Any]) -> int:
+    """Return the positions that a scaled rotary embedding reaches."""
+    rope_type = rope.get("rope_type", "default")
+    # If layer types have different embeddings, their parameters are nested one level
+    # deeper, and rope_type is missing or no text. Those are not scaled beyond
+    # max_position_embeddings.
+    if not isinstance(rope_type, str) or rope_type in _ROPE_TYPES_ALREADY_STRETCHED:
+        return limit
+    if rope_type == "yarn":
+        limit = rope.get("original_max_position_embeddings") or limit
+    return int(limit * float(rope.get("factor") or 1.0))

@@ -1,0 +1,48 @@
+"""The layers of a model by transformers' modules, with the attention of a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ...attention.backend import PagedModel
+from ...attention.bridge import StepAttention
+from ...attention.choose import choose_paged_backend
+from ...step.layout import StepInputs
+from ...step.slots import SlotTables
+from ..loaded import LoadedModel
+
+
+class ModuleLayers:
+    """The layers, with a KV cache."""
+
+    def __init__(self, model: LoadedModel, tables: SlotTables, num_blocks: int) -> None:
+        self._model = model
+        paged_model = PagedModel(
+            layers=model.layers,
+            num_blocks=num_blocks,
+            block_size=tables.block_size,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        self._attention = choose_paged_backend(
+            paged_model, tables, model.attention_backend
+        )
+        self.order = self._attention.order
+
+    def prepare(self, max_num_seqs: int) -> None:
+        """Do nothing: modules run as they are."""
+
+    def begin(self, inputs: StepInputs) -> _ModuleStep:
+        return _ModuleStep(self._model, self._attention.begin(inputs))
+
+
+class _ModuleStep:
+    def __init__(self, model: LoadedModel, attention: StepAttention) -> None:
+        self._model = model
+        self._attention = attention
+
+    def compute(self, arguments: dict[str, Tensor], tokens: Sequence[int]) -> Tensor:
+        with self._model.attention.use(self._attention):
+            return self._model.compute(arguments, tokens)

@@ -1,0 +1,113 @@
+"""What the small modules of a decoder compute, found by running them.
+
+A norm's weight is found by normalizing ones, an activation by comparing it. So a variant
+such as Gemma's norm, which adds one to its weight, needs no case of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..choice import NotRecognised
+
+
+def find_norm(norm: nn.Module, size: int | None = None) -> Tensor:
+    """Return the weight of a root mean square norm, (size,) float32.
+
+    The mean square of ones is one, so a norm of ones returns its weight.
+
+    Args:
+      size: the weight's expected size; None is any.
+
+    Raises:
+      NotRecognised
+    """
+    weight = getattr(norm, "weight", None)
+    if not isinstance(weight, Tensor) or weight.dim() != 1:
+        raise NotRecognised(f"{type(norm).__name__} has no weight of one dimension")
+    if size is not None and len(weight) != size:
+        raise NotRecognised(f"{type(norm).__name__} normalizes {len(weight)} numbers")
+    epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    if not isinstance(epsilon, float):
+        raise NotRecognised(f"{type(norm).__name__} has no epsilon")
+    ones = torch.ones(len(weight), dtype=torch.float32, device=weight.device)
+    found: Tensor = norm(ones).float() * (1 + epsilon) ** 0.5
+    return found.contiguous()
+
+
+def find_optional_norm(module: Any, name: str, size: int) -> Tensor | None:
+    """Return the weight of a norm that a module may have; None if it has none."""
+    norm = getattr(module, name, None)
+    return None if norm is None else find_norm(norm, size)
+
+
+def find_epsilon(model: nn.Module) -> float:
+    """Return the epsilon that all norms of a model share.
+
+    Raises:
+      NotRecognised
+    """
+    found = {
+        getattr(module, "variance_epsilon", getattr(module, "eps", None))
+        for module in model.modules()
+        if "norm" in type(module).__name__.lower()
+    }
+    if len(found) != 1:
+        raise NotRecognised("its norms have different epsilons")
+    epsilon = found.pop()
+    assert epsilon is not None, "a norm without an epsilon is not recognised"
+    return float(epsilon)
+
+
+# In the order of native/activation.h.
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "gelu": functional.gelu,
+    "relu": functional.relu,
+}
+ACTIVATION_CODES = {name: code for code, name in enumerate(_ACTIVATIONS)}
+
+
+def find_activation(modules: Iterable[Any]) -> str:
+    """Return the name of the activation that gated feed-forward networks share.
+
+    Raises:
+      NotRecognised
+    """
+    functions = []
+    for module in modules:
+        function = getattr(module, "act_fn", getattr(module, "activation_fn", None))
+        if function is None:
+            raise NotRecognised(f"{type(module).__name__} has no activation")
+        functions.append(function)
+    return name_activation(functions)
+
+
+def name_activation(functions: Iterable[Callable[[Tensor], Tensor]]) -> str:
+    """Return the name of the activation that all layers share, of ACTIVATION_CODES.
+
+    Args:
+      functions: those of the layers.
+
+    Raises:
+      NotRecognised
+    """
+    points = torch.linspace(-8, 8, 257)
+    names = set()
+    for function in functions:
+        values = function(points)
+        names |= {
+            name
+            for name, known in _ACTIVATIONS.items()
+            # The two forms of GELU are 5e-4 apart.
+            if torch.allclose(values, known(points), rtol=0, atol=1e-5)
+        }
+    if len(names) != 1:
+        raise NotRecognised(f"its activation is none of {', '.join(_ACTIVATIONS)}")
+    return names.pop()

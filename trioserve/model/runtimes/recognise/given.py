@@ -1,0 +1,119 @@
+"""What a model gives its layers, found by running it without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..choice import NotRecognised
+from .products import get_part
+
+# Tokens whose positions on three axes are tried.
+_NUM_PLACED = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What a model gives its layers.
+
+    Args:
+      rotary: for each layer, cosines and sines, (max_model_len, rotary_dim) float32 both
+      embedding_scale: factor of the vectors of tokens before the first layer.
+    """
+
+    rotary: list[tuple[Tensor, Tensor]]
+    embedding_scale: float
+
+
+def watch_layers(
+    body: nn.Module, layers: list[nn.Module], hidden_size: int, max_model_len: int
+) -> Given:
+    """Run a model whose layers do nothing but record what they are given.
+
+    Args:
+      body: the model around the layers, up to the last norm.
+      layers: all that it calls, in order.
+
+    Raises:
+      NotRecognised
+    """
+    device = _find_device(body)
+    vectors = torch.ones(1, 1, hidden_size, device=device)
+    vectors = vectors.expand(1, max_model_len, hidden_size)
+    positions = torch.arange(max_model_len, device=device)[None]
+    rotary, scales = _record(body, layers, vectors, positions)
+    return Given(rotary=[_flatten(each) for each in rotary], embedding_scale=scales[0])
+
+
+def find_plane_rotary(
+    body: nn.Module, layers: list[nn.Module], hidden_size: int
+) -> nn.Module:
+    """Return the module that turns positions on three axes into rotary angles.
+
+    Raises:
+      NotRecognised: a layer is given other angles than those of this module.
+    """
+    rotary: nn.Module = get_part(body, "rotary_emb")
+    device = _find_device(body)
+    vectors = torch.ones(1, _NUM_PLACED, hidden_size, device=device)
+    chance = torch.Generator().manual_seed(0)
+    positions = torch.randint(_NUM_PLACED, (3, 1, _NUM_PLACED), generator=chance)
+    positions = positions.to(device)
+    with torch.inference_mode():
+        expected = _flatten(rotary(vectors, positions))
+    seen, _ = _record(body, layers, vectors, positions)
+    for angles in seen:
+        if not all(map(torch.equal, _flatten(angles), expected)):
+            raise NotRecognised("it places images in a plane in a way of its own")
+    return rotary
+
+
+def _find_device(body: nn.Module) -> torch.device:
+    return next(body.parameters()).device
+
+
+def _record(
+    body: nn.Module, layers: list[nn.Module], vectors: Tensor, positions: Tensor
+) -> tuple[list[tuple[Tensor, Tensor]], list[float]]:
+    """Return each layer's rotary angles, and the first number of its input."""
+    rotary: list[tuple[Tensor, Tensor]] = []
+    scales: list[float] = []
+
+    def record(hidden: Tensor, **arguments: Any) -> Tensor:
+        angles = arguments.get("position_embeddings")
+        if not isinstance(angles, tuple) or len(angles) != 2:
+            raise NotRecognised("its layers get no rotary angles")
+        rotary.append(angles)
+        scales.append(float(hidden[0, 0, 0]))
+        return hidden
+
+    with ExitStack() as stack, torch.inference_mode():
+        for layer in layers:
+            stack.enter_context(_replace_forward(layer, record))
+        stack.enter_context(_replace_forward(get_part(body, "norm"), lambda x: x))
+        body(inputs_embeds=vectors, position_ids=positions, use_cache=False)
+    return rotary, scales
+
+
+@contextmanager
+def _replace_forward(
+    module: nn.Module, forward: Callable[..., Tensor]
+) -> Iterator[None]:
+    module.forward = forward
+    try:
+        yield
+    finally:
+        # The method of its class shows again.
+        del module.forward
+
+
+def _flatten(angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    cos, sin = (each.float().squeeze(0).contiguous() for each in angles)
+    if cos.dim() != 2 or cos.shape != sin.shape or cos.shape[1] % 2:
+        raise NotRecognised("its rotary angles have more than one dimension")
+    return cos, sin

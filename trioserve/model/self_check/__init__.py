@@ -1,0 +1,7 @@
+"""Whether a fast path computes what its oracle computes, asked on the machine that serves.
+
+compare     the one table of tolerances, and the comparison
+steps       steps of random tokens, for the layers of a decoder
+
+A fast path that fails, or gives other numbers, is passed over with one sentence in the log.
+"""

@@ -1,0 +1,66 @@
+"""Compare the output of a fast path with its oracle's, by the one table of tolerances."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...errors import shorten_message
+
+# Largest distance from an oracle, as a part of the size of its numbers. Rounding gives 1e-6
+# in float32, and 0.005 to 0.05 in bfloat16, where modules round after every operator. A wrong
+# formula, position, window or mask gives 0.1 or more.
+TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float16: 1e-2}
+
+# Quantisation gives 0.02 to 0.07. The formula is the same as without.
+_INT8_TOLERANCE = 0.3
+
+# Operators on single numbers, all in float32, do not add up roundings.
+_SINGLE_TOLERANCE = 1e-5
+
+
+def find_difference(
+    expected: Tensor,
+    actual: Tensor,
+    dtype: torch.dtype | None = None,
+    *,
+    int8: bool = False,
+    dim: int | None = None,
+) -> str | None:
+    """Return how outputs differ, in one sentence; None if by rounding alone.
+
+    Args:
+      dtype: of the model; None is the oracle's.
+      int8: the fast path has weights of eight bits.
+      dim: compares each vector of this dimension by itself; None compares all numbers together.
+    """
+    distance = measure_distance(expected, actual, dim)
+    tolerance = TOLERANCES.get(dtype or expected.dtype, 0.0)
+    # Not a number is no small distance.
+    if distance <= (_INT8_TOLERANCE if int8 else tolerance):
+        return None
+    return f"its output would differ by {distance:.2g} of its size"
+
+
+def agree(expected: Tensor, actual: Tensor) -> bool:
+    """Whether outputs differ by rounding alone."""
+    return find_difference(expected, actual) is None
+
+
+def agree_singly(expected: Tensor, actual: Tensor) -> bool:
+    """Whether operators on single numbers give the same numbers."""
+    bound = _SINGLE_TOLERANCE
+    return torch.allclose(expected, actual, rtol=bound, atol=bound)
+
+
+def describe_failure(error: Exception) -> str:
+    """Return one sentence about a fast path that raises an error."""
+    return f"it fails: {shorten_message(error)}"
+
+
+def measure_distance(expected: Tensor, actual: Tensor, dim: int | None = None) -> float:
+    """Return the largest distance of outputs, as a part of the size of the oracle's."""
+    expected, actual = expected.float(), actual.float()
+    error = torch.linalg.vector_norm(actual - expected, dim=dim)
+    size = torch.linalg.vector_norm(expected, dim=dim)
+    return float(torch.where(size > 0, error / size, error).max())

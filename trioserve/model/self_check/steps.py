@@ -1,0 +1,101 @@
+"""Steps of random tokens, and the comparison of decoders that run them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...types.ids import BlockId
+from ...types.plan import SlotStart, StepPlan, StepRow
+from ...types.sampling import SamplingParams
+from ..step.layout import StepInputs, lay_out
+from ..step.slots import SlotTables
+from .compare import find_difference
+
+# Few, because a server waits for them when it starts. The check needs this many positions
+# even if the server allows only shorter sequences.
+NUM_CHECKED = 12
+_BLOCK_SIZE = 8
+
+# Flat tokens whose logits are compared.
+COMPARED_TOKENS = range(NUM_CHECKED - 4, NUM_CHECKED)
+
+# Standard deviation of the hidden states that a later stage of a pipeline reads in place
+# of tokens: small beside what its layers add, and large beside the epsilon of a norm.
+_DEVIATION = 0.1
+
+
+def make_tables(
+    prompts: Sequence[Sequence[int]], block_size: int, device: torch.device
+) -> SlotTables:
+    """Make tables whose first slots have these prompts, and no blocks yet."""
+    tables = SlotTables(
+        max_num_seqs=len(prompts),
+        max_model_len=max(map(len, prompts)),
+        block_size=block_size,
+        device=device,
+    )
+    for slot, prompt in enumerate(prompts):
+        tables.start(
+            SlotStart(
+                slot=slot,
+                prompt_token_ids=tuple(prompt),
+                output_token_ids=(),
+                sampling=SamplingParams(),
+                seed=0,
+            )
+        )
+    return tables
+
+
+def make_check(
+    vocab_size: int, device: torch.device = torch.device("cpu")
+) -> tuple[SlotTables, StepInputs]:
+    """Make a step of one prompt of random tokens."""
+    chance = torch.Generator().manual_seed(0)
+    token_ids = torch.randint(vocab_size, (NUM_CHECKED,), generator=chance).tolist()
+    tables = make_tables([token_ids], _BLOCK_SIZE, device)
+    row = StepRow(
+        slot=0,
+        start=0,
+        num_tokens=NUM_CHECKED,
+        new_block_ids=(BlockId(0), BlockId(1)),
+        sample=True,
+    )
+    tables.append_blocks([row])
+    plan = StepPlan(step_id=0, starts=(), rows=(row,))
+    return tables, lay_out(plan, tables, lambda rows: [0], device)
+
+
+def draw_hidden(inputs: StepInputs, width: int) -> Tensor:
+    """Return noise in place of a step's hidden states, (num_tokens, width) float32."""
+    chance = torch.Generator().manual_seed(1)
+    num_tokens = inputs.input_ids.shape[1]
+    noise = torch.randn((num_tokens, width), generator=chance)
+    return _DEVIATION * noise.to(inputs.input_ids.device)
+
+
+def compare_decoders(
+    expected: Tensor,
+    actual: Tensor,
+    dtype: torch.dtype,
+    *,
+    int8: bool,
+    given: Tensor | None = None,
+) -> str | None:
+    """Return how the outputs of decoders differ; None if by rounding alone.
+
+    Args:
+      expected, actual: logits; or hidden states, if `given` are those that the layers read.
+    """
+    expected, actual = expected.float(), actual.float()
+    if given is not None:
+        # Beside the vectors that came in, a mistake in what the layers add could be small.
+        expected, actual = expected - given, actual - given
+    # The same number added to all logits changes no answer.
+    expected, actual = (
+        each - each.mean(dim=-1, keepdim=True) for each in (expected, actual)
+    )
+    return find_difference(expected, actual, dtype, int8=int8)
