@@ -10,46 +10,29 @@ import ctypes
 import json
 import os
 from pathlib import Path
-import shutil
-import subprocess
 
 import pytest
 
-import trioserve.kernels
 from trioserve.kernels.library import find_instruction_sets
 
-NATIVE = Path(trioserve.kernels.__file__).parent / "native"
+from .building import NATIVE, build
 
 FLAGS: dict[str, list[str]] = json.loads((NATIVE / "flags.json").read_bytes())
 ALL = FLAGS.pop("all")
 
 
 @pytest.fixture(scope="session", params=FLAGS)
-def kernels(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> ctypes.CDLL:
+def kernels(request: pytest.FixtureRequest) -> ctypes.CDLL:
     """The library of doors, for each instruction set of this processor."""
-    if shutil.which("g++") is None:
-        pytest.skip("needs a C++ compiler")
     if request.param not in find_instruction_sets():
         pytest.skip(f"the processor has no {request.param}")
-    path = tmp_path_factory.mktemp("kernels") / f"{request.param}.so"
     sanitizers = os.environ.get("KERNEL_SANITIZERS")
     # The sizes are small, so that to optimise takes longer than it saves. Sanitizers see
     # optimised code, and tests/model/ runs the best library of this processor.
     checks = ["-O1", f"-fsanitize={sanitizers}", "-g"] if sanitizers else ["-O0"]
     sources = [
-        *Path(__file__).parent.glob("door*.cpp"),
+        *sorted(Path(__file__).parent.glob("door*.cpp")),
         *(NATIVE / name for name in ("api_logits.cpp", "encoder.cpp", "pool.cpp")),
     ]
-    subprocess.run(
-        [
-            *("g++", *ALL, "-fPIC", "-shared", "-pthread"),
-            *(*FLAGS[request.param], *checks),
-            *(f"-I{NATIVE}", "-o", path, *sources),
-        ],
-        check=True,
-        # The library of a sanitizer would make the compiler slow, too.
-        env={**os.environ, "LD_PRELOAD": ""},
-    )
-    return ctypes.CDLL(str(path))
+    flags = [*ALL, "-fPIC", "-shared", *FLAGS[request.param], *checks]
+    return ctypes.CDLL(str(build(flags, sources)))
