@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import accumulate
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from trioserve.model.attention.backend import PagedBackend, PagedModel
-from trioserve.model.attention.bridge import AttentionCall
-from trioserve.model.attention.gather import GatherAttention
+from trioserve.model.attention.backend import PagedModel
 from trioserve.model.attention.probe import LayerSpec
-from trioserve.model.step.layout import (
-    StepInputs,
-    lay_out,
-)
-from trioserve.model.step.slots import SlotTables
-from trioserve.types.ids import BlockId
-from trioserve.types.plan import SlotStart, StepPlan, StepRow
-from trioserve.types.sampling import SamplingParams
+from trioserve.model.attention.self_check import BackendPair, MakeBackend
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-MakeBackend = Callable[[PagedModel, SlotTables], PagedBackend]
 
 
 def make_layer(
@@ -49,11 +35,24 @@ def make_layer(
     )
 
 
-class Steps:
-    """Gives a backend and the one of torch's operators the same steps.
+def make_model(
+    *,
+    layer: LayerSpec | None = None,
+    block_size: int = 4,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = DEVICE,
+) -> PagedModel:
+    return PagedModel(
+        layers=(layer or LAYERS["plain"],),
+        num_blocks=1,
+        block_size=block_size,
+        dtype=dtype,
+        device=device,
+    )
 
-    Blocks of sequences are not neighbours, and those of different slots alternate.
-    """
+
+class Steps(BackendPair):
+    """Gives a backend and the one of torch's operators the same steps."""
 
     def __init__(
         self,
@@ -62,42 +61,21 @@ class Steps:
         *,
         block_size: int = 4,
         dtype: torch.dtype = torch.float32,
-        max_num_seqs: int = 6,
         max_model_len: int = 96,
     ) -> None:
-        self._layer = layer
-        self._dtype = dtype
-        self._num_seqs = max_num_seqs
-        self._block_size = block_size
-        num_blocks = max_num_seqs * -(-max_model_len // block_size)
-        model = PagedModel(
-            layers=(layer,),
-            num_blocks=num_blocks,
-            block_size=block_size,
-            dtype=dtype,
-            device=DEVICE,
+        model = make_model(layer=layer, block_size=block_size, dtype=dtype)
+        super().__init__(
+            make_backend, model, max_num_seqs=6, max_model_len=max_model_len
         )
-        self._tables = SlotTables(
-            max_num_seqs=max_num_seqs,
-            max_model_len=max_model_len,
-            block_size=block_size,
-            device=DEVICE,
-        )
-        self._backends: tuple[PagedBackend, ...] = (
-            GatherAttention(model, self._tables),
-            make_backend(model, self._tables),
-        )
-        self._lengths = [0] * max_num_seqs
-        self._generator = torch.Generator().manual_seed(1)
+        self._number = 0.0
 
     def fill(self, slot: int, num_tokens: int) -> None:
         """Begin a sequence whose first keys and values are in the caches already."""
-        assert not self._lengths[slot]
-        plan = self._begin((slot, num_tokens))
-        blocks = self._tables.block_ids[slot, : len(plan.rows[0].new_block_ids)]
-        one, other = (backend.caches[0].blocks for backend in self._backends)
-        shape = one[blocks].shape
-        one[blocks] = other[blocks] = self._draw(shape)
+        assert not self.lengths[slot]
+        plan = self.plan((slot, num_tokens))
+        blocks = self.tables.block_ids[slot, : len(plan.rows[0].new_block_ids)]
+        one, other = (backend.caches[0].blocks for backend in self.backends)
+        one[blocks] = other[blocks] = self.draw(one[blocks].shape)
 
     def step(self, *parts: tuple[int, int], number: float = 0.0) -> float:
         """Run (slot, number of tokens) of each row; return the largest difference.
@@ -105,87 +83,15 @@ class Steps:
         Args:
           number: added to the first key.
         """
-        plan = self._begin(*parts)
-        layer = self._layer
-        tensors = [
-            self._draw((plan.num_tokens, *shape))
-            for shape in (
-                (layer.num_heads, layer.key_dim),
-                (layer.num_kv_heads, layer.key_dim),
-                (layer.num_kv_heads, layer.value_dim),
-            )
-        ]
-        tensors[1][0, 0, 0] += number
-        # In the order of the plan, whatever order a backend wants.
-        expected, output = (
-            self._run(backend, plan, tensors).double() for backend in self._backends
-        )
+        self._number = number
+        expected, output = (each.double() for each in self.run(*parts))
         assert output.isfinite().all()
         return float((expected - output).abs().max())
 
-    def _begin(self, *parts: tuple[int, int]) -> StepPlan:
-        plan = StepPlan(
-            step_id=1,
-            starts=tuple(
-                start_slot(slot) for slot, _ in parts if not self._lengths[slot]
-            ),
-            rows=tuple(self._make_row(*part) for part in parts),
-        )
-        for start in plan.starts:
-            self._tables.start(start)
-        self._tables.append_blocks(plan.rows)
-        return plan
-
-    def _draw(self, shape: tuple[int, ...]) -> Tensor:
-        return torch.randn(shape, generator=self._generator).to(DEVICE, self._dtype)
-
-    def _make_row(self, slot: int, num_tokens: int) -> StepRow:
-        start = self._lengths[slot]
-        end = self._lengths[slot] = start + num_tokens
-        size = self._block_size
-        new = range(-(-start // size), -(-end // size))
-        blocks = tuple(BlockId(i * self._num_seqs + slot) for i in reversed(new))
-        return StepRow(
-            slot=slot,
-            start=start,
-            num_tokens=num_tokens,
-            new_block_ids=blocks,
-            sample=True,
-        )
-
-    def _run(
-        self, backend: PagedBackend, plan: StepPlan, tensors: Sequence[Tensor]
-    ) -> Tensor:
-        step = lay_out(plan, self._tables, backend.order, DEVICE)
-        places = place_tokens(plan, step)
-        call = AttentionCall(
-            scaling=self._layer.scaling,
-            window=self._layer.window,
-            softcap=self._layer.softcap,
-            sinks=self._layer.sinks,
-        )
-        output = backend.begin(step).attend(
-            nn.Module(), *(each[places] for each in tensors), call
-        )
-        return output[places.argsort()]
-
-
-def start_slot(slot: int) -> SlotStart:
-    return SlotStart(
-        slot=slot,
-        prompt_token_ids=(0,) * 96,
-        output_token_ids=(),
-        sampling=SamplingParams(),
-        seed=0,
-    )
-
-
-def place_tokens(plan: StepPlan, step: StepInputs) -> Tensor:
-    """Return for each flat token of a step its place in the plan, (num_tokens,)."""
-    ends = dict(zip(plan.rows, accumulate(row.num_tokens for row in plan.rows)))
-    return torch.cat(
-        [torch.arange(ends[row] - row.num_tokens, ends[row]) for row in step.rows]
-    )
+    def draw_inputs(self, num_tokens: int) -> list[Tensor]:
+        tensors = super().draw_inputs(num_tokens)
+        tensors[1][0, 0, 0] += self._number
+        return tensors
 
 
 def run_story(steps: Steps, limit: float) -> None:

@@ -13,7 +13,7 @@ from trioserve.model.attention.backend import PagedModel
 from trioserve.model.attention.paged_triton import TritonAttention
 from trioserve.model.attention.probe import LayerSpec
 
-from .steps import DEVICE, LAYERS, Steps, make_layer, run_story
+from .steps import DEVICE, LAYERS, Steps, make_layer, make_model, run_story
 
 pytest.importorskip("triton", reason="needs the extra triton")
 
@@ -64,21 +64,6 @@ def test_numbers_that_are_not_finite_spoil_no_other_sequence() -> None:
     assert steps.step((0, 3)) < LIMIT
     for number in (torch.inf, -torch.inf, torch.nan):
         assert steps.step((0, 3), number=number) < LIMIT
-
-
-def make_model(
-    *,
-    layer: LayerSpec = LAYERS["plain"],
-    block_size: int = 16,
-    dtype: torch.dtype = torch.float32,
-) -> PagedModel:
-    return PagedModel(
-        layers=(layer,),
-        num_blocks=1,
-        block_size=block_size,
-        dtype=dtype,
-        device=DEVICE,
-    )
 
 
 @pytest.mark.parametrize(

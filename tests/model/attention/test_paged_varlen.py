@@ -5,6 +5,8 @@ The function itself runs on GPUs alone. Here stands in its place what its docume
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,10 +14,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from trioserve.model.attention.backend import PagedBackend, PagedModel
 from trioserve.model.attention.paged_varlen import VarlenAttention
-from trioserve.model.attention.probe import LayerSpec
 from trioserve.model.step.slots import SlotTables
 
-from .steps import LAYERS, Steps, make_layer, run_story
+from .steps import LAYERS, Steps, make_layer, make_model, run_story
 
 
 def attend_as_documented(
@@ -81,28 +82,19 @@ def test_layers_equal_torchs_operators(name: str) -> None:
     run_story(Steps(make_backend, LAYERS[name]), 2e-5)
 
 
-def find_obstacle(
-    *,
-    layer: LayerSpec = LAYERS["plain"],
-    block_size: int = 256,
-    dtype: torch.dtype = torch.bfloat16,
-    device: str = "cuda",
-) -> str | None:
-    return VarlenAttention.find_obstacle(
-        PagedModel(
-            layers=(layer,),
-            num_blocks=1,
-            block_size=block_size,
-            dtype=dtype,
-            device=torch.device(device),
-        )
-    )
+def find_obstacle(**changes: Any) -> str | None:
+    wanted = {
+        "block_size": 256,
+        "dtype": torch.bfloat16,
+        "device": torch.device("cuda"),
+    }
+    return VarlenAttention.find_obstacle(make_model(**{**wanted, **changes}))
 
 
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="PyTorch has no block tables")
 def test_its_limits() -> None:
     assert find_obstacle() is None
-    assert find_obstacle(device="cpu") == "it needs a GPU"
+    assert find_obstacle(device=torch.device("cpu")) == "it needs a GPU"
     assert (
         find_obstacle(block_size=16) == "it needs blocks of 256 tokens, by --block-size"
     )

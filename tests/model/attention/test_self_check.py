@@ -14,17 +14,11 @@ from trioserve.model.attention.gather import GatherAttention
 from trioserve.model.attention.self_check import find_disagreement
 from trioserve.model.step.layout import StepInputs
 
-from .steps import DEVICE, LAYERS
+from .steps import LAYERS, make_model
 
 
-def make_model(dtype: torch.dtype = torch.float32) -> PagedModel:
-    return PagedModel(
-        layers=tuple(LAYERS.values()),
-        num_blocks=1,
-        block_size=4,
-        dtype=dtype,
-        device=DEVICE,
-    )
+def make_all(dtype: torch.dtype = torch.float32) -> PagedModel:
+    return replace(make_model(dtype=dtype), layers=tuple(LAYERS.values()))
 
 
 class Wrong(GatherAttention):
@@ -61,13 +55,13 @@ class _WrongStep:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_torchs_operators_agree_with_themselves(dtype: torch.dtype) -> None:
-    assert find_disagreement(GatherAttention, make_model(dtype)) is None
+    assert find_disagreement(GatherAttention, make_all(dtype)) is None
 
 
 @pytest.mark.parametrize("change", [0.5, float("nan")])
 def test_other_numbers_are_found(change: float) -> None:
     backend = type("Changed", (Wrong,), {"change": change})
-    reason = find_disagreement(backend, make_model())
+    reason = find_disagreement(backend, make_all())
     assert reason is not None and reason.startswith("its output would differ by ")
 
 
@@ -77,7 +71,7 @@ class Failing(GatherAttention):
 
 
 def test_a_failure_is_told() -> None:
-    reason = find_disagreement(Failing, make_model())
+    reason = find_disagreement(Failing, make_all())
     assert reason == "it fails: no kernel image is available"
 
 
@@ -85,5 +79,5 @@ def test_tritons_kernels_agree() -> None:
     pytest.importorskip("triton", reason="needs the extra triton")
     from trioserve.model.attention.paged_triton import TritonAttention
 
-    model = replace(make_model(), layers=(LAYERS["all"],))
+    model = make_model(layer=LAYERS["all"])
     assert find_disagreement(TritonAttention, model) is None

@@ -5,7 +5,7 @@ probe           the attention layers of a model, found by running it once
 layout          one step's tokens, laid out flat
 backend         the protocol of attention backends
 choose          the table of backends, and the choice among them
-agreement       compares a backend with torch's operators, on its device
+self_check      compares a backend with torch's operators, on its device
 gather          the paged backend of torch's own operators, on any device
 paged_triton    the paged backend of Triton's kernels, for GPUs
 paged_varlen    the paged backend of PyTorch's flash attention, for GPUs

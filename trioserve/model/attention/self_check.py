@@ -6,8 +6,9 @@ that fails there, or computes something else, must not be found out by clients.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +17,11 @@ from ...types.ids import BlockId
 from ...types.plan import StepPlan, StepRow
 from ..self_check.compare import describe_failure, find_difference
 from ..self_check.steps import make_tables
-from ..step.layout import lay_out
+from ..step.layout import StepInputs, lay_out
 from ..step.slots import SlotTables
 from .backend import PagedBackend, PagedModel
 from .bridge import AttentionCall
 from .gather import GatherAttention
-from .probe import LayerSpec
 
 MakeBackend = Callable[[PagedModel, SlotTables], PagedBackend]
 
@@ -49,86 +49,110 @@ def find_disagreement(make_backend: MakeBackend, model: PagedModel) -> str | Non
 
 
 def _compare(make_backend: MakeBackend, model: PagedModel) -> str | None:
-    """Return how a backend differs in a few steps of random numbers."""
-    num_blocks = -(-_MAX_TOKENS // model.block_size)
-    model = replace(model, num_blocks=2 * num_blocks)
-    tables = make_tables([[0] * _MAX_TOKENS] * 2, model.block_size, model.device)
-    backends = GatherAttention(model, tables), make_backend(model, tables)
-    chance = torch.Generator().manual_seed(0)
-    lengths = [0, 0]
+    pair = BackendPair(make_backend, model, max_num_seqs=2, max_model_len=_MAX_TOKENS)
     for parts in _STEPS:
-        rows = []
-        for slot, num_tokens in parts:
-            first = slot * num_blocks
-            blocks = range(first, first + num_blocks) if not lengths[slot] else ()
-            rows.append(
-                StepRow(
-                    slot=slot,
-                    start=lengths[slot],
-                    num_tokens=num_tokens,
-                    new_block_ids=tuple(map(BlockId, blocks)),
-                    sample=True,
-                )
-            )
-            lengths[slot] += num_tokens
-        plan = StepPlan(step_id=0, starts=(), rows=tuple(rows))
-        tables.append_blocks(plan.rows)
-        layer = model.layers[0]
-        tensors = _draw(layer, plan.num_tokens, model, chance)
-        expected, actual = (
-            _run(each, layer, plan, tables, tensors) for each in backends
-        )
         # Each head by itself, because a wrong one is a small part of all numbers.
-        problem = find_difference(expected, actual, model.dtype, dim=-1)
+        problem = find_difference(*pair.run(*parts), model.dtype, dim=-1)
         if problem is not None:
             return problem
     return None
 
 
-def _draw(
-    layer: LayerSpec, num_tokens: int, model: PagedModel, chance: torch.Generator
-) -> tuple[Tensor, ...]:
-    """Return queries, keys and values, (num_tokens, heads, dim) each."""
-    shapes = (
-        (layer.num_heads, layer.key_dim),
-        (layer.num_kv_heads, layer.key_dim),
-        (layer.num_kv_heads, layer.value_dim),
-    )
-    return tuple(
-        torch.randn((num_tokens, *shape), generator=chance).to(
-            model.device, model.dtype
+class BackendPair:
+    """Gives a backend and the one of torch's operators the same steps of random numbers.
+
+    Blocks of sequences are not neighbours, and those of different slots alternate.
+
+    Args:
+      model: has one layer; the number of its blocks does not matter.
+    """
+
+    def __init__(
+        self,
+        make_backend: MakeBackend,
+        model: PagedModel,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+    ) -> None:
+        num_blocks = max_num_seqs * -(-max_model_len // model.block_size)
+        self.model = replace(model, num_blocks=num_blocks)
+        prompts = [[0] * max_model_len] * max_num_seqs
+        self.tables = make_tables(prompts, model.block_size, model.device)
+        self.backends: tuple[PagedBackend, ...] = (
+            GatherAttention(self.model, self.tables),
+            make_backend(self.model, self.tables),
         )
-        for shape in shapes
+        self.lengths = [0] * max_num_seqs
+        self._chance = torch.Generator().manual_seed(0)
+
+    def run(self, *parts: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """Run (slot, number of tokens) of each row.
+
+        Returns:
+          (num_tokens, num_heads, value_dim) float32 by torch's operators, and by the backend
+        """
+        plan = self.plan(*parts)
+        tensors = self.draw_inputs(plan.num_tokens)
+        expected, actual = (self._run(each, plan, tensors) for each in self.backends)
+        return expected, actual
+
+    def plan(self, *parts: tuple[int, int]) -> StepPlan:
+        """Plan a step, and give its rows their blocks."""
+        rows = tuple(self._make_row(*part) for part in parts)
+        self.tables.append_blocks(rows)
+        return StepPlan(step_id=0, starts=(), rows=rows)
+
+    def draw_inputs(self, num_tokens: int) -> list[Tensor]:
+        """Return random queries, keys and values, (num_tokens, heads, dim) each."""
+        (layer,) = self.model.layers
+        shapes = (
+            (layer.num_heads, layer.key_dim),
+            (layer.num_kv_heads, layer.key_dim),
+            (layer.num_kv_heads, layer.value_dim),
+        )
+        return [self.draw((num_tokens, *shape)) for shape in shapes]
+
+    def draw(self, shape: tuple[int, ...]) -> Tensor:
+        """Return random numbers of the model's type on its device."""
+        numbers = torch.randn(shape, generator=self._chance)
+        return numbers.to(self.model.device, self.model.dtype)
+
+    def _make_row(self, slot: int, num_tokens: int) -> StepRow:
+        start = self.lengths[slot]
+        end = self.lengths[slot] = start + num_tokens
+        size = self.model.block_size
+        new = range(-(-start // size), -(-end // size))
+        blocks = (BlockId(i * len(self.lengths) + slot) for i in reversed(new))
+        return StepRow(
+            slot=slot,
+            start=start,
+            num_tokens=num_tokens,
+            new_block_ids=tuple(blocks),
+            sample=True,
+        )
+
+    def _run(
+        self, backend: PagedBackend, plan: StepPlan, tensors: Sequence[Tensor]
+    ) -> Tensor:
+        """Run one step; returns float32, in the order of the plan."""
+        inputs = lay_out(plan, self.tables, backend.order, self.model.device)
+        places = place_tokens(plan, inputs)
+        (layer,) = self.model.layers
+        call = AttentionCall(
+            scaling=layer.scaling,
+            window=layer.window,
+            softcap=layer.softcap,
+            sinks=layer.sinks,
+        )
+        query, key, value = (each[places] for each in tensors)
+        output = backend.begin(inputs).attend(nn.Module(), query, key, value, call)
+        return output[places.argsort()].float()
+
+
+def place_tokens(plan: StepPlan, inputs: StepInputs) -> Tensor:
+    """Return for each flat token of a step its place in the plan, (num_tokens,)."""
+    ends = dict(zip(plan.rows, accumulate(row.num_tokens for row in plan.rows)))
+    return torch.cat(
+        [torch.arange(ends[row] - row.num_tokens, ends[row]) for row in inputs.rows]
     )
-
-
-def _run(
-    backend: PagedBackend,
-    layer: LayerSpec,
-    plan: StepPlan,
-    tables: SlotTables,
-    tensors: tuple[Tensor, ...],
-) -> Tensor:
-    """Run one step; returns float32, in the order of the plan."""
-    inputs = lay_out(plan, tables, backend.order, tables.block_ids.device)
-    places = [
-        place
-        for row in inputs.rows
-        for place in _list_places(plan, plan.rows.index(row))
-    ]
-    call = AttentionCall(
-        scaling=layer.scaling,
-        window=layer.window,
-        softcap=layer.softcap,
-        sinks=layer.sinks,
-    )
-    query, key, value = (each[places] for each in tensors)
-    output = backend.begin(inputs).attend(nn.Module(), query, key, value, call)
-    ordered = torch.empty_like(output)
-    ordered[places] = output
-    return ordered.float()
-
-
-def _list_places(plan: StepPlan, index: int) -> range:
-    begin = sum(row.num_tokens for row in plan.rows[:index])
-    return range(begin, begin + plan.rows[index].num_tokens)
