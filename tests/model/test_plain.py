@@ -17,7 +17,6 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from trioserve.config import ModelConfig
 from trioserve.errors import InvalidConfig
 from trioserve.model.loading.load import load_model
-from trioserve.model.loading.plain import llama
 from trioserve.model.loading.plain.description import read_plain_config
 from trioserve.model.loading.plain.llama import (
     load_plain,

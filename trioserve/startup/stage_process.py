@@ -55,9 +55,8 @@ from ..processes.interpreter import settle_interpreter
 from ..processes.threads.fresh_thread import run_in_fresh_thread
 from ..types.not_loaded import NotLoaded
 from ..types.output import StepResult
-from ..types.stage_place import StagePlace
 from ..types.version import __version__
-from ..weights import Weights, complete_weights
+from ..weights import complete_weights
 from .grammar_tokenizer import load_grammar_tokenizer
 from .limits import check_room, measure_step_bytes
 from .plugins import load_logits_processors

@@ -16,7 +16,6 @@ from ..device.tensors import send_ids
 from ..sampling.launched import LaunchedStep
 from ..sampling.selecting import LogitRows, LogitSelector
 from ..shards.group import TensorGroup
-from ..step.layout import StepInputs
 from ..step.slots import SlotTables
 from .protocols import StepWriter
 
