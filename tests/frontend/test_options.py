@@ -45,6 +45,7 @@ def test_values_at_the_bounds_are_accepted(text: dict[str, Any]) -> None:
         ({"stop": ("x",) * 33}, "stop: at most 32 are possible"),
         ({"stop": ("x" * 1025,)}, "stop: each must have 1 to 1024 characters"),
         ({"stop": ("",)}, "stop: each must have 1 to 1024 characters"),
+        ({"stop": ("x" * 820,) * 5}, "stop: at most 4096 characters in all are taken"),
         (
             {"thinking_token_budget": -1},
             "thinking_token_budget: must be between 0 and 2147483647, got -1",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import InvalidParameter
-from ..render import check_stop_strings
+from ..render import MAX_STOP_CHARACTERS
 from ..types.structured import StructuredOutput
 
 MAX_STOP_STRINGS = 32
@@ -52,7 +52,10 @@ class TextParams:
                 "stop",
                 f"each must have 1 to {MAX_STOP_STRING_CHARACTERS} characters",
             )
-        check_stop_strings(self.stop)
+        if sum(map(len, self.stop)) > MAX_STOP_CHARACTERS:
+            raise InvalidParameter(
+                "stop", f"at most {MAX_STOP_CHARACTERS} characters in all are taken"
+            )
         budget = self.thinking_token_budget
         if budget is not None and not 0 <= budget <= MAX_THINKING_TOKEN_BUDGET:
             raise InvalidParameter(

@@ -27,7 +27,7 @@ from .text.chat import TURN_CHARACTERS, Base64Image, ChatMessage, count_characte
 from .text.detokenizer import Detokenizer
 from .text.offsets import TextOffsets
 from .text.reasoning import ReasoningTags
-from .text.stop import check_stop_strings
+from .text.stop import MAX_STOP_CHARACTERS
 from .text.template import ChatOptions, ReasoningEffort
 from .text.tokenizer import TokenizeOptions
 from .tools.detokenizer import SequenceText
@@ -39,6 +39,7 @@ from .workers.together import run_together
 from .workers.workplace import Workplace
 
 __all__ = [
+    "MAX_STOP_CHARACTERS",
     "TURN_CHARACTERS",
     "Base64Image",
     "BaseRenderer",
@@ -62,7 +63,6 @@ __all__ = [
     "TookTooLong",
     "ToolTable",
     "Workplace",
-    "check_stop_strings",
     "count_characters",
     "count_text",
     "list_schemas",

@@ -135,7 +135,7 @@ def test_a_call_may_be_forced(choice: object, forced: set[str]) -> None:
     if isinstance(choice, str) and choice.startswith("allowed"):
         choice = allow(*choice.split()[1:])
     request = chat(tools=[TOOL, OTHER_TOOL], tool_choice=choice)
-    assert request.forced_tools == forced
+    assert request.text_params.forced_tools == forced
 
 
 def allow(mode: str, *names: str) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def test_allowed_tools_of_a_response_are_those_of_a_chat() -> None:
         with naming_fields(sources, 0):
             return to_chat(request, messages)
 
-    assert convert("g").forced_tools == {"g"}
+    assert convert("g").text_params.forced_tools == {"g"}
     with pytest.raises(InvalidParameter) as caught:
         convert("h")
     assert caught.value.param == "tool_choice.tools[0].name"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import msgspec
 from msgspec import UNSET
 from quart import Response
 
@@ -52,9 +51,7 @@ async def answer_chat(state: ServerState, request: ScopedRequest) -> Response:
         request, engine, body, MessageMappings(body.messages)
     )
     # Messages may be megabytes long. At most the last one is still needed.
-    body = msgspec.structs.replace(
-        body, messages=body.messages[-1:] if body.echo else ()
-    )
+    body.forget(messages=body.messages[-1:] if body.echo else ())
     meter = await open_stream(state, request, body, engine, [prompt], sampling)
     header = make_header("chatcmpl", request, body, engine)
     texts = make_token_texts(body, engine)

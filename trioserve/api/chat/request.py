@@ -60,7 +60,6 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         for name in ("top_logprobs", "logprob_token_ids"):
             if getattr(self, name) and not self.logprobs:
                 raise InvalidParameter(name, "is only taken with logprobs=true")
-        list_forced(self.tool_choice, self.tools or ())
 
     def take_sampling(self, values: dict[str, Any]) -> None:
         if self.logprobs:
@@ -73,13 +72,12 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
             return "max_completion_tokens"
         return "top_logprobs" if name == "logprobs" else name
 
-    @property
-    def text_params(self) -> TextParams:
+    def make_text_params(self) -> TextParams:
         return replace(
-            super().text_params,
+            super().make_text_params(),
             thinking_token_budget=self.thinking_token_budget,
             parallel_tool_calls=not self.takes_one_call,
-            forced_tools=self.forced_tools,
+            forced_tools=list_forced(self.tool_choice, self.tools or ()),
         )
 
     @property
@@ -106,11 +104,6 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         return self.parallel_tool_calls is False or isinstance(
             self.tool_choice, NamedTool
         )
-
-    @property
-    def forced_tools(self) -> frozenset[str]:
-        """The names of the tools of which the model must call one; none if it is free."""
-        return list_forced(self.tool_choice, self.tools or ())
 
     @property
     def adds_generation_prompt(self) -> bool:

@@ -60,7 +60,7 @@ async def answer_completion(state: ServerState, request: ScopedRequest) -> Respo
     body, engine = await read_request(state, request, COMPLETION_BODY)
     prompts, sampling = await _render(request, engine, body)
     # Without its prompts, which may be megabytes long and are not needed any more.
-    body = msgspec.structs.replace(body, prompt="", suffix=None, prompt_embeds=None)
+    body.forget(prompt="", suffix=None, prompt_embeds=None)
     meter = await open_stream(state, request, body, engine, prompts, sampling)
     header = make_header("cmpl", request, body, engine)
     texts = make_token_texts(body, engine)

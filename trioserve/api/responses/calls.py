@@ -136,11 +136,12 @@ async def prepare(
         prompt, sampling = await render_chat(
             request, engine, chat, MessageMappings(chat.messages)
         )
+    # They may be megabytes long and are not needed any more.
+    chat.forget(messages=())
     response = _begin_response(body, engine, sampling, stores=stores)
     return ResponseCall(
         engine=engine,
-        # Without its messages, which may be megabytes long and are not needed any more.
-        chat=msgspec.structs.replace(chat, messages=()),
+        chat=chat,
         prompt=prompt,
         sampling=sampling,
         naming=conversation.naming,

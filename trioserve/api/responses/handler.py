@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 from quart import Response
 
 from ...errors import TrioserveError
@@ -37,7 +36,7 @@ async def answer_response(state: ServerState, request: ScopedRequest) -> Respons
     body, engine = await read_request(state, request, RESPONSE_BODY)
     call = await prepare(state, request, body, engine)
     # Without its items, which may be megabytes long and are not needed any more.
-    body = msgspec.structs.replace(body, input="")
+    body.forget(input="")
     if body.background:
         return await answer_in_background(
             state, request, call, streams=bool(body.stream)

@@ -144,8 +144,8 @@ class GenerationRequest(SampledRequest, frozen=True, kw_only=True, dict=True):
             raise InvalidParameter(
                 "truncation_side", "is only taken with truncate_prompt_tokens"
             )
-        # A mistake in the form is found now; the form is kept.
-        _ = self.structure
+        # A mistake is found now; the parameters are kept.
+        _ = self.text_params
 
     @cached_property
     def structure(self) -> StructuredOutput | None:
@@ -168,9 +168,13 @@ class GenerationRequest(SampledRequest, frozen=True, kw_only=True, dict=True):
         """Return the field of the request behind a field of SamplingParams."""
         return name
 
-    @property
+    @cached_property
     def text_params(self) -> TextParams:
         """The parameters of the text of an answer."""
+        return self.make_text_params()
+
+    def make_text_params(self) -> TextParams:
+        """Make them from the fields; raises as TextParams."""
         return TextParams(
             stop=self.stop_strings,
             include_stop_str_in_output=bool(self.include_stop_str_in_output),

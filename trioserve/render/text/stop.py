@@ -22,32 +22,16 @@ The preparation, once for each request, runs on the event loop, too.
 
 from __future__ import annotations
 
-from ...errors import InvalidParameter
-
-# Bounds the worst cost of one token on the event loop; see the table above.
+# Of all strings together. Bounds the worst cost of one token on the event loop; see the table
+# above.
 MAX_STOP_CHARACTERS = 4096
-
-
-def check_stop_strings(stop: tuple[str, ...]) -> None:
-    """Refuse stop strings that are empty or too long.
-
-    Raises:
-      InvalidParameter: one is empty, or all have more than MAX_STOP_CHARACTERS
-        together.
-    """
-    if "" in stop:
-        raise InvalidParameter("stop", "must not hold an empty string")
-    if sum(map(len, stop)) > MAX_STOP_CHARACTERS:
-        raise InvalidParameter(
-            "stop", f"at most {MAX_STOP_CHARACTERS} characters in all are taken"
-        )
 
 
 class StopScanner:
     """Looks for stop strings in one text.
 
     Args:
-      stop: the strings that end the text; there may be none.
+      stop: the strings that end the text; there may be none, and none is empty.
       include: whether the released text includes the stop string that ended it.
 
     Attributes:
@@ -57,7 +41,6 @@ class StopScanner:
     __slots__ = ("_by_first", "_held", "_include", "_longest", "_stop", "stop")
 
     def __init__(self, stop: tuple[str, ...], *, include: bool = False) -> None:
-        check_stop_strings(stop)
         self._stop = stop
         self._include = include
         self._longest = max(map(len, stop), default=0)
