@@ -99,10 +99,12 @@ def test_default_sampling_comes_from_the_file(folder: Path) -> None:
         folder / "generation_config.json",
         do_sample=False,
         temperature=0.6,
-        top_k=20,
+        top_k=20.0,
         num_beams=1,
     )
-    assert dict(load(folder).info.default_sampling) == {"temperature": 0.6, "top_k": 20}
+    found = dict(load(folder).info.default_sampling)
+    assert found == {"temperature": 0.6, "top_k": 20}
+    assert isinstance(found["top_k"], int)
     assert load(folder, generation_config="none").info.default_sampling == ()
 
 

@@ -13,7 +13,7 @@ import torch
 from ..errors import NotEnoughMemory
 from ..types.ids import BlockId
 from ..types.plan import SlotStart, StepPlan, StepRow
-from ..types.sampling import SamplingParams
+from ..types.sampling import EACH_RULE, SamplingParams
 from .device.memory import (
     CudaMemory,
     DeviceMemory,
@@ -55,18 +55,9 @@ def plan_largest_step(limits: StepLimits) -> StepPlan:
     num_blocks = [-(-count // limits.block_size) for count in counts]
     ends = accumulate(num_blocks)
     sampling = SamplingParams(
-        temperature=1.0,
-        top_k=50,
-        top_p=0.9,
-        min_p=0.01,
-        repetition_penalty=1.1,
-        presence_penalty=0.1,
-        frequency_penalty=0.1,
-        logit_bias=((0, 1.0),),
-        bad_words=((0, 0),),
+        **EACH_RULE,
         logprobs=limits.max_logprobs,
         prompt_logprobs=limits.max_logprobs,
-        allowed_token_ids=(0, 1),
     )
     return StepPlan(
         step_id=_STEP_ID,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 import math
+from typing import Any
 
 from ..errors import InvalidParameter
 from .repetition import RepetitionDetection
@@ -31,6 +32,24 @@ SAMPLING_BOUNDS: dict[str, tuple[float, float]] = {
     "prompt_logprobs": (-1, 2**31 - 1),
 }
 EXCLUSIVE: frozenset[str] = frozenset({"top_p"})
+
+# The fields of a model's generation_config.json that are defaults of requests, as for vLLM
+# (ModelConfig.get_diff_sampling_param). Both ignore its do_sample.
+MODEL_DEFAULTS = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
+
+# A value of each rule that changes scores, at which it has an effect: to try out a device.
+EACH_RULE: Mapping[str, Any] = {
+    "temperature": 0.7,
+    "top_k": 50,
+    "top_p": 0.9,
+    "min_p": 0.01,
+    "repetition_penalty": 1.1,
+    "presence_penalty": 0.1,
+    "frequency_penalty": 0.1,
+    "logit_bias": ((0, 1.0),),
+    "bad_words": ((0, 0),),
+    "allowed_token_ids": (0, 1),
+}
 
 # vLLM's default of --max-logprobs.
 DEFAULT_MAX_LOGPROBS = 20

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any, Final
 
 import msgspec
@@ -17,33 +18,16 @@ from .requests import GenerationRequest, RepetitionFields
 # Plug-ins need a few flags.
 MAX_LOGITS_PROCESSORS_BYTES: Final = 16_384
 
-# The fields that vLLM, too, reads from a model's generation_config. The files contain
-# floats where integers are meant.
-_SERVER_DEFAULTS: Final[Mapping[str, Callable[[float], float]]] = {
-    "temperature": float,
-    "top_p": float,
-    "top_k": int,
-    "min_p": float,
-    "repetition_penalty": float,
+# The fields that have another form in requests than in SamplingParams.
+_CONVERTED: Final = {
+    *("bad_words", "logit_bias", "logits_processors", "logprob_token_ids"),
+    "repetition_detection",
 }
-
-# The fields with the same name and meaning in requests and in SamplingParams.
-_SAME_IN_SAMPLING: Final = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "min_tokens",
-    "max_tokens",
-    "ignore_eos",
-    "stop_token_ids",
-    "allowed_token_ids",
-    "prompt_logprobs",
+_SAME: Final = tuple(
+    field.name
+    for field in fields(SamplingParams)
+    if field.name in GenerationRequest.__struct_fields__
+    and field.name not in _CONVERTED
 )
 
 
@@ -63,12 +47,8 @@ def to_sampling(
     Raises:
       InvalidParameter: a number is out of its range; `param` is the client's name for it.
     """
-    values: dict[str, Any] = {
-        name: convert(defaults[name])
-        for name, convert in _SERVER_DEFAULTS.items()
-        if name in defaults
-    }
-    for name in _SAME_IN_SAMPLING:
+    values: dict[str, Any] = dict(defaults)
+    for name in _SAME:
         if (value := getattr(request, name)) is not None:
             values[name] = value
     # A token is reported once, however often it was sent.

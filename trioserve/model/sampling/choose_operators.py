@@ -12,7 +12,7 @@ import logging
 import torch
 
 from ...types.plan import SlotStart
-from ...types.sampling import SamplingParams
+from ...types.sampling import EACH_RULE, SamplingParams
 from ..device.tensors import send_ids
 from ..self_check.compare import agree_singly, describe_failure
 from ..step.scans import Scans
@@ -27,10 +27,8 @@ _PENALTIES = ((1.3, 0.5, 0.0), (1.0, 0.0, -1.5), (0.7, -0.5, 0.25))
 _SAMPLINGS = (
     SamplingParams(temperature=0.0),
     SamplingParams(),
-    SamplingParams(temperature=0.7, top_p=0.9),
-    SamplingParams(temperature=1.5, top_k=40),
-    SamplingParams(min_p=0.05),
-    SamplingParams(temperature=0.9, top_k=1000, top_p=0.95, min_p=0.001),
+    *(SamplingParams(**{name: value}) for name, value in EACH_RULE.items()),
+    SamplingParams(**EACH_RULE),
 )
 _ROUNDS = 2
 

@@ -12,20 +12,10 @@ from ....errors import (
     InvalidParameter,
     shorten_message,
 )
-from ....types.sampling import SamplingParams
+from ....types.sampling import MODEL_DEFAULTS, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-# The fields of generation_config.json that vLLM takes as defaults, too
-# (ModelConfig.get_diff_sampling_param). Both ignore its do_sample.
-_DEFAULT_SAMPLING_FIELDS = (
-    "repetition_penalty",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-)
 
 
 def read_default_sampling(
@@ -45,7 +35,7 @@ def read_default_sampling(
         # the author's choice.
         fields = {
             name: described[name]
-            for name in _DEFAULT_SAMPLING_FIELDS
+            for name in MODEL_DEFAULTS
             if described.get(name) is not None
         }
         SamplingParams(**fields)
@@ -55,7 +45,9 @@ def read_default_sampling(
             f"the model's generation_config.json cannot be used ({shorten_message(error)}); "
             "pass none to leave it out",
         ) from None
-    return tuple(fields.items())
+    # Some files have floats where integers are meant.
+    kinds = {name: type(getattr(SamplingParams(), name)) for name in fields}
+    return tuple((name, kinds[name](value)) for name, value in fields.items())
 
 
 def find_eos(model: PreTrainedModel) -> frozenset[int]:
