@@ -136,11 +136,18 @@ class _RefuseCalls(_Refusing, TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in _READING:
             self.refuse(name)
+        if name == "__setitem__" and self._sends_number(*args[1:]):
+            self.refuse("a number written to places that a tensor names")
         if name in ("to", "tensor", "as_tensor") and _find_caller().startswith(
             _PACKAGE
         ):
             self._check_copy(name, args, kwargs)
         return func(*args, **kwargs)
+
+    @staticmethod
+    def _sends_number(index: Any, value: Any) -> bool:
+        has_tensors = any(isinstance(x, torch.Tensor) for x in tree_leaves(index))
+        return has_tensors and not isinstance(value, torch.Tensor)
 
     def _check_copy(self, name: str, args: Any, kwargs: Any) -> None:
         if name != "to":

@@ -62,7 +62,8 @@ class PenaltyCounts:
             tokens = token_ids[positions]
             # Invariant: a slot is sampled once in a step, so no pair comes twice.
             self._counts[rows, tokens] += 1
-            self._seen[rows, tokens] = True
+            # The host would wait for the device to read a Python True.
+            self._seen[rows, tokens] = torch.ones_like(tokens, dtype=torch.bool)
 
     def find(
         self, slots: list[int], places: list[int], samplings: list[SamplingParams]
