@@ -101,9 +101,6 @@ def has_word(tokens: Sequence[int], words: Words, num_prompt_tokens: int) -> boo
         [[2, 3, 4, 5, 6, 7, 8]],
         [[-1, 0]],
         [[-4, -3, -2, -1, 0, 1]],
-        [range(-9, 1)],
-        # A word that is longer than the prompt.
-        [range(-9, 4)],
         [[1], [3, 4], [3, 4, 5], [-2, -1, 0], [6, 7], [7, 6], [5, 5]],
     ],
     ids=str,
@@ -124,6 +121,28 @@ def test_output_equals_that_of_generate(
     planner.run(sequence, num_tokens=20, chunk=4)
     assert sequence.outputs == model.generate(prompt, 20, bad_words_ids=words)
     assert sequence.outputs != plain
+
+
+@every_device
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_word_may_be_the_whole_prompt_and_some_output(
+    tiny: Callable[..., Any],
+    make_planner: Any,
+    make_prompt: Any,
+    count: int,
+    device: str,
+) -> None:
+    """generate() of transformers 5.17 lets such a word pass, so it gets the last token alone."""
+    model = tiny("llama", device)
+    prompt = make_prompt(9)
+    plain = model.generate(prompt, 20)
+    word = [*prompt, *plain[: count + 1]]
+    (other,) = model.generate(word[:-1], 1, bad_words_ids=[word[-1:]])
+    rest = model.generate([*word[:-1], other], 19 - count)
+    planner = make_planner(model.loaded)
+    sequence = planner.begin(prompt, sampling=forbid(word))
+    planner.run(sequence, num_tokens=20, chunk=4)
+    assert sequence.outputs == [*plain[:count], other, *rest]
 
 
 @every_device

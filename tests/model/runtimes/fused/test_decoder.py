@@ -1,6 +1,6 @@
 """The layers for GPUs compute what transformers' modules compute.
 
-Triton's interpreter runs their kernels on a CPU.
+Without a GPU, Triton's interpreter runs their kernels on a CPU.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from trioserve.config import ModelConfig
@@ -25,6 +26,8 @@ from trioserve.model.runtimes.fused.graphs import (
 from trioserve.model.runtimes.loaded import LoadedModel
 
 pytest.importorskip("triton", reason="needs the extra triton")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 # They differ in biases, norms of queries, windows, soft caps, norms behind the products, the
 # scale of the embedding, and in how their weights are joined.
@@ -52,7 +55,7 @@ class Repeated:
 def load(model: Any, capture: Capture | None = None) -> LoadedModel:
     from trioserve.model.runtimes.fused.decoder import FusedDecoder
 
-    config = ModelConfig(device="cpu", dtype="float32")
+    config = ModelConfig(device=model.loaded.device.type, dtype="float32")
     facts = read_facts(model.folder, config)
     loaded = load_modules(model.folder, config, facts, "tiny")
     # It compares the outputs itself.
@@ -67,7 +70,7 @@ def load(model: Any, capture: Capture | None = None) -> LoadedModel:
 def test_a_model_writes_what_generate_writes(
     tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, model_type: str
 ) -> None:
-    model = tiny(model_type)
+    model = tiny(model_type, DEVICE)
     planner = make_planner(load(model))
     sequences = [planner.begin(make_prompt(9, slot), slot=slot) for slot in (0, 1)]
     planner.step((sequences[0], 5))
@@ -89,7 +92,7 @@ def test_graphs_write_the_same_with_padding(
         graphs.append(Repeated(function))
         return graphs[-1]
 
-    model = tiny("qwen2")
+    model = tiny("qwen2", DEVICE)
     planner = make_planner(load(model, capture), max_num_seqs=4)
     planner.runner.warm_up()
     sequences = [planner.begin(make_prompt(9, slot), slot=slot) for slot in range(3)]
