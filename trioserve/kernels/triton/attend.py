@@ -7,6 +7,7 @@ A program has the queries of one tile, of all heads that share a head of keys, s
 read once for all of them. It goes over the keys from the first that a query sees to the last,
 TILE_KEYS at a time, and keeps a running softmax. Tiles of one token (decodes) are too few to
 fill a GPU, so their keys are divided into splits; a second kernel puts the splits together.
+Keys that all queries of a tile see come first, in a loop without masks.
 
 Source: Dao 2023 (FlashAttention-2), for the running softmax; Dao et al. 2023 (Flash-Decoding),
 for the splits; Kwon et al. 2023 (PagedAttention), for the blocks.
@@ -23,6 +24,10 @@ TILE_COUNT = tl.constexpr(1)
 TILE_SLOT = tl.constexpr(2)
 TILE_POSITION = tl.constexpr(3)
 TILE_COLUMNS = tl.constexpr(4)
+
+# Powers of two are faster than powers of e.
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
 
 IS_INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
@@ -95,6 +100,14 @@ def multiply(one, other):
         one, other = one.to(tl.float32), other.to(tl.float32)
     # ieee: float32 would otherwise be multiplied as TF32, with 10 bits.
     return tl.dot(one, other, input_precision="ieee")
+
+
+@triton.jit
+def multiply_and_add(one, other, summed):
+    """Add the product of two matrices to a third one, float32."""
+    if IS_INTERPRETED:
+        one, other = one.to(tl.float32), other.to(tl.float32)
+    return tl.dot(one, other, summed, input_precision="ieee")
 
 
 @triton.jit
@@ -174,53 +187,79 @@ def attend(
     here = first + split * length
     there = tl.minimum(here + length, last)
 
+    # All rows see the keys before `masked`.
+    IS_ALWAYS_MASKED: tl.constexpr = (
+        WINDOW > 0 or KEY_DIM < KEY_WIDTH or VALUE_DIM < VALUE_WIDTH
+    )
+    masked = here
+    if not IS_ALWAYS_MASKED:
+        num_seen = tl.maximum(tl.minimum(there, position + 1) - here, 0)
+        masked = here + num_seen // TILE_KEYS * TILE_KEYS
+
+    # Scores are logarithms to the base 2.
     peak = tl.full((TILE_ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((TILE_ROWS,), tl.float32)
     summed = tl.zeros((TILE_ROWS, VALUE_WIDTH), tl.float32)
-    for start in range(here, there, TILE_KEYS):
-        places = start + tl.arange(0, TILE_KEYS)
-        is_key = places < there
-        blocks = tl.load(
-            tables + slot * slot_stride + places // BLOCK_SIZE, mask=is_key, other=0
-        )
-        tokens = cache + (
-            (blocks * BLOCK_SIZE + places % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
-        ) * (KEY_DIM + VALUE_DIM)
-        keys = tl.load(
-            tokens[None, :] + key_columns[:, None],
-            mask=is_key[None, :] & is_key_column[:, None],
-            other=0.0,
-        )  # (KEY_WIDTH, TILE_KEYS)
-        scores = multiply(queries, keys) * scaling
-        if HAS_SOFTCAP:
-            # tanh(x) = 2 * sigmoid(2x) - 1
-            scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)
-        seen = is_key[None, :] & (places[None, :] <= query_positions[:, None])
-        if WINDOW:
-            seen = seen & (places[None, :] > query_positions[:, None] - WINDOW)
-        scores = tl.where(seen, scores, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(scores, 1))
-        # A row that has seen no key yet: -inf minus itself would be NaN.
-        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-        weights = tl.exp(scores - base[:, None])
-        fading = tl.exp(peak - base)
-        total = total * fading + tl.sum(weights, 1)
-        values = tl.load(
-            tokens[:, None] + KEY_DIM + value_columns[None, :],
-            mask=is_key[:, None] & is_value_column[None, :],
-            other=0.0,
-        )  # (TILE_KEYS, VALUE_WIDTH)
-        summed = summed * fading[:, None]
-        summed += multiply(weights.to(values.dtype), values)
-        peak = new_peak
+    for is_masked in tl.static_range(1 if IS_ALWAYS_MASKED else 0, 2):
+        begin_keys, end_keys = here, masked
+        if is_masked:
+            begin_keys, end_keys = masked, there
+        for start in range(begin_keys, end_keys, TILE_KEYS):
+            places = start + tl.arange(0, TILE_KEYS)
+            table = tables + slot * slot_stride + places // BLOCK_SIZE
+            if is_masked:
+                is_key = places < there
+                blocks = tl.load(table, mask=is_key, other=0)
+            else:
+                blocks = tl.load(table)
+            tokens = cache + (
+                (blocks * BLOCK_SIZE + places % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
+            ) * (KEY_DIM + VALUE_DIM)
+            source = tokens[None, :] + key_columns[:, None]  # (KEY_WIDTH, TILE_KEYS)
+            if is_masked:
+                inside = is_key[None, :] & is_key_column[:, None]
+                keys = tl.load(source, mask=inside, other=0.0)
+            else:
+                keys = tl.load(source)
+            scores = multiply(queries, keys)
+            if HAS_SOFTCAP:
+                # tanh(x) = 2 * sigmoid(2x) - 1
+                scores = 2 * tl.sigmoid(scores * (2 * scaling / softcap)) - 1
+                scores *= softcap * LOG2_E
+            else:
+                scores *= scaling * LOG2_E
+            if is_masked:
+                seen = is_key[None, :] & (places[None, :] <= query_positions[:, None])
+                if WINDOW:
+                    seen = seen & (places[None, :] > query_positions[:, None] - WINDOW)
+                scores = tl.where(seen, scores, float("-inf"))
+            new_peak = tl.maximum(peak, tl.max(scores, 1))
+            base = new_peak
+            if is_masked:
+                # A row that has seen no key yet: -inf minus itself would be NaN.
+                base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+            weights = tl.exp2(scores - base[:, None])
+            fading = tl.exp2(peak - base)
+            total = total * fading + tl.sum(weights, 1)
+            source = tokens[:, None] + KEY_DIM + value_columns[None, :]
+            if is_masked:
+                inside = is_key[:, None] & is_value_column[None, :]
+                values = tl.load(source, mask=inside, other=0.0)
+            else:
+                values = tl.load(source)  # (TILE_KEYS, VALUE_WIDTH)
+            summed = multiply_and_add(
+                weights.to(values.dtype), values, summed * fading[:, None]
+            )
+            peak = new_peak
 
     num_heads = NUM_KV_HEADS * GROUP
     if NUM_SPLITS == 1:
         if HAS_SINKS:
             sink = tl.load(sinks + heads, mask=is_row, other=0.0).to(tl.float32)
+            sink *= LOG2_E
             base = tl.maximum(peak, sink)
-            fading = tl.exp(peak - base)
-            total = total * fading + tl.exp(sink - base)
+            fading = tl.exp2(peak - base)
+            total = total * fading + tl.exp2(sink - base)
             summed = summed * fading[:, None]
         # Rows that are no tokens have seen no key.
         total = tl.where(is_row, total, 1.0)
@@ -235,7 +274,7 @@ def attend(
         part = (tile.to(tl.int64) * num_heads + heads) * NUM_SPLITS + split
         is_row = is_row & (row_tokens == 0)
         tl.store(sums + part, total, mask=is_row)
-        tl.store(peaks + part, peak, mask=is_row)
+        tl.store(peaks + part, peak * LN_2, mask=is_row)
         tl.store(
             output + part[:, None] * VALUE_DIM + value_columns[None, :],
             summed,

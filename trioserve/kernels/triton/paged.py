@@ -170,6 +170,7 @@ class PagedLayer:
             TILE_ROWS=rows,
             TILE_KEYS=size.keys,
             num_warps=size.warps,
+            num_stages=size.stages,
         )
 
 

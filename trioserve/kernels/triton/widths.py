@@ -24,10 +24,12 @@ class AttendSize(NamedTuple):
     Attributes:
       keys: that are read at a time.
       warps: of 32 threads, which share the program.
+      stages: reads of keys and values that are under way at once.
     """
 
     keys: int
     warps: int
+    stages: int = 3
 
 
 def count_chunk_rows(width: int, itemsize: int) -> int:
@@ -44,7 +46,8 @@ def choose_size(rows: int, width: int, itemsize: int) -> AttendSize:
     """Return the largest size whose numbers stay in registers.
 
     The compiler tells it without a device, for compute capability 8.0, 8.9 and 9.0:
-    tests/kernels/triton/test_compile.py. Which of them is fastest was not measured yet.
+    tests/kernels/triton/test_compile.py. Those of chunks, in 16 bits and up to 128 numbers a
+    head, were measured on an H100: bench/RESULTS.md.
 
     Args:
       rows: of the product of a tile.
@@ -56,5 +59,7 @@ def choose_size(rows: int, width: int, itemsize: int) -> AttendSize:
     if rows <= _LEAST_SIDE:
         return AttendSize(32, 4 if width <= 256 else 8)
     if width <= 128:
-        return AttendSize(64, 4 if width <= 64 else 8)
+        # On an H100, about as fast as FlashAttention 2; 8 warps take twice as long, and 3
+        # stages a half longer.
+        return AttendSize(32, 4, 2)
     return AttendSize(16, 8)
