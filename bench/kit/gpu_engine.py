@@ -30,10 +30,12 @@ def measure_engine(
     """Measure decodes, prompts, and the idle time of the device.
 
     Args:
-      fields: options that differ from the default; `idle` measures the idle time.
+      fields: options that differ from the default; `idle` measures the idle time, and
+        `sampling` has parameters of the requests, which are greedy without it.
     """
     fields = dict(fields)
     wants_idle = fields.pop("idle", False)
+    sampling = fields.pop("sampling", {"temperature": 0.0})
     model = {name: value for name, value in fields.items() if name in _MODEL_FIELDS}
     scheduler = {name: value for name, value in fields.items() if name not in model}
     config = EngineConfig(
@@ -43,14 +45,18 @@ def measure_engine(
             max_num_seqs=max(*load.batches, load.streams), **scheduler
         ),
     )
-    trio.run(_measure, config, load, wants_idle, emit)
+    trio.run(_measure, config, load, sampling, wants_idle, emit)
 
 
 async def _measure(
-    config: EngineConfig, load: Load, wants_idle: bool, emit: Callable[[Figures], None]
+    config: EngineConfig,
+    load: Load,
+    sampling: Figures,
+    wants_idle: bool,
+    emit: Callable[[Figures], None],
 ) -> None:
     async with open_engine(config) as engine:
-        streams = _Streams(engine)
+        streams = _Streams(engine, sampling)
         await streams.run(1, PROMPT_TOKENS, 4)
         figures: Figures = {"kernels": engine.info.kernels, "decode": {}, "prefill": {}}
         for count in load.batches:
@@ -72,8 +78,9 @@ async def _measure(
 class _Streams:
     """Streams of random prompts, which end by their length alone."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Any, sampling: Figures) -> None:
         self._engine = engine
+        self._sampling = sampling
 
     async def run(self, count: int, prompt: int, steps: int) -> float:
         """Run streams to their end; returns the seconds that they take."""
@@ -129,7 +136,7 @@ class _Streams:
     async def _read(
         self, prompt: Prompt, steps: int, note_first: Callable[[], None]
     ) -> None:
-        sampling = SamplingParams(max_tokens=steps, temperature=0.0, ignore_eos=True)
+        sampling = SamplingParams(max_tokens=steps, ignore_eos=True, **self._sampling)
         is_first = True
         async with self._engine.engine.open_stream([prompt], sampling) as deltas:
             async for _ in deltas:

@@ -149,7 +149,7 @@ def measure_rates() -> Figures:
 
 
 # Tests of kernels, which run on a GPU where there is one, and have no mark.
-_KERNEL_TESTS = ("model/triton/test_steps.py", "model/triton/test_sampling.py")
+_KERNEL_TESTS = ("kernels/triton/test_steps.py", "kernels/triton/test_sampling.py")
 
 
 def run_tests(emit: Callable[[Figures], None]) -> None:
@@ -214,6 +214,10 @@ def run_part(
             from kit.gpu_transformers import measure_transformers
 
             measure_transformers(folder, load, emit, **fields)
+        case "sampling":
+            from kit.gpu_sampling import measure_sampling
+
+            measure_sampling(SHAPES[shape]["vocab_size"], load, emit)
         case "streams":
             from kit.gpu_streams import measure_streams
 

@@ -60,6 +60,18 @@ def test_an_aim_is_reached_or_missed() -> None:
     assert lines[-1] == "tests: its time was over"
 
 
+def test_tokens_that_a_cpu_does_not_draw_are_told() -> None:
+    figures = {
+        "sampling": {"flat": {"top_k 50": {"16": {"kernels": [3e-4, 1e-4]}}}},
+        "different": {"flat": {"top_k 50": {"kernels": [2, 32]}}},
+    }
+    assert list(gpu.describe_sampling(figures)) == [
+        "kernels, flat, top_k 50: 2 of 32 differ",
+        "flat, top_k 50, 16 rows, ms: kernels 0.300 (0.100 on the device)",
+    ]
+    assert list(gpu.describe_sampling({"decode": {}})) == []
+
+
 def test_all_parts_have_time_within_nine_minutes() -> None:
     assert set(gpu.VARIANTS) == {
         name for seconds in gpu.SECONDS.values() for name in seconds
@@ -137,13 +149,15 @@ def test_the_whole_bench_runs_on_a_cpu(
     results = json.loads(path.read_text())
     assert results["failures"] == {}
     parts = {title.partition(": ")[2]: each for title, each in results["parts"].items()}
-    assert {"native", "streams", "batching", "generate", "gather"} < set(parts)
-    for name in ("native", "batching", "generate", "gather"):
+    assert {"streams", "sampling"} < set(parts)
+    for name in ("native", "native-drawn", "batching", "generate", "gather"):
         assert set(parts[name]["decode"]) == {"1", "4"}
     assert 0 <= parts["gather"]["idle"] <= 1
     for level in parts["streams"]["streams"].values():
         assert level["errors"] == 0 and level["tokens_per_second"] > 0
         assert level["first_token"][0] > 0
+    rows = parts["sampling"]["sampling"]["peaked"]["top_p 0.95"]
+    assert set(rows) == {"1", "4"} and rows["4"]["torch"][0] > 0
     printed = capsys.readouterr().out
     assert "tiny: batching" in printed and "3 streams: " in printed
     assert picture.read_bytes().startswith(b"\x89PNG")
