@@ -13,7 +13,7 @@ from torch import Tensor
 from trioserve.model.sampling.choice import Choice, prepare_choice
 from trioserve.model.sampling.choose_operators import choose_operators
 from trioserve.model.sampling.operators import SamplingOperators, TorchOperators
-from trioserve.model.scans import TorchScans
+from trioserve.model.step.scans import TorchScans
 from trioserve.types.plan import SlotStart
 from trioserve.types.sampling import SamplingParams
 
