@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING
 from kit.options import read_positive
 from kit.rounds import take_turns, time_calls
 
-from trioserve.api.shared.chunks import ChatChunks, StreamHeader
+from trioserve.api.chat.events import ChatChunks
+from trioserve.api.shared.chunks import StreamHeader
 from trioserve.http.record.usage import Usage
 
 if TYPE_CHECKING:

@@ -23,12 +23,14 @@ from ..api.anthropic.handler import (
     answer_count_tokens,
     answer_messages,
 )
+from ..api.chat.answers import ChatChunk, ChatCompletion
 from ..api.chat.body import CHAT_BODY
 from ..api.chat.handler import answer_chat
 from ..api.cohere.handler import (
     answer_embed,
     answer_embed_v1,
 )
+from ..api.completions.answers import Completion, CompletionChunk
 from ..api.completions.body import COMPLETION_BODY
 from ..api.completions.handler import answer_completion
 from ..api.pooling import answers as pooling_responses
@@ -61,7 +63,6 @@ from ..api.responses.stored import (
     answer_input_items,
     answer_stored_response,
 )
-from ..api.shared import answers as responses
 from ..api.tokens.body import (
     DETOKENIZE_BODY,
     TOKENIZE_BODY,
@@ -163,7 +164,7 @@ _GENERATION: Final = (
         summary="Answer a conversation, at once or as server-sent events.",
         bodies=(CHAT_BODY,),
         example={"messages": _HELLO},
-        answers={JSON: responses.ChatCompletion, EVENTS: responses.ChatChunk},
+        answers={JSON: ChatCompletion, EVENTS: ChatChunk},
     ),
     Route(
         method="POST",
@@ -172,7 +173,7 @@ _GENERATION: Final = (
         summary="Continue one or several prompts, each a string or token ids.",
         bodies=(COMPLETION_BODY,),
         example={"prompt": "Once upon a time", "max_tokens": 20},
-        answers={JSON: responses.Completion, EVENTS: responses.CompletionChunk},
+        answers={JSON: Completion, EVENTS: CompletionChunk},
     ),
     Route(
         method="POST",

@@ -11,17 +11,19 @@ from openai.types import Completion as OpenAICompletion, Model
 from openai.types.chat import ChatCompletion as OpenAIChatCompletion
 import pytest
 
-from trioserve.api.shared.answers import (
+from trioserve.api.chat.answers import (
     ChatChoice,
     ChatCompletion,
     ChatMessage,
+)
+from trioserve.api.completions.answers import (
     Completion,
     CompletionChoice,
+    build_completion_logprobs,
 )
 from trioserve.api.shared.logprobs import (
     TokenTexts,
     build_chat_logprobs,
-    build_completion_logprobs,
     build_prompt_logprobs,
 )
 from trioserve.errors import EngineDied, InvalidParameter, ModelNotFound, QueueFull

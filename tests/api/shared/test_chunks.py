@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from hypothesis import given, strategies as st
 import msgspec
@@ -11,21 +12,19 @@ from openai.types import Completion as OpenAICompletion
 from openai.types.chat import ChatCompletionChunk
 import pytest
 
-from trioserve.api.shared.answers import (
-    ChatChunk,
-    ChatLogprobs,
-    CompletionChunk,
-    CompletionLogprobs,
-    TokenLogprob,
-)
-from trioserve.api.shared.chunks import (
-    DONE,
+from trioserve.api.chat.body import CHAT_BODY
+from trioserve.api.chat.events import (
     ChatChunks,
-    CompletionChunks,
+    ChatEvents,
     ReasoningChunks,
-    StreamHeader,
-    error_event,
-    usage_event,
+)
+from trioserve.api.completions.answers import CompletionLogprobs
+from trioserve.api.completions.body import COMPLETION_BODY
+from trioserve.api.completions.events import CompletionChunks, CompletionEvents
+from trioserve.api.shared.chunks import DONE, StreamHeader
+from trioserve.api.shared.logprobs import (
+    ChatLogprobs,
+    TokenLogprob,
 )
 from trioserve.errors import EngineDied
 from trioserve.http.record.usage import Usage
@@ -195,18 +194,26 @@ def test_usage_is_absent_null_or_counted(
     assert read(chunks.text("a", usage=USAGE))["usage"]["total_tokens"] == 7
 
 
-def test_the_usage_event_has_no_choices() -> None:
-    header = make_header(include_usage=True)
-    chat = read_chat(usage_event(ChatChunk, header, USAGE))
-    assert (chat.choices, chat.usage and chat.usage.prompt_tokens) == ([], 5)
-    event = usage_event(CompletionChunk, header, USAGE)
+def test_a_stream_ends_with_the_usage_in_an_event_without_choices() -> None:
+    header, meter = make_header(include_usage=True), SimpleNamespace(usage=USAGE)
+    options = '"stream":true,"stream_options":{"include_usage":true}}'
+    chat = CHAT_BODY.decode(
+        b'{"messages":[{"role":"user","content":"a"}],' + options.encode()
+    )
+    end = ChatEvents(chat, header, cast(Any, meter), cast(Any, None)).end()
+    last = read_chat(end.removesuffix(DONE))
+    assert (last.choices, last.usage and last.usage.prompt_tokens) == ([], 5)
+
+    body = COMPLETION_BODY.decode(b'{"prompt":"a",' + options.encode())
+    choices = SimpleNamespace(body=body, meter=meter)
+    events = CompletionEvents(header, cast(Any, choices))
+    event = events.end().removesuffix(DONE)
     completion = OpenAICompletion.model_validate(read(event), strict=True)
     assert completion.choices == []
     assert completion.usage and completion.usage.completion_tokens == 2
-
-
-def test_an_error_is_an_event_too() -> None:
-    assert read(error_event(EngineDied()))["error"]["code"] == 500
+    failed = events.fail(EngineDied())
+    assert failed.endswith(DONE)
+    assert read(failed.removesuffix(DONE))["error"]["code"] == 500
 
 
 def test_a_stream_ends_as_clients_wait_for() -> None:

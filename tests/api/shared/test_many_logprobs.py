@@ -10,12 +10,12 @@ import httpx2 as httpx
 import pytest
 import trio
 
+from trioserve.api.completions.answers import build_completion_logprobs
 from trioserve.api.responses.request import LOGPROBS
 from trioserve.api.shared import logprobs
 from trioserve.api.shared.logprobs import (
     TokenTexts,
     build_chat_logprobs,
-    build_completion_logprobs,
     build_prompt_logprobs,
 )
 from trioserve.engine.generation import admission

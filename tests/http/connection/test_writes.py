@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from trioserve.api.shared.chunks import CompletionChunks
+from trioserve.api.completions.events import CompletionChunks
 from trioserve.http.connection import SEND_CHUNK, install_guard, make_config
 from trioserve.http.connection.server import GuardedServer
 from trioserve.testing.server import open_fake_server

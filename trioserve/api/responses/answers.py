@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from ...errors import DeadlineExceeded, RequestCancelled, TrioserveError
 from ...http.record.usage import Usage
-from ..shared.answers import TokenLogprob
+from ..shared.logprobs import TokenLogprob
 
 # ResponseObject has a field with the name of the type.
 Json = dict[str, object]

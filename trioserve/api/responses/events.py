@@ -11,7 +11,7 @@ import msgspec
 
 from ...errors import TrioserveError
 from ...http.wire.encode import encode
-from ..shared.answers import TokenLogprob
+from ..shared.logprobs import TokenLogprob
 from .answers import (
     OutputItem,
     OutputText,

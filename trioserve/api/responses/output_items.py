@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from ..shared.answers import TokenLogprob
+from ..shared.logprobs import TokenLogprob
 from .answers import (
     ItemStatus,
     OutputCall,

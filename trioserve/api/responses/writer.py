@@ -10,8 +10,8 @@ import msgspec
 from ...errors import TrioserveError
 from ...http.record.usage import Usage
 from ...types.output import TextDelta, ToolCallDelta
-from ..shared.answers import TokenLogprob
 from ..shared.logprobs import (
+    TokenLogprob,
     TokenTexts,
     build_chat_logprobs,
 )

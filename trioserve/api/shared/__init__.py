@@ -10,6 +10,5 @@ refused           fields that are refused or ignored
 generation_steps  from a request to a stream
 sse               a stream as server-sent events
 chunks            the events of a stream as bytes
-answers           the structs of answers
-logprobs          log probabilities in the forms of chats, completions and prompts
+logprobs          log probabilities of answers and prompts
 """

@@ -8,30 +8,19 @@ other fields are encoded completely. bench/chunk_encoding.py measures both.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from ...errors import TrioserveError
-from ...http.record.usage import (
-    RequestMetrics,
-    Usage,
-)
+from ...http.record.stream_meter import StreamMeter
+from ...http.record.usage import Usage
 from ...http.wire.encode import encode
 from ...http.wire.error_body import ErrorBody
-from .answers import (
-    ChatChunk,
-    ChatChunkChoice,
-    ChatDelta,
-    ChatLogprobs,
-    CompletionChunk,
-    CompletionChunkChoice,
-    CompletionLogprobs,
-    FunctionChunk,
-    ToolCallChunk,
-)
+from ...types.output import TextDelta
+from .requests import GenerationRequest
 
 DONE: Final = b"data: [DONE]\n\n"
 
@@ -65,8 +54,10 @@ class StreamHeader(msgspec.Struct, frozen=True, kw_only=True):
 LogprobsT = TypeVar("LogprobsT")
 
 
-class _Fields(msgspec.Struct, Generic[LogprobsT], frozen=True, kw_only=True, gc=False):
-    """The fields of an event besides its text; see _Chunks.text."""
+class ChunkFields(
+    msgspec.Struct, Generic[LogprobsT], frozen=True, kw_only=True, gc=False
+):
+    """The fields of an event besides its text; see Chunks.text."""
 
     logprobs: LogprobsT | None = None
     token_ids: tuple[int, ...] | UnsetType = UNSET
@@ -76,7 +67,7 @@ class _Fields(msgspec.Struct, Generic[LogprobsT], frozen=True, kw_only=True, gc=
     usage: Usage | None = None
 
 
-class _Chunks(ABC, Generic[LogprobsT]):
+class Chunks(ABC, Generic[LogprobsT]):
     """Writes the events of one choice.
 
     Args:
@@ -86,7 +77,7 @@ class _Chunks(ABC, Generic[LogprobsT]):
     def __init__(self, header: StreamHeader, index: int = 0) -> None:
         self._header = header
         self._index = index
-        whole = self._write(_MARK, _Fields())
+        whole = self._write(_MARK, ChunkFields())
         self._before, _, self._after = whole.rpartition(encode(_MARK))
 
     def text(
@@ -117,7 +108,7 @@ class _Chunks(ABC, Generic[LogprobsT]):
             and usage is None
         ):
             return self._before + encode(text) + self._after
-        fields = _Fields(
+        fields = ChunkFields(
             logprobs=logprobs,
             token_ids=_unless_none(token_ids),
             prompt_token_ids=_unless_none(prompt_token_ids),
@@ -128,157 +119,66 @@ class _Chunks(ABC, Generic[LogprobsT]):
         return self._write(text, fields)
 
     @abstractmethod
-    def _write(self, text: str, fields: _Fields[LogprobsT]) -> bytes:
+    def _write(self, text: str, fields: ChunkFields[LogprobsT]) -> bytes:
         """Encode an event completely."""
 
 
-class ChatChunks(_Chunks[ChatLogprobs]):
-    """Writes the events of one choice of a streamed chat."""
-
-    def start(
-        self,
-        *,
-        content: str | None = "",
-        prompt_token_ids: tuple[int, ...] | UnsetType = UNSET,
-        usage: Usage | None = None,
-    ) -> bytes:
-        """Write the first event of the choice, which has the role and no text.
-
-        Args:
-          content: None if the choice may have no text.
-        """
-        return self._write_delta(
-            ChatDelta(role="assistant", content=content),
-            _Fields(prompt_token_ids=prompt_token_ids, usage=usage),
-        )
-
-    def _write(self, text: str, fields: _Fields[ChatLogprobs]) -> bytes:
-        return self._write_delta(self._make_delta(text), fields)
-
-    def _write_delta(self, delta: ChatDelta, fields: _Fields[ChatLogprobs]) -> bytes:
-        choice = ChatChunkChoice(
-            index=self._index,
-            delta=delta,
-            logprobs=fields.logprobs,
-            finish_reason=fields.finish_reason,
-            stop_reason=fields.stop_reason,
-            token_ids=fields.token_ids,
-        )
-        header = self._header
-        chunk = ChatChunk(
-            id=header.id,
-            created=header.created,
-            model=header.model,
-            system_fingerprint=header.system_fingerprint,
-            prompt_token_ids=fields.prompt_token_ids,
-            choices=(choice,),
-            usage=header.usage_field(fields.usage),
-        )
-        return _event(chunk)
-
-    def _make_delta(self, text: str) -> ChatDelta:
-        return ChatDelta(content=text)
+RequestT = TypeVar("RequestT", bound=GenerationRequest)
 
 
-class ReasoningChunks(ChatChunks):
-    """Writes the events of a choice's reasoning."""
+class ChunkEvents(ABC, Generic[RequestT]):
+    """Writes the events of a stream of chunks.
 
-    def _make_delta(self, text: str) -> ChatDelta:
-        return ChatDelta(reasoning=text)
-
-
-class EndChunks(ChatChunks):
-    """Writes events without text; the text that they are given is empty."""
-
-    def _make_delta(self, text: str) -> ChatDelta:
-        return ChatDelta()
-
-
-class ToolCallChunks(ChatChunks):
-    """Writes events of a tool call, whose text is its arguments.
-
-    Args:
-      call_index: the call's number in its choice.
-      call_id, name: of the call, for its first event.
+    Attributes:
+      chunk_type: the struct of a chunk.
     """
 
+    chunk_type: Callable[..., msgspec.Struct]
+
     def __init__(
-        self,
-        header: StreamHeader,
-        index: int,
-        call_index: int,
-        *,
-        call_id: str = "",
-        name: str = "",
+        self, body: RequestT, header: StreamHeader, meter: StreamMeter
     ) -> None:
-        self._call_index = call_index
-        self._call_id = call_id
-        self._name = name
-        super().__init__(header, index)
+        self.body = body
+        self.header = header
+        self.meter = meter
 
-    def _make_delta(self, text: str) -> ChatDelta:
-        call = ToolCallChunk(
-            index=self._call_index,
-            id=self._call_id or UNSET,
-            type="function" if self._call_id else UNSET,
-            function=FunctionChunk(name=self._name or UNSET, arguments=text),
-        )
-        return ChatDelta(tool_calls=(call,))
+    @abstractmethod
+    def write(self, delta: TextDelta) -> bytes:
+        """Return the events of a delta; empty if the delta has nothing to report."""
 
-
-class CompletionChunks(_Chunks[CompletionLogprobs]):
-    """Writes the events of one choice of a streamed completion."""
-
-    def _write(self, text: str, fields: _Fields[CompletionLogprobs]) -> bytes:
-        choice = CompletionChunkChoice(
-            index=self._index,
-            prompt_token_ids=fields.prompt_token_ids,
-            text=text,
-            logprobs=fields.logprobs,
-            finish_reason=fields.finish_reason,
-            stop_reason=fields.stop_reason,
-            token_ids=fields.token_ids,
-        )
-        header = self._header
-        chunk = CompletionChunk(
+    def end(self) -> bytes:
+        """Return the events behind the last delta: the usage, in a chunk without choices."""
+        if not self.body.reports_usage:
+            return DONE
+        header = self.header
+        chunk = self.chunk_type(
             id=header.id,
             created=header.created,
             model=header.model,
             system_fingerprint=header.system_fingerprint,
-            choices=(choice,),
-            usage=header.usage_field(fields.usage),
+            choices=(),
+            usage=self.meter.usage,
+            metrics=self.meter.metrics if self.body.return_metrics else UNSET,
         )
-        return _event(chunk)
+        return write_event(chunk) + DONE
 
+    def fail(self, error: TrioserveError) -> bytes:
+        """Return the events of an error that occurs after the status 200 was sent."""
+        return write_event(ErrorBody.of(error)) + DONE
 
-def usage_event(
-    chunk_type: type[ChatChunk] | type[CompletionChunk],
-    header: StreamHeader,
-    usage: Usage,
-    metrics: RequestMetrics | UnsetType = UNSET,
-) -> bytes:
-    """Return the last event of a stream with the usage, which has no choices."""
-    chunk = chunk_type(
-        id=header.id,
-        created=header.created,
-        model=header.model,
-        system_fingerprint=header.system_fingerprint,
-        choices=(),
-        usage=usage,
-        metrics=metrics,
-    )
-    return _event(chunk)
-
-
-def error_event(error: TrioserveError) -> bytes:
-    """Return the event of an error that occurs after the status 200 was sent."""
-    return _event(ErrorBody.of(error))
+    def current_usage(self, without: int = 0) -> Usage | None:
+        """Return the usage so far, less some output tokens, if the client wants it."""
+        if not self.body.reports_usage_continuously:
+            return None
+        usage = self.meter.usage
+        return usage.without(without) if without else usage
 
 
 def _unless_none(token_ids: Sequence[int] | None) -> tuple[int, ...] | UnsetType:
     return UNSET if token_ids is None else tuple(token_ids)
 
 
-def _event(data: msgspec.Struct) -> bytes:
+def write_event(data: msgspec.Struct) -> bytes:
+    """Write one event."""
     # JSON escapes line ends, so the event is one line.
     return b"data: " + encode(data) + b"\n\n"

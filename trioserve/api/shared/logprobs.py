@@ -1,8 +1,8 @@
-"""Log probabilities in the three forms that clients read: chat, legacy, prompt."""
+"""Log probabilities of answers, in the form of chats, and of prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 import itertools
 from typing import Final, TypeVar, cast
 
@@ -10,14 +10,6 @@ import msgspec
 
 from ...http.wire.encode import encode
 from ...types.output import TextDelta, TokenLogprobs
-from .answers import (
-    ChatLogprobs,
-    CompletionLogprobs,
-    PromptLogprob,
-    PromptLogprobs,
-    TokenLogprob,
-    TopLogprob,
-)
 
 T = TypeVar("T")
 
@@ -31,6 +23,42 @@ _ENTRIES_PER_CHOICE: Final = 8
 _LONG: Final = 1024
 
 TokenBytes = Callable[[int], bytes]
+
+
+class TopLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One of the most likely tokens at a position."""
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The sampled token of a position, and its alternatives."""
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...]
+    top_logprobs: tuple[TopLogprob, ...]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log probabilities in chat's form."""
+
+    content: tuple[TokenLogprob, ...]
+    refusal: None = None
+
+
+class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A candidate for one position of the prompt."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# One for each token of the prompt. The first is None, because nothing predicted it.
+PromptLogprobs = tuple[dict[str, PromptLogprob] | None, ...]
 
 
 def show_id(token_id: int) -> str:
@@ -78,33 +106,8 @@ def build_chat_logprobs(
     """Report sampled tokens in chat's form."""
     return ChatLogprobs(
         content=tuple(
-            _encode_if_long(entry, _build_position(entry, texts)) for entry in logprobs
+            encode_if_long(entry, _build_position(entry, texts)) for entry in logprobs
         )
-    )
-
-
-def build_completion_logprobs(
-    token_ids: Sequence[int],
-    logprobs: Sequence[TokenLogprobs | None],
-    texts: TokenTexts,
-    offsets: Sequence[int],
-) -> CompletionLogprobs:
-    """Report tokens in the legacy form.
-
-    Args:
-      logprobs: one for each token; None for the first token of an echoed prompt.
-      offsets: where the tokens begin in the text of the choice, in characters.
-    """
-    return CompletionLogprobs(
-        text_offset=tuple(offsets),
-        token_logprobs=tuple(
-            _floor(entry.logprob) if entry else None for entry in logprobs
-        ),
-        tokens=tuple(map(texts.show, token_ids)),
-        top_logprobs=tuple(
-            _encode_if_long(entry, _map_top(entry, texts)) if entry else None
-            for entry in logprobs
-        ),
     )
 
 
@@ -118,11 +121,11 @@ def build_prompt_logprobs(
     """
     return (
         None,
-        *(_encode_if_long(entry, _map_candidates(entry, texts)) for entry in logprobs),
+        *(encode_if_long(entry, _map_candidates(entry, texts)) for entry in logprobs),
     )
 
 
-def _encode_if_long(entry: TokenLogprobs, position: T) -> T:
+def encode_if_long(entry: TokenLogprobs, position: T) -> T:
     """Encode a position with many alternatives; the encoder of the answer copies it.
 
     One call of the encoder holds the interpreter. For the whole vocabulary at 20 positions
@@ -136,28 +139,17 @@ def _encode_if_long(entry: TokenLogprobs, position: T) -> T:
 def _build_position(entry: TokenLogprobs, texts: TokenTexts) -> TokenLogprob:
     return TokenLogprob(
         token=texts.show(entry.token_id),
-        logprob=_floor(entry.logprob),
+        logprob=floor_logprob(entry.logprob),
         bytes=texts.bytes(entry.token_id),
         top_logprobs=tuple(
             TopLogprob(
                 token=texts.show(token_id),
-                logprob=_floor(logprob),
+                logprob=floor_logprob(logprob),
                 bytes=texts.bytes(token_id),
             )
             for token_id, logprob in entry.top
         ),
     )
-
-
-def _map_top(entry: TokenLogprobs, texts: TokenTexts) -> dict[str, float]:
-    # As in vLLM, the token itself comes first, and only once.
-    ranked = {entry.token_id: entry.logprob, **dict(entry.top)}
-    top: dict[str, float] = {}
-    for token_id, logprob in ranked.items():
-        name = texts.show(token_id)
-        # The parts of a character have the same text.
-        top[show_id(token_id) if name in top else name] = _floor(logprob)
-    return top
 
 
 def _map_candidates(
@@ -170,12 +162,15 @@ def _map_candidates(
     # The prompt's own token comes first, and only once.
     return {
         str(token_id): PromptLogprob(
-            logprob=_floor(logprob), rank=rank, decoded_token=texts.text(token_id)
+            logprob=floor_logprob(logprob),
+            rank=rank,
+            decoded_token=texts.text(token_id),
         )
         for token_id, logprob, rank in ranked
     }
 
 
-def _floor(logprob: float) -> float:
+def floor_logprob(logprob: float) -> float:
+    """Return a number that JSON has."""
     # With this order of arguments, NaN becomes the floor, too: JSON has no NaN.
     return max(LOWEST_LOGPROB, logprob)

@@ -1,4 +1,4 @@
-"""The structs of answers, in the shapes that clients of OpenAI and vLLM read.
+"""The answers to chats, in the shapes that clients of OpenAI and vLLM read.
 
 Fields without a default are always sent, even if they are null, because OpenAI sends them.
 Fields whose default is UNSET are only sent if they have a value.
@@ -6,60 +6,24 @@ Fields whose default is UNSET are only sent if they have a value.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ...http.record.usage import (
-    RequestMetrics,
-    Usage,
+from ...http.record.stream_meter import StreamMeter
+from ...http.record.usage import RequestMetrics, Usage
+from ...types.output import FinishReason, TextDelta, ToolCallDelta
+from ..shared.chunks import StreamHeader
+from ..shared.logprobs import (
+    ChatLogprobs,
+    PromptLogprobs,
+    TokenTexts,
+    build_chat_logprobs,
+    build_prompt_logprobs,
 )
-
-
-class TopLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One of the most likely tokens at a position."""
-
-    token: str
-    logprob: float
-    bytes: tuple[int, ...]
-
-
-class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The sampled token of a position, and its alternatives."""
-
-    token: str
-    logprob: float
-    bytes: tuple[int, ...]
-    top_logprobs: tuple[TopLogprob, ...]
-
-
-class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Log probabilities in chat's form."""
-
-    content: tuple[TokenLogprob, ...]
-    refusal: None = None
-
-
-class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Log probabilities in the legacy form: lists side by side."""
-
-    text_offset: tuple[int, ...]
-    token_logprobs: tuple[float | None, ...]
-    tokens: tuple[str, ...]
-    top_logprobs: tuple[dict[str, float] | None, ...]
-
-
-class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A candidate for one position of the prompt."""
-
-    logprob: float
-    rank: int
-    decoded_token: str
-
-
-# One for each token of the prompt. The first is None, because nothing predicted it.
-PromptLogprobs = tuple[dict[str, PromptLogprob] | None, ...]
+from .request import ChatRequest
 
 
 class AnswerFunction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -174,53 +138,86 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
-class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """One continuation of a prompt."""
-
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: str | None
-    stop_reason: int | str | None
-    token_ids: tuple[int, ...] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | None = None
-    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
-
-
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of POST /v1/completions; for kv_transfer_params see ChatCompletion."""
-
-    id: str
-    object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    system_fingerprint: str | None = None
-    choices: tuple[CompletionChoice, ...]
-    usage: Usage
-    metrics: RequestMetrics | UnsetType = UNSET
-    kv_transfer_params: None = None
-
-
-class CompletionChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a continuation in one chunk."""
-
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | UnsetType = UNSET
-    token_ids: tuple[int, ...] | UnsetType = UNSET
-    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+def build_answer(
+    body: ChatRequest,
+    header: StreamHeader,
+    meter: StreamMeter,
+    texts: TokenTexts,
+    completed: Sequence[TextDelta],
+) -> ChatCompletion:
+    """Build a whole answer."""
+    return ChatCompletion(
+        id=header.id,
+        created=header.created,
+        model=header.model,
+        system_fingerprint=header.system_fingerprint,
+        choices=tuple(
+            _build_choice(
+                body,
+                whole,
+                texts,
+                splits_reasoning=meter.stream.splits_reasoning,
+                splits_tool_calls=meter.stream.splits_tool_calls,
+            )
+            for whole in completed
+        ),
+        usage=meter.usage,
+        metrics=meter.metrics if body.return_metrics else UNSET,
+        prompt_logprobs=(
+            None
+            if body.prompt_logprobs is None
+            else build_prompt_logprobs(completed[0].prompt_logprobs, texts)
+        ),
+        prompt_token_ids=(
+            meter.prompts[0].token_ids if body.return_token_ids else UNSET
+        ),
+    )
 
 
-class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of a streamed completion."""
+def _build_choice(
+    body: ChatRequest,
+    whole: TextDelta,
+    texts: TokenTexts,
+    *,
+    splits_reasoning: bool,
+    splits_tool_calls: bool,
+) -> ChatChoice:
+    shows_reasoning = splits_reasoning and body.includes_reasoning
+    calls = tuple(map(_build_call, whole.tool_calls))
+    text = body.echoed_text + whole.text
+    return ChatChoice(
+        index=whole.index,
+        message=ChatMessage(
+            content=text if text or not splits_tool_calls else None,
+            reasoning=(whole.reasoning or None) if shows_reasoning else UNSET,
+            tool_calls=calls or UNSET,
+        ),
+        logprobs=make_logprobs(body, whole, texts),
+        finish_reason=tell_finish_reason(whole.finish_reason, calls=bool(calls)),
+        stop_reason=whole.stop_reason,
+        token_ids=whole.token_ids if body.return_token_ids else UNSET,
+    )
 
-    id: str
-    object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    system_fingerprint: str | None = None
-    choices: tuple[CompletionChunkChoice, ...]
-    usage: Usage | UnsetType | None = UNSET
-    metrics: RequestMetrics | UnsetType = UNSET
+
+def _build_call(call: ToolCallDelta) -> AnswerToolCall:
+    return AnswerToolCall(
+        id=call.id, function=AnswerFunction(name=call.name, arguments=call.arguments)
+    )
+
+
+def make_logprobs(
+    body: ChatRequest, delta: TextDelta, texts: TokenTexts
+) -> ChatLogprobs | None:
+    """Return the log probabilities of a delta, or of a whole answer, if they are asked for."""
+    if not body.logprobs or not delta.logprobs:
+        return None
+    return build_chat_logprobs(delta.logprobs, texts)
+
+
+def tell_finish_reason(reason: FinishReason | None, *, calls: bool) -> str | None:
+    """Return the reason in OpenAI's words.
+
+    Args:
+      calls: the sequence has called a tool.
+    """
+    return "tool_calls" if calls and reason == "stop" else reason
