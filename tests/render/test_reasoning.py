@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args, get_type_hints
+from typing import TYPE_CHECKING
 
 from hypothesis import given, strategies as st
 import pytest
@@ -142,11 +142,6 @@ def test_the_section_has_the_right_offsets(
         start += len(style.start)
     end = text.find(style.end, start)
     assert splitter.end == (None if end < 0 else end + len(style.end))
-
-
-def test_the_option_has_the_names_of_the_table() -> None:
-    names = get_args(get_type_hints(RenderConfig)["reasoning_parser"])
-    assert names == ("none", *REASONING_STYLES)
 
 
 @pytest.mark.parametrize(

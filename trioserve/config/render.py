@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from ..errors import InvalidConfig
+from ..types.families import ReasoningParser, ToolCallParser
 from .checks import Size, check_at_least, check_seconds, parse_bytes
 from .paths import FilePath
 
@@ -34,13 +34,9 @@ class RenderConfig:
       enable_prompt_embeds: Take prompts as tensors of embeddings.
       reasoning_parser: Family of models whose tags mark the reasoning. Chats then have
         reasoning and answer in separate fields. none leaves the reasoning in the text.
-        The others are deepseek_r1, deepseek_v3, glm45, granite, kimi, minimax_m2,
-        mistral, olmo3, qwen3 and seed_oss.
       tool_call_parser: Family of models whose form tool calls have. Chats then have calls
         and text in separate fields. auto recognises the family by the chat template, if
-        the template tells. none leaves calls in the text. The others are deepseek_v3,
-        functiongemma, gemma4, glm4, gpt_oss, granite, hermes, kimi_k2, llama3_json,
-        llama4_pythonic, mistral, phi4_mini and qwen3_coder.
+        the template tells. none leaves calls in the text.
     """
 
     renderer_num_workers: int = 2
@@ -50,36 +46,8 @@ class RenderConfig:
     renderer_processes: int = 0
     trust_request_chat_template: bool = False
     enable_prompt_embeds: bool = False
-    reasoning_parser: Literal[
-        "none",
-        "deepseek_r1",
-        "deepseek_v3",
-        "glm45",
-        "granite",
-        "kimi",
-        "minimax_m2",
-        "mistral",
-        "olmo3",
-        "qwen3",
-        "seed_oss",
-    ] = "none"
-    tool_call_parser: Literal[
-        "auto",
-        "none",
-        "deepseek_v3",
-        "functiongemma",
-        "gemma4",
-        "glm4",
-        "gpt_oss",
-        "granite",
-        "hermes",
-        "kimi_k2",
-        "llama3_json",
-        "llama4_pythonic",
-        "mistral",
-        "phi4_mini",
-        "qwen3_coder",
-    ] = "auto"
+    reasoning_parser: ReasoningParser = "none"
+    tool_call_parser: ToolCallParser = "auto"
 
     def __post_init__(self) -> None:
         check_at_least("renderer_num_workers", self.renderer_num_workers, 1)

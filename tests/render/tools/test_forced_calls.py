@@ -16,13 +16,16 @@ from tokenizers import Tokenizer
 from trioserve.errors import InvalidParameter
 from trioserve.grammar.compile import compile_structure
 from trioserve.render.tools.answer_grammar import write_answer
-from trioserve.render.tools.families import TOOL_FAMILIES
+from trioserve.render.tools.families import find_scanner
 from trioserve.render.tools.forced_calls import list_schemas, write_forced_calls
 from trioserve.render.tools.gpt_oss import GptOssScanner
 from trioserve.render.tools.tool_table import ToolTable
 from trioserve.testing.tokenizer import tiny_tokenizer
+from trioserve.types.families import TOOL_FAMILIES
 from trioserve.types.output import TextDelta, ToolCallDelta
 from trioserve.types.structured import StructuredOutput
+
+SCANNERS = {name: find_scanner(name) for name in TOOL_FAMILIES}
 
 PARAMETERS = {
     "weather": {
@@ -62,7 +65,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """A tokenizer in which all tags are special tokens."""
     folder: Path = tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tags = {tag for scanner in TOOL_FAMILIES.values() for tag in scanner.tags}
+    tags = {tag for scanner in SCANNERS.values() for tag in scanner.tags}
     tokenizer.add_special_tokens(sorted(tags - {"<tool_call>", "</tool_call>"}))
     return tokenizer
 
@@ -78,14 +81,14 @@ def find_tags(tokenizer: Tokenizer, family: str) -> dict[str, int]:
         token.content: token_id
         for token_id, token in tokenizer.get_added_tokens_decoder().items()
     }
-    tags = TOOL_FAMILIES[family].tags
+    tags = SCANNERS[family].tags
     return {tag: special[tag] for tag in tags if tag in special}
 
 
 def write_grammar(
     tokenizer: Tokenizer, family: str, template: str, **options: Any
 ) -> str:
-    scanner = TOOL_FAMILIES[family]
+    scanner = SCANNERS[family]
     form = scanner.choose_form(template)
     assert form is not None
     tags = find_tags(tokenizer, family)
@@ -111,7 +114,7 @@ def walk(matcher: LLMatcher, guide: LLTokenizer, draw: random.Random) -> list[in
 def split(
     family: str, text: str, *, calls_lead: bool = False
 ) -> tuple[str, tuple[ToolCallDelta, ...]]:
-    scanner = TOOL_FAMILIES[family](ToolTable(TOOLS), calls_lead=calls_lead)
+    scanner = SCANNERS[family](ToolTable(TOOLS), calls_lead=calls_lead)
     deltas = []
     for character in text:
         released, calls = scanner.push(character)
@@ -162,7 +165,7 @@ ANSWER = {
 def test_an_answer_has_its_form_or_calls(
     tokenizer: Tokenizer, guide: LLTokenizer, family: str, template: str
 ) -> None:
-    scanner = TOOL_FAMILIES[family]
+    scanner = SCANNERS[family]
     form = scanner.choose_form(template)
     assert form is not None and scanner.marks(form)
     text = compile_structure(StructuredOutput(kind="json", value=json.dumps(ANSWER)))
@@ -188,14 +191,14 @@ def test_an_answer_has_its_form_or_calls(
 
 
 def test_llama3_calls_begin_as_other_json_does() -> None:
-    form = TOOL_FAMILIES["llama3_json"].choose_form("")
+    form = SCANNERS["llama3_json"].choose_form("")
     assert form is not None
-    assert not TOOL_FAMILIES["llama3_json"].marks(form)
+    assert not SCANNERS["llama3_json"].marks(form)
 
 
 @pytest.mark.parametrize("family", ["hermes", "mistral", "granite", "phi4_mini"])
 def test_a_call_in_a_string_of_an_answer_with_a_form_is_text(family: str) -> None:
-    form = TOOL_FAMILIES[family].choose_form("")
+    form = SCANNERS[family].choose_form("")
     assert form is not None
     call = form.first + form.before + "stop" + form.between + "{}" + form.after
     answer = f'["{call}{form.last}"]'
@@ -367,5 +370,5 @@ def test_the_second_tool_of_a_name_is_named(tokenizer: Tokenizer) -> None:
 
 
 def test_families_without_json_have_no_form() -> None:
-    without = {name for name, each in TOOL_FAMILIES.items() if not each.choose_form("")}
-    assert without == TOOL_FAMILIES.keys() - {family for family, _ in FORMS}
+    without = {name for name, each in SCANNERS.items() if not each.choose_form("")}
+    assert without == SCANNERS.keys() - {family for family, _ in FORMS}

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 import json
 import sys
 from types import FrameType
-from typing import get_args, get_type_hints
 
 from hypothesis import given, strategies as st
 import pytest
 
-from trioserve.config import RenderConfig
-from trioserve.render.tools.families import TOOL_FAMILIES, recognise_family
+from trioserve.render.tools.families import find_scanner, recognise_family
 from trioserve.render.tools.gpt_oss import GptOssScanner
 from trioserve.render.tools.tool_table import ToolTable
+from trioserve.types.families import TOOL_FAMILIES
 from trioserve.types.output import TextDelta, ToolCallDelta
+
+SCANNERS = {name: find_scanner(name) for name in TOOL_FAMILIES}
 
 
 def make_tool(name: str, **parameters: object) -> dict[str, object]:
@@ -62,7 +63,7 @@ def split(
     is_cut: bool = False,
     calls_only: bool = False,
 ) -> Split:
-    scanner = TOOL_FAMILIES[family](TABLE, takes_one=takes_one, calls_only=calls_only)
+    scanner = SCANNERS[family](TABLE, takes_one=takes_one, calls_only=calls_only)
     deltas = []
     for number, piece in enumerate(pieces, 1):
         is_last = number == len(pieces)
@@ -427,7 +428,7 @@ def test_text_that_only_looks_like_a_call_stays_text(
     assert found.text == text
 
 
-@pytest.mark.parametrize("family", TOOL_FAMILIES)
+@pytest.mark.parametrize("family", SCANNERS)
 @pytest.mark.parametrize("text", ["", " ", "\n\nHi \n", "a < b {} [1]", "你好\t"])
 def test_plain_text_passes_through(family: str, text: str) -> None:
     assert split(family, list(text) or [""]) == Split(text=text, calls=[], ids=[])
@@ -436,8 +437,8 @@ def test_plain_text_passes_through(family: str, text: str) -> None:
 # Fragments of all formats, whole and broken, which meet in every order.
 FRAGMENTS = sorted(
     {
-        *(tag for scanner in TOOL_FAMILIES.values() for tag in scanner.tags),
-        *(tag[:-1] for scanner in TOOL_FAMILIES.values() for tag in scanner.markers),
+        *(tag for scanner in SCANNERS.values() for tag in scanner.tags),
+        *(tag[:-1] for scanner in SCANNERS.values() for tag in scanner.markers),
         *(
             "call:stop{",
             "call:weather{city:",
@@ -465,7 +466,7 @@ FRAGMENTS = sorted(
 
 
 @given(
-    family=st.sampled_from(sorted(TOOL_FAMILIES)),
+    family=st.sampled_from(sorted(SCANNERS)),
     fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=12),
     places=st.lists(st.integers(0, 10_000), max_size=8),
     takes_one=st.booleans(),
@@ -502,7 +503,7 @@ def check_divisions(
         found = split(family, division, takes_one=takes_one, is_cut=is_cut)
         assert (found.text, found.calls) == (whole.text, whole.calls)
         assert found.reasoning == whole.reasoning
-    if not whole.calls and not TOOL_FAMILIES[family].splits_reasoning:
+    if not whole.calls and not SCANNERS[family].splits_reasoning:
         assert text.startswith(whole.text) if is_cut else whole.text == text
     assert not takes_one or len(whole.calls) <= 1
 
@@ -512,7 +513,7 @@ COMPLETE = [case for case in CASES if not case.written.endswith("Wi")]
 
 @pytest.mark.parametrize("case", COMPLETE)
 def test_everything_behind_the_first_call_is_dropped_on_demand(case: Case) -> None:
-    scanner = TOOL_FAMILIES[case.family](TABLE, takes_one=True)
+    scanner = SCANNERS[case.family](TABLE, takes_one=True)
     deltas = []
     for character in case.written + "and more":
         text, calls = scanner.push(character)
@@ -525,11 +526,11 @@ def test_everything_behind_the_first_call_is_dropped_on_demand(case: Case) -> No
     assert scanner.push("more") == ("", ())
 
 
-@pytest.mark.parametrize("family", TOOL_FAMILIES)
+@pytest.mark.parametrize("family", SCANNERS)
 def test_arguments_arrive_while_they_are_written(family: str) -> None:
     """No family waits for the end of a call."""
     case = next(case for case in CASES if case.family == family)
-    scanner = TOOL_FAMILIES[family](TABLE)
+    scanner = SCANNERS[family](TABLE)
     pieces: list[ToolCallDelta] = []
     for character in case.written[: case.written.index("Wien") + 2]:
         pieces += scanner.push(character)[1]
@@ -553,7 +554,7 @@ def test_mistrals_ids_have_the_length_that_its_templates_want() -> None:
 @pytest.mark.parametrize("case", COMPLETE)
 def test_a_call_that_is_cut_off_is_not_the_end(case: Case) -> None:
     """It is max_tokens that ends such an answer, and not the call."""
-    scanner = TOOL_FAMILIES[case.family](TABLE, takes_one=True)
+    scanner = SCANNERS[case.family](TABLE, takes_one=True)
     begun = False
     for character in case.written:
         _, calls = scanner.push(character)
@@ -570,7 +571,7 @@ def test_a_call_that_is_cut_off_is_not_the_end(case: Case) -> None:
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_a_text_may_be_cut_off_anywhere(case: Case) -> None:
     """The answer is the same for any division, and has no marker that is not its text."""
-    markers = TOOL_FAMILIES[case.family].markers
+    markers = SCANNERS[case.family].markers
     complete = split(case.family, [case.written])
     for end in range(len(case.written) + 1):
         written = case.written[:end]
@@ -771,7 +772,7 @@ def count_calls(family: str, text: str) -> int:
         nonlocal num_calls
         num_calls += event in ("call", "c_call")
 
-    scanner = TOOL_FAMILIES[family](TABLE)
+    scanner = SCANNERS[family](TABLE)
     pieces = [text[begin : begin + 4] for begin in range(0, len(text), 4)]
     sys.setprofile(count)
     try:
@@ -783,13 +784,8 @@ def count_calls(family: str, text: str) -> int:
     return num_calls
 
 
-def test_the_families_are_those_of_the_option() -> None:
-    names = get_args(get_type_hints(RenderConfig)["tool_call_parser"])
-    assert sorted(names) == sorted(["auto", "none", *TOOL_FAMILIES])
-
-
 def list_template_parts() -> Iterator[tuple[str, str]]:
-    for name, scanner in TOOL_FAMILIES.items():
+    for name, scanner in SCANNERS.items():
         yield name, " ".join(scanner.template_parts)
 
 

@@ -16,6 +16,7 @@ from ...config import (
 )
 from ...config.checks import check_at_least
 from ...errors import InvalidConfig, InvalidParameter, StartupError
+from ...types.families import ReasoningParser
 from ...types.sampling import SamplingParams
 
 # The limit of one answer in the terminal, where /continue goes on. An answer to a question
@@ -145,19 +146,7 @@ class LocalModelConfig:
     chat_template: FilePath | None = None
     generation_config: Literal["auto", "none"] = "auto"
     stop_repetition: tuple[int, int, int] | None = None
-    reasoning_parser: Literal[
-        "none",
-        "deepseek_r1",
-        "deepseek_v3",
-        "glm45",
-        "granite",
-        "kimi",
-        "minimax_m2",
-        "mistral",
-        "olmo3",
-        "qwen3",
-        "seed_oss",
-    ] = "none"
+    reasoning_parser: ReasoningParser = "none"
     kernels: Literal["auto", "native", "torch"] = "auto"
     quantization: Literal["none", "int8"] = "none"
     dequantize: bool = False

@@ -14,11 +14,11 @@ Only the first section is reasoning. Later tags are a part of the answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from ...errors import InvalidConfig
+from ...types.families import REASONING_STYLES, ReasoningStyle
 from .stop import StopScanner
 from .tokenizer import TextTokenizer
 from .vocabulary import Vocabulary
@@ -32,43 +32,6 @@ Place = Literal["before", "opened", "inside", "after"]
 
 # A template ends in a tag and one or two line ends. Longer ends are not searched.
 _MAX_END_CHARACTERS: Final = 128
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReasoningStyle:
-    """The tags with which a family of models marks its reasoning.
-
-    Args:
-      start, end: the tags around the reasoning.
-      assumes_start: an answer begins inside its reasoning if the prompt does not end in
-        a tag.
-    """
-
-    start: str
-    end: str
-    assumes_start: bool = False
-
-
-_THINK: Final = ReasoningStyle(start="<think>", end="</think>")
-_OPEN_THINK: Final = ReasoningStyle(start="<think>", end="</think>", assumes_start=True)
-
-# Names as in vLLM 0.33, and `kimi` (Kimi-VL) as in SGLang; config.RenderConfig lists
-# the same names. Several have equal styles: these models differ in their templates
-# alone.
-REASONING_STYLES: Final[Mapping[str, ReasoningStyle]] = {
-    "deepseek_r1": _OPEN_THINK,
-    "deepseek_v3": _THINK,
-    "glm45": _THINK,
-    "granite": ReasoningStyle(
-        start="Here is my thought process:", end="Here is my response:"
-    ),
-    "kimi": ReasoningStyle(start="◁think▷", end="◁/think▷"),
-    "minimax_m2": _OPEN_THINK,
-    "mistral": ReasoningStyle(start="[THINK]", end="[/THINK]"),
-    "olmo3": _OPEN_THINK,
-    "qwen3": _THINK,
-    "seed_oss": ReasoningStyle(start="<seed:think>", end="</seed:think>"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,51 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 import logging
 from typing import Any, Final
 
 from ...errors import NotSupported
+from ...types.families import TOOL_FAMILIES
 from ..text.model_tokenizer import ModelTokenizer
 from ..text.vocabulary import Vocabulary
 from .answer_grammar import write_answer
 from .call_form import CallForm
-from .deepseek_v3 import DeepSeekV3Scanner
 from .forced_calls import write_forced_calls
-from .gemma import FunctionGemmaScanner, Gemma4Scanner
-from .glm4 import Glm4Scanner
-from .gpt_oss import GptOssScanner
-from .granite import GraniteScanner
-from .hermes import HermesScanner
-from .kimi_k2 import KimiK2Scanner
-from .llama3_json import Llama3JsonScanner
-from .llama4_pythonic import Llama4PythonicScanner
-from .mistral import MistralScanner
-from .phi4_mini import Phi4MiniScanner
-from .qwen3_coder import Qwen3CoderScanner
 from .scanner import ToolScanner
 
 logger = logging.getLogger(__name__)
 
-# config.RenderConfig lists the same names. A template is of the first family of which it has
-# all parts; several families have the tag <tool_call> of Hermes.
-TOOL_FAMILIES: Final[Mapping[str, type[ToolScanner]]] = {
-    "deepseek_v3": DeepSeekV3Scanner,
-    "functiongemma": FunctionGemmaScanner,
-    "gemma4": Gemma4Scanner,
-    "gpt_oss": GptOssScanner,
-    "glm4": Glm4Scanner,
-    "kimi_k2": KimiK2Scanner,
-    "mistral": MistralScanner,
-    "phi4_mini": Phi4MiniScanner,
-    "granite": GraniteScanner,
-    "qwen3_coder": Qwen3CoderScanner,
-    "llama3_json": Llama3JsonScanner,
-    "llama4_pythonic": Llama4PythonicScanner,
-    "hermes": HermesScanner,
-}
 
 # The family of the calls that text/tool_prompt.py describes.
 _DESCRIBED: Final = "hermes"
+
+
+@cache
+def find_scanner(family: str) -> type[ToolScanner]:
+    """Return the scanner of a family of TOOL_FAMILIES."""
+    module, _, name = TOOL_FAMILIES[family].partition(".")
+    scanner: type[ToolScanner] = getattr(import_module(f".{module}", __package__), name)
+    return scanner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +118,7 @@ def load_tool_format(
             logger.info("tool calls are read in the form of %s", family)
     if family == "none":
         return None
-    scanner = TOOL_FAMILIES[family]
+    scanner = find_scanner(family)
     ids = {tag: tokenizer.backend.token_to_id(tag) for tag in scanner.tags}
     return ToolFormat(
         family=family,
@@ -157,7 +139,7 @@ def recognise_family(template: str) -> str:
     Args:
       template: a chat template, or another text with all tags of the form.
     """
-    for name, scanner in TOOL_FAMILIES.items():
-        if all(part in template for part in scanner.template_parts):
+    for name in TOOL_FAMILIES:
+        if all(part in template for part in find_scanner(name).template_parts):
             return name
     return "none"
