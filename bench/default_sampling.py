@@ -202,7 +202,7 @@ def summarise(label: str, answers: Sequence[Answer]) -> Figures:
 
 
 def repeats_a_sentence(text: str) -> bool:
-    """Whether a sentence stands there three times or more."""
+    """Return whether a sentence stands there three times or more."""
     sentences = (_MARK.sub("", part).lower() for part in _END.split(text))
     counts = Counter(
         each for each in sentences if len(each.split()) >= _SHORTEST_SENTENCE

@@ -112,7 +112,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of the requests of one load.
+    """The fates of the requests of one load.
 
     Attributes:
       seconds: in which requests came.

@@ -209,7 +209,7 @@ def _is_in_asyncio() -> bool:
 
 
 def _is_called_by(package: str) -> bool:
-    """Whether a function of a package or module is among the callers.
+    """Return whether a function of a package or module is among the callers.
 
     hypercorn's worker makes the app before it starts an event loop, so there is no loop to
     look at. A flag, a file or a program may have chosen the worker. In each case it is

@@ -47,7 +47,7 @@ SHAPES: dict[str, dict[str, int]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is measured of a model.
+    """The sizes with which a model is measured.
 
     Args:
       batches: sequences that decode at once.

@@ -208,7 +208,7 @@ def test_logprobs_have_openais_forms(client: openai.OpenAI) -> None:
     "prompt", ["I like \U0001f336 and", [0, 0, 0, 0, 0], [300, 1, 0, 301]], ids=str
 )
 def test_offsets_of_tokens_index_the_text(client: openai.OpenAI, prompt: Any) -> None:
-    """Those of a stream are the same."""
+    """The offsets of a stream are the same."""
     fields: dict[str, Any] = {
         "model": "tiny-llama",
         "prompt": prompt,

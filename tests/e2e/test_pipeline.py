@@ -77,7 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Layout(NamedTuple):
-    """How a model is spread over processes."""
+    """The split of a model over processes."""
 
     num_stages: int
     num_shards: int = 1

@@ -29,7 +29,7 @@ def depth(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(params=["here", "in_a_process"])
 def is_remote(request: pytest.FixtureRequest) -> bool:
-    """Whether the engine runs in another process; streams behave the same."""
+    """Return whether the engine runs in another process; streams behave the same."""
     return bool(request.param == "in_a_process")
 
 

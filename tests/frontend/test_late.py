@@ -277,7 +277,7 @@ async def test_a_client_does_not_wait_for_all_requests_of_another(
 
 @dataclass(kw_only=True)
 class Outcomes:
-    """What became of the requests that came in some time."""
+    """The fates of the requests that came in some time."""
 
     num_in_time: int = 0
     num_refused: int = 0
@@ -353,7 +353,7 @@ def test_goodput_stays_in_an_overload(make_engine: MakeEngine, num_slots: int) -
 async def test_a_device_that_becomes_slower_makes_few_requests_late(
     make_engine: MakeEngine, num_slots: int, autojump_clock: trio.abc.Clock
 ) -> None:
-    """Those that come before it is known to be slow may be late, and none later."""
+    """Requests may be late only before the engine is known to be slow."""
     outcomes = await play(
         make_engine(num_slots, slow_from=200.0),
         interval=1 / 3,

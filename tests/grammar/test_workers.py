@@ -105,7 +105,7 @@ def test_a_sequence_may_not_take_too_long(
 
 
 class Panic(BaseException):
-    """What the library raises when it panics is no Exception."""
+    """A panic of the library; it is not an Exception."""
 
 
 @pytest.mark.parametrize(

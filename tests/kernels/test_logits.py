@@ -1,4 +1,4 @@
-"""What sampling finds in logits is what a sort and a sum of them find."""
+"""The scans of logits find the same as a sort and a sum."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 @pytest.fixture(params=["torch", "native"])
 def scans(request: pytest.FixtureRequest) -> Iterator[Scans]:
-    """Those of torch, and of the native kernels."""
+    """Yield torch's scans, then the scans of the native kernels."""
     if request.param == "torch":
         yield TorchScans()
         return

@@ -228,7 +228,7 @@ class Reader:
 
     @property
     def is_special(self) -> bool:
-        """Whether each tag is a special token with one id."""
+        """True if each tag is a special token with one id."""
         return self.oracle.token_to_id("[THINK]") is not None
 
     def read(

@@ -261,7 +261,7 @@ def test_an_interrupted_prompt_pays_only_for_what_was_computed() -> None:
 
 
 def test_an_interrupted_prompt_is_counted_once() -> None:
-    """What it finds in the cache later is no hit, because it has computed that itself."""
+    """Blocks that it computed itself are not hits when it finds them again."""
     bench = Bench(max_num_seqs=2)
     prompt = bench.ask(ANN, num_prompt=4000)
     stream = bench.ask(ANN)

@@ -1,4 +1,4 @@
-"""Which prompts with vectors share blocks, and which never do."""
+"""Prompts with equal vectors share blocks; others never do."""
 
 from __future__ import annotations
 

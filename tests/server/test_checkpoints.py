@@ -103,7 +103,7 @@ class Canceller(trio.abc.Instrument):
 
     @property
     def is_over(self) -> bool:
-        """Whether the request ended by itself."""
+        """True if the request ended by itself."""
         return self._num_left > 0
 
 

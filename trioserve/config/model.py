@@ -117,7 +117,7 @@ class ModelConfig:
 
     @property
     def has_own_defaults(self) -> bool:
-        """Whether the defaults of the default model count."""
+        """True if the defaults of the default model count."""
         return self.model == DEFAULT_MODEL and self.generation_config == "auto"
 
     @property
@@ -139,7 +139,7 @@ class ModelConfig:
 
     @property
     def wants_native(self) -> bool:
-        """Whether native kernels may run the model."""
+        """True if native kernels may run the model."""
         return self.kernels != "torch" and self.attention_backend == "auto"
 
 

@@ -76,7 +76,7 @@ class Option:
 
     @property
     def is_size(self) -> bool:
-        """Whether it takes a text such as 2GiB, or a number of bytes."""
+        """True if it takes a text such as 2GiB, or a number of bytes."""
         return {str, int} <= set(get_args(self.hint))
 
     @property

@@ -62,7 +62,7 @@ class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
 
     @property
     def is_alive(self) -> bool:
-        """Whether requests can be opened now."""
+        """True if requests can be opened now."""
         return self._requests.is_alive
 
     def check_alive(self) -> None:

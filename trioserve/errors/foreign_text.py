@@ -1,4 +1,4 @@
-"""Text of others in ours: what a model, a server, a library or a user has written.
+"""Foreign text within messages: written by a model, a server, a library or a user.
 
 It may hold control characters. A terminal would obey some: it would move the cursor, rename the
 window, or type an answer into the program. In a log, a line end would forge a line.

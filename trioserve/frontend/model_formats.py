@@ -55,7 +55,7 @@ class ModelFormats:
         )
 
     def can_join(self, tools: Sequence[Mapping[str, object]], text: TextParams) -> bool:
-        """Whether an answer may have the form that the client wants, or calls.
+        """Return whether an answer may have the form that the client wants, or calls.
 
         JSON alone: any other form may begin as a call begins.
         """

@@ -41,7 +41,7 @@ class ServedModel(Generic[EngineT, RendererT]):
 
     @property
     def is_alive(self) -> bool:
-        """Whether the engine takes requests now."""
+        """True if the engine takes requests now."""
         return self.engine.is_alive
 
     def check_alive(self) -> None:

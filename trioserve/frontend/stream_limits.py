@@ -40,7 +40,7 @@ class StreamLimits:
 
     @property
     def needs_forecast(self) -> bool:
-        """Whether a request may be refused because of its limits."""
+        """True if a request may be refused because of its limits."""
         return self.refuses_late and min(self.ends_at, self.starts_by) < math.inf
 
     def check(self, forecast: Forecast) -> None:

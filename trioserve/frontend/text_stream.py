@@ -68,7 +68,7 @@ class TextStream:
 
     @property
     def started_at(self) -> float | None:
-        """When the first step with one of the sequences began; None before."""
+        """The begin of the first step with one of the sequences; None before."""
         return self._tokens.started_at
 
     def __aiter__(self) -> TextStream:
@@ -87,7 +87,7 @@ class TextStream:
 
     @property
     def has_pending(self) -> bool:
-        """Whether there is an unread delta."""
+        """True if there is an unread delta."""
         return self._tokens.has_pending
 
     @property

@@ -41,16 +41,16 @@ class MaskCosts:
         self._accounts: OrderedDict[int, _Account] = OrderedDict()
 
     def is_known(self, text: str) -> bool:
-        """Whether a mask of a grammar was counted."""
+        """Return whether a mask of a grammar was counted."""
         return hash(text) in self._accounts
 
     def is_spent(self, text: str) -> bool:
-        """Whether the masks of a grammar took longer than they may."""
+        """Return whether the masks of a grammar took longer than they may."""
         account = self._accounts.get(hash(text))
         return account is not None and account.is_spent
 
     def is_costly(self, text: str) -> bool:
-        """Whether the next mask of a grammar will probably take long."""
+        """Return whether the next mask of a grammar will probably take long."""
         account = self._accounts.get(hash(text))
         return account is not None and account.typical_seconds > _COSTLY_SECONDS
 

@@ -41,7 +41,7 @@ _Find: TypeAlias = Callable[[Any], int]
 
 
 def is_endless(schema: Part) -> bool:
-    """Whether no finite value matches a schema, because of its references.
+    """Return whether no finite value matches a schema, because of its references.
 
     Schemas that exclude all values in other ways are left to llguidance. What is wrong in a
     schema counts as a part that any value matches.

@@ -102,7 +102,7 @@ class Guide:
                 _set(mask, self._start[0])
 
     def _opens(self, token_id: int) -> bool:
-        """Whether the first token of the sequence begins the start tag."""
+        """Return whether the first token of the sequence begins the start tag."""
         return token_id == self._start[0] and not self._matcher.validate_tokens(
             [token_id]
         )

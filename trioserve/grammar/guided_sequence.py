@@ -11,7 +11,7 @@ from .guide import Guide, Mask
 
 
 class GuideState(Enum):
-    """What a sequence waits for.
+    """The state of a guided sequence.
 
     BUILDING --> COMPUTING <--> READY
          \\           |           /
@@ -54,5 +54,5 @@ class GuidedSequence:
 
     @property
     def is_settled(self) -> bool:
-        """Whether a step need not wait for it."""
+        """True if a step need not wait for it."""
         return self.state in (GuideState.READY, GuideState.FAILED)

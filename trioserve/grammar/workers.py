@@ -56,7 +56,7 @@ class LateIds(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuideStatistics:
-    """What guides hold.
+    """The memory held by guides.
 
     Args:
       num_sequences: opened, and not dropped.
@@ -159,7 +159,7 @@ class GuideWorkers:
         )
 
     def is_costly(self, grammar: Grammar) -> bool:
-        """Whether the masks of a grammar take long."""
+        """Return whether the masks of a grammar take long."""
         with self._changed:
             return self._costs.is_costly(grammar.text)
 

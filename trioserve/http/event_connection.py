@@ -44,7 +44,7 @@ class EventConnection:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there is no event to send."""
+        """True if there is no event to send."""
         return self._num_sending == 0
 
     async def send(self, events: bytes) -> None:

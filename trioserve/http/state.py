@@ -138,7 +138,7 @@ class ServerState:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is answered, here or in the background."""
+        """True if no request is answered, here or in the background."""
         return not (
             self.lifecycle.num_active
             or self.background.num_running

@@ -1,4 +1,4 @@
-"""What this machine is, in names and texts: for reports of defects.
+"""The names of this machine and its software, for reports of defects.
 
 torch is not imported, because that takes seconds and may be what is broken.
 """

@@ -1,4 +1,4 @@
-"""How many threads this process may run at once."""
+"""The number of threads that this process may run at once."""
 
 from __future__ import annotations
 

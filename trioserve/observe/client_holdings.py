@@ -1,10 +1,10 @@
-"""What each client holds of a thing that is bounded for all of them together.
+"""The share of each client in a thing that is bounded for all clients together.
 
 The client that holds most gives way:
 
-    what is kept is dropped      When room is needed, the client that holds most loses its
+    kept things are dropped      When room is needed, the client that holds most loses its
                                  oldest.
-    what is open is only refused What is free belongs to everybody. Beyond that, a client may
+    open things are only refused Free room belongs to everybody. Beyond that, a client may
                                  take what is left of its equal share.
 
 So a client below its equal share loses nothing to others, and is not refused because of

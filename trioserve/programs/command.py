@@ -84,7 +84,7 @@ class Command:
 
     @property
     def takes_model(self) -> bool:
-        """Whether an argument that belongs to no flag is a model."""
+        """True if an argument that belongs to no flag is a model."""
         return "MODEL" in self.synopsis
 
     def _describe(self, config: type, word: str) -> str:

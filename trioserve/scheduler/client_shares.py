@@ -60,7 +60,7 @@ class ClientShares(Generic[LineT]):
 
     @property
     def are_shared(self) -> bool:
-        """Whether several clients have work."""
+        """True if several clients have work."""
         return self._num_active > 1
 
     def __iter__(self) -> Iterator[LineT]:

@@ -112,7 +112,7 @@ class StepRates:
 
     @property
     def _has_chunks(self) -> bool:
-        """Whether enough tokens of prompts were measured."""
+        """True if enough tokens of prompts were measured."""
         return self.num_chunk_tokens >= _ENOUGH_TOKENS
 
     @property

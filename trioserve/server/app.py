@@ -320,7 +320,7 @@ async def _tell_limits(response: Response) -> Response:
 
 
 def _speaks_anthropic(path: str) -> bool:
-    """Whether the errors of a path, which may not exist, have Anthropic's shape."""
+    """Return whether the errors of a path, which may not exist, have Anthropic's shape."""
     return any(
         path == served or path.startswith(f"{served}/") for served in _ANTHROPIC_PATHS
     )

@@ -53,7 +53,7 @@ class _Totals:
     kv_usage: float | None = None
 
     def has_worked_since(self, before: _Totals) -> bool:
-        """Whether there was work, unless the engine has started again: it counts from 0."""
+        """True if there was work, unless the engine has started again: it counts from 0."""
         if self.num_prompt_tokens < before.num_prompt_tokens:
             return False
         return self != before or bool(self.num_running + self.num_waiting)

@@ -112,7 +112,7 @@ def _explain_path(path: Path, error: OSError) -> InvalidConfig:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Whether there is a socket on which nobody listens: that of a killed server."""
+    """Return whether a path is a socket on which nobody listens, left by a killed server."""
     if not path.is_socket():
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

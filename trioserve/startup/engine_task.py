@@ -84,7 +84,7 @@ def _choose(
 
 
 def _is_echo(error: Exception) -> bool:
-    """Whether an error of the block only reports the failure of the engine."""
+    """Return whether an error of the block only reports the failure of the engine."""
     group = ExceptionGroup("", [error])
     return group.split(EngineDied)[1] is None
 

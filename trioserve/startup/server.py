@@ -148,7 +148,7 @@ class Server:
 
     @property
     def _reads_again(self) -> bool:
-        """Whether SIGHUP has a meaning."""
+        """True if SIGHUP has a meaning."""
         http = self._config.http
         files = (http.api_key_file, http.request_log, self._config.bind.tls_certfile)
         return any(each is not None for each in files)
@@ -165,7 +165,7 @@ class Server:
 
 
 def is_open_to_others(config: HttpConfig, address: object) -> bool:
-    """Whether other machines reach a server that has no keys.
+    """Return whether other machines reach a server that has no keys.
 
     Args:
       address: of its socket; a text for a Unix socket.

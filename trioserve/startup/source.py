@@ -105,7 +105,7 @@ def _read_task(
 
 
 def _is_clear(weights: Weights) -> bool:
-    """Whether config.json needs no reading by transformers."""
+    """Return whether config.json needs no reading by transformers."""
     from ..model.loading.plain.description import describes_plain_llama
 
     # Of a GGUF file, config.json is our own.

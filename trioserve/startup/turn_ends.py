@@ -74,7 +74,7 @@ def find_turn_ends(
 
 
 def _names_ends(folder: Path) -> bool:
-    """Whether the author of the model names the tokens that end an answer."""
+    """Return whether the author of the model names the tokens that end an answer."""
     try:
         described = json.loads((folder / "generation_config.json").read_bytes())
         return described.get("eos_token_id") is not None
@@ -101,7 +101,7 @@ def _find_by_name(added: Mapping[str, int]) -> frozenset[int]:
 def _contains(
     folder: Path, chat_template: str | None, names: Iterable[str | None]
 ) -> bool:
-    """Whether the chat template has one of the names; False if that is not quickly known."""
+    """True if the chat template has one of the names; False if that is not quickly known."""
     with suppress(OSError, ValueError):
         source = chat_template or (folder / "chat_template.jinja").read_text("utf-8")
         return any(name in source for name in names if name is not None)

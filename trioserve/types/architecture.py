@@ -46,5 +46,5 @@ def guess_task(architecture: str, sentence: SentenceFolder | None) -> Task | Non
 
 
 def is_conditional(architecture: str) -> bool:
-    """Whether an answer depends on more than text, such as images."""
+    """Return whether an answer depends on more than text, such as images."""
     return architecture.endswith(_CONDITIONAL)

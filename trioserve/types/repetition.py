@@ -46,7 +46,7 @@ class RepetitionDetection:
 
     @property
     def is_on(self) -> bool:
-        """Whether it looks for patterns."""
+        """True if it looks for patterns."""
         return self.max_pattern_size > 0
 
 

@@ -68,5 +68,5 @@ class StagePlace:
 
     @property
     def samples(self) -> bool:
-        """Whether it is the one process that samples."""
+        """True if it is the one process that samples."""
         return self.stage == self.num_stages - 1 and self.shard.is_first

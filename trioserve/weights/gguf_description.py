@@ -76,7 +76,7 @@ def naming_architecture(architecture: str, work: str) -> Iterator[None]:
 
 
 def _is_disk_error(error: Exception) -> bool:
-    """Whether an error is the disk's; OSErrors of transformers have no errno."""
+    """Return whether an error is the disk's; OSErrors of transformers have no errno."""
     from safetensors import SafetensorError
 
     if isinstance(error, OSError):

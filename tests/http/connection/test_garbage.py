@@ -1,4 +1,4 @@
-"""What a request has made is free when its connection ends, without the garbage collector.
+"""A request's objects are free when its connection ends, without the garbage collector.
 
 Objects that refer to each other stay until the collector finds them. Under load that is a
 pass over all objects, which stops the event loop for as long as 30 ms.

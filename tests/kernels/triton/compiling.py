@@ -30,7 +30,7 @@ def compile_for(capability: int) -> None:
 
 
 class _NoDevice:
-    """What Triton asks of a device to compile for it."""
+    """The facts that Triton needs of a device to compile for it."""
 
     def __init__(self, capability: int):
         self._target = GPUTarget("cuda", capability, 32)

@@ -293,7 +293,7 @@ async def test_with_an_answer_to_every_step_it_is_read_as_fast_as_by_one_stage(
 def test_decoding_in_micro_batches_of_one_size_is_as_many_times_as_fast(
     num_stages: int,
 ) -> None:
-    """Where weights dominate a step, micro-batches must not shrink.
+    """Micro-batches must not shrink where weights dominate a step.
 
     Links must not be slow, either. Only its own sequence waits for a token, and the
     time of its way back is lost once in N steps.

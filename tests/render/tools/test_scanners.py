@@ -47,7 +47,7 @@ Calls = list[tuple[str, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """What a scanner makes of a text: calls are (name, arguments) each."""
+    """The parts of a text by a scanner; calls are (name, arguments) each."""
 
     text: str
     calls: Calls

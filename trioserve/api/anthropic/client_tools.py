@@ -66,7 +66,7 @@ class ClientTool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolPreference(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the model may or must call tools.
+    """The choice of tools: the model may, must or must not call them.
 
     Args:
       type: auto, any, tool or none.

@@ -28,7 +28,7 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How the model answers.
+    """The effort and the form of the answer.
 
     Args:
       effort: as reasoning_effort of chats.

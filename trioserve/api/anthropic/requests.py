@@ -29,7 +29,7 @@ _DISPLAYS: Final = ("summarized", "omitted")
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether and how long the model reasons before its answer.
+    """The reasoning of the model before its answer: on or off, and its length.
 
     Args:
       type: enabled, disabled or adaptive.

@@ -97,7 +97,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 
     @property
     def takes_one_call(self) -> bool:
-        """Whether the answer ends behind its first call.
+        """True if the answer ends behind its first call.
 
         A client that names a tool expects one call of it, as OpenAI's servers answer.
         """
@@ -107,15 +107,15 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 
     @property
     def adds_generation_prompt(self) -> bool:
-        """Whether the assistant's turn is opened; not where a message goes on."""
+        """True if the assistant's turn is opened; not where a message goes on."""
         return opens_turn(self.add_generation_prompt, self.continue_final_message)
 
     @property
     def includes_reasoning(self) -> bool:
-        """Whether the answer shows the reasoning, if the server splits it off."""
+        """True if the answer shows the reasoning, if the server splits it off."""
         return self.include_reasoning is not False
 
     @property
     def adds_special_tokens(self) -> bool:
-        """Whether the tokenizer adds special tokens; by default the template does."""
+        """True if the tokenizer adds special tokens; by default the template does."""
         return bool(self.add_special_tokens)

@@ -112,7 +112,7 @@ class Choices:
         return self.meter.prompts[index // self._num_per_prompt]
 
     def begins(self, delta: TextDelta) -> bool:
-        """Whether this is the choice's first delta; true once."""
+        """Return whether this is the choice's first delta; true once."""
         if delta.index in self._begun:
             return False
         self._begun.add(delta.index)

@@ -42,7 +42,7 @@ class Shape:
 
     @property
     def is_long(self) -> bool:
-        """Whether a value has lists or mappings in it."""
+        """True if a value has lists or mappings in it."""
         if self.item is not None or self.is_mapping:
             return True
         return self.struct is not None and bool(find_long_fields(self.struct))

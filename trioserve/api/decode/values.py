@@ -48,7 +48,7 @@ def decode_field(name: str, raw: msgspec.Raw | bytes, kind: Any) -> Any:
 
 
 def has_value(raw: msgspec.Raw | None) -> bool:
-    """Whether a field was sent, and is not null."""
+    """Return whether a field was sent, and is not null."""
     return raw is not None and bytes(memoryview(raw)[:4]) not in (b"", b"null")
 
 

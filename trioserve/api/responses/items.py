@@ -86,7 +86,7 @@ class InputItem(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_cut(self) -> bool:
-        """Whether it ended, or was sent, before it was complete."""
+        """True if it ended, or was sent, before it was complete."""
         return self.status in _CUT
 
 

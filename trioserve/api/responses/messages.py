@@ -128,7 +128,7 @@ class _Answer:
 
     @property
     def is_thinking(self) -> bool:
-        """Whether it has nothing but reasoning so far."""
+        """True if it has nothing but reasoning so far."""
         return self.content is None and not self.calls
 
     def to_message(self) -> Message:

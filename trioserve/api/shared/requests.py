@@ -189,12 +189,12 @@ class GenerationRequest(SampledRequest, frozen=True, kw_only=True, dict=True):
 
     @property
     def splits_reasoning(self) -> bool:
-        """Whether reasoning is separated from the answer, if the server can do that."""
+        """True if reasoning is separated from the answer, if the server can do that."""
         return False
 
     @property
     def adds_special_tokens(self) -> bool:
-        """Whether the tokenizer adds special tokens; by default it does."""
+        """True if the tokenizer adds special tokens; by default it does."""
         return self.add_special_tokens is not False
 
     @property
@@ -206,12 +206,12 @@ class GenerationRequest(SampledRequest, frozen=True, kw_only=True, dict=True):
 
     @property
     def skips_special_tokens(self) -> bool:
-        """Whether the text omits special tokens; by default it does."""
+        """True if the text omits special tokens; by default it does."""
         return self.skip_special_tokens is not False
 
     @property
     def reports_usage(self) -> bool:
-        """Whether the last chunk of a stream has the token counts."""
+        """True if the last chunk of a stream has the token counts."""
         options = self.stream_options
         if options is None:
             return False
@@ -222,6 +222,6 @@ class GenerationRequest(SampledRequest, frozen=True, kw_only=True, dict=True):
 
     @property
     def reports_usage_continuously(self) -> bool:
-        """Whether every chunk of a stream has the token counts so far."""
+        """True if every chunk of a stream has the token counts so far."""
         options = self.stream_options
         return options is not None and bool(options.continuous_usage_stats)

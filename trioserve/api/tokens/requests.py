@@ -59,7 +59,7 @@ class TokenizeRequest(ModelRequest, frozen=True, kw_only=True):
 
     @property
     def adds_generation_prompt(self) -> bool:
-        """Whether the assistant's turn is opened; not where a message goes on."""
+        """True if the assistant's turn is opened; not where a message goes on."""
         return opens_turn(self.add_generation_prompt, self.continue_final_message)
 
     @property
@@ -69,7 +69,7 @@ class TokenizeRequest(ModelRequest, frozen=True, kw_only=True):
 
     @property
     def adds_special_tokens(self) -> bool:
-        """Whether the tokenizer adds special tokens; by default to prompts alone."""
+        """True if the tokenizer adds special tokens; by default to prompts alone."""
         if self.add_special_tokens is None:
             return self.prompt is not None
         return self.add_special_tokens

@@ -220,7 +220,7 @@ def _count_alternatives(asked: int | None, vocab_size: int) -> int:
 
 
 def _is_sendable(value: object, depth: int) -> bool:
-    """Whether the arguments of a plug-in can be sent to another process."""
+    """Return whether the arguments of a plug-in can be sent to another process."""
     if isinstance(value, int):
         return -(2**63) <= value < 2**63
     if not isinstance(value, (dict, list)):

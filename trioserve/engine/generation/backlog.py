@@ -76,7 +76,7 @@ class _Request:
         return self._lengths[(sequence_id - self._first_id) // self._per_prompt]
 
     def leads(self, sequence_id: SequenceId) -> bool:
-        """Whether a sequence is the first one of its prompt, so that it computes it."""
+        """Return whether a sequence is the first one of its prompt, so that it computes it."""
         return (sequence_id - self._first_id) % self._per_prompt == 0
 
 

@@ -85,7 +85,7 @@ class TokenStream(Owned):
 
     @property
     def has_pending(self) -> bool:
-        """Whether there is an unread delta."""
+        """True if there is an unread delta."""
         return bool(self._pending)
 
     @property

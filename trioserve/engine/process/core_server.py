@@ -149,7 +149,7 @@ class CoreHost:
         parts: dict[int, list[Any]] = {number: [] for number in self._clients}
         for output in outputs:
             part = parts.get(find_client(self._find_id(output)))
-            # A client that is gone had this one.
+            # None for an output of a client that is gone.
             if part is not None:
                 part.append(output)
         latest = trio.current_time() - _STATE_SECONDS

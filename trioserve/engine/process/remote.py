@@ -208,7 +208,7 @@ class RemotePoolingCore(
 
 
 def _is_large(group: SequenceGroup) -> bool:
-    """Whether packing the group would hold up the event loop."""
+    """Return whether packing the group would hold up the event loop."""
     num_bytes = sum(
         len(tensor.data)
         for prompt in group.prompts

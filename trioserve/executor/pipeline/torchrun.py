@@ -55,7 +55,7 @@ class Torchrun:
 
     @property
     def is_on_one_machine(self) -> bool:
-        """Whether all processes are on this machine, according to the environment."""
+        """True if all processes are on this machine, according to the environment."""
         is_loopback = self.master_addr in (LOOPBACK, "localhost")
         return is_loopback or self.local_world_size == self.world_size
 

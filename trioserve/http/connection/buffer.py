@@ -10,7 +10,7 @@ class GuardedBuffer(StreamBuffer):
 
     @property
     def is_finished(self) -> bool:
-        """Whether the app has written all of its answer."""
+        """True if the app has written all of its answer."""
         return self._complete
 
     def __len__(self) -> int:

@@ -43,7 +43,7 @@ class Closable(Protocol):
 
     @property
     def descriptor(self) -> int:
-        """That of its socket; -1 once it is closed."""
+        """The descriptor of its socket; -1 once it is closed."""
 
 
 @dataclass(slots=True)

@@ -214,13 +214,13 @@ class GuardedH11(H11Protocol):
 
     @property
     def is_far_ahead(self) -> bool:
-        """Whether the peer has pipelined too many bytes."""
+        """True if the peer has pipelined too many bytes."""
         num_bytes = len(self.connection.trailing_data[0])
         return self.connection.is_paused and num_bytes > MAX_PIPELINED_BYTES
 
     @property
     def has_unread(self) -> bool:
-        """Whether the peer may have sent bytes that were not read yet."""
+        """True if the peer may have sent bytes that were not read yet."""
         is_amid = self.connection.their_state in (h11.SEND_BODY, h11.ERROR)
         return is_amid or self.connection.is_paused
 

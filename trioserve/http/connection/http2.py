@@ -62,7 +62,7 @@ class GuardedH2(H2Protocol):
 
     @property
     def has_unread(self) -> bool:
-        """Whether the peer may have sent bytes that were not read yet."""
+        """True if the peer may have sent bytes that were not read yet."""
         return self._is_refused
 
     async def handle(self, event: Event) -> None:
@@ -143,7 +143,7 @@ class GuardedH2(H2Protocol):
 
     @property
     def _is_crowded(self) -> bool:
-        """Whether too many cancelled requests are still running.
+        """True if too many cancelled requests are still running.
 
         h2 limits open streams, but a request may live longer than its stream, because it
         needs time to end. The limit is doubled, so a peer may replace all its streams at
@@ -160,7 +160,7 @@ class GuardedH2(H2Protocol):
             self._num_running -= 1
 
     def _is_late(self, event: h2.events.Event) -> TypeGuard[h2.events.DataReceived]:
-        """Whether these are bytes of a body whose request has ended."""
+        """Return whether these are bytes of a body whose request has ended."""
         return (
             isinstance(event, h2.events.DataReceived)
             and event.stream_id not in self.streams
@@ -250,7 +250,7 @@ class GuardedH2(H2Protocol):
 
     @property
     def _is_shut(self) -> bool:
-        """Whether the window of the connection is shut."""
+        """True if the window of the connection is shut."""
         return self.connection.outbound_flow_control_window <= 0
 
     async def _give_up(self, stream_id: int) -> None:
@@ -264,7 +264,7 @@ class GuardedH2(H2Protocol):
 
 
 def _is_servable(event: h2.events.RequestReceived) -> bool:
-    """Whether hypercorn can make a request of an HTTP/2 header block.
+    """Return whether hypercorn can make a request of an HTTP/2 header block.
 
     CONNECT is refused, with or without a websocket. h2 checks the pseudo-headers of the
     other methods, but not their bytes.

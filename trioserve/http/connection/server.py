@@ -252,7 +252,7 @@ class GuardedServer(TCPServer):
 
     @property
     def _has_pipelined(self) -> bool:
-        """Whether the next request was read while this one was being answered."""
+        """True if the next request was read while this one was being answered."""
         protocol = self.protocol.protocol
         return isinstance(protocol, GuardedH11) and protocol.has_pipelined
 

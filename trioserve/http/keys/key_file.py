@@ -69,7 +69,7 @@ def name_key(key: Key | None) -> str | None:
 
 
 def may_see(asker: Key | None, owner: str | None) -> bool:
-    """Whether the client with a key may see what belongs to the key of a name.
+    """Return whether the client with a key may see what belongs to the key of a name.
 
     A key of an administrator sees all. Without keys, everybody sees all.
     """
@@ -77,7 +77,7 @@ def may_see(asker: Key | None, owner: str | None) -> bool:
 
 
 def is_sendable(key: str) -> bool:
-    """Whether all clients can send a key in a header."""
+    """Return whether all clients can send a key in a header."""
     return key.isascii() and key.isprintable() and " " not in key and bool(key)
 
 

@@ -1,6 +1,6 @@
-"""What each key uses, and the limits of that: requests at once, and tokens per minute.
+"""The use of each key and its limits: requests at once, and tokens per minute.
 
-Tokens are paid afterwards: those of a prompt when the engine takes it, and those of an answer
+Tokens are paid afterwards: for a prompt when the engine takes it, for an answer
 when they come. So a request is refused if earlier ones have used the tokens up, and its own
 tokens make later ones wait. A key that was idle for a minute has the tokens of a minute.
 """
@@ -26,7 +26,7 @@ _NOBODY: Final = Key(name="")
 
 
 class KeyUse:
-    """What one key uses.
+    """The use of one key.
 
     Attributes:
       key: as it was when it was last shown; the file may have changed since.

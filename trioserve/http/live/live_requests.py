@@ -204,5 +204,5 @@ class LiveRequests:
     def list_for(self, key: Key | None) -> list[LiveRequest]:
         """Return the requests that a client with a key may see, the oldest first."""
         visible = (each for each in self if may_see(key, name_key(each.key)))
-        # Those without a connection come last otherwise.
+        # By arrival, because requests without a connection would come last.
         return sorted(visible, key=lambda each: each.arrived_at)

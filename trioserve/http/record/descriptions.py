@@ -15,7 +15,7 @@ Modality = Literal["text", "image", "embeddings", "labels"]
 
 
 class ModelArchitecture(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model takes and gives, with the names of OpenRouter and llama.cpp.
+    """The inputs and outputs of a model, with the names of OpenRouter and llama.cpp.
 
     Args:
       output_modalities: of models that pool, "embeddings" or "labels".

@@ -63,7 +63,7 @@ class BackgroundTasks:
             await trio.sleep_forever()
 
     def has_room(self, client: str) -> bool:
-        """Whether another task of a client may begin."""
+        """Return whether another task of a client may begin."""
         return self._held.count_free(self._limit, client) > 0
 
     async def start(self, work: BackgroundWork, client: str = "") -> None:

@@ -26,7 +26,7 @@ class SilentStream(Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether nobody writes now, so that a comment may be written."""
+        """True if nobody writes now, so that a comment may be written."""
 
     @property
     def num_parts(self) -> int:

@@ -33,7 +33,7 @@ class AllowedHosts:
 
     @property
     def takes_keys(self) -> bool:
-        """Whether a key would let all names in."""
+        """True if a key would let all names in."""
         return not self._names
 
     def find_foreign(self, scope: HTTPScope) -> str | None:
@@ -65,7 +65,7 @@ def _read_name(host: str) -> str:
 
 
 def _is_fixed(name: str) -> bool:
-    """Whether a name needs no look-up. HTTP/1.0 may have none."""
+    """Return whether a name needs no look-up. HTTP/1.0 may have none."""
     return (
         name in ("", "localhost")
         or name.endswith(".localhost")

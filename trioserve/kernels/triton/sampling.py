@@ -9,7 +9,7 @@ from . import draw as kernels
 from .penalize import penalize
 from .widths import round_up
 
-# Tokens of one program, and of one read of those that bisection looks at; usual choices. Not
+# Tokens of one program, and tokens that bisection reads at once. Usual choices, not
 # measured on a GPU yet.
 _PART = 4096
 _BLOCK = 1024
@@ -64,7 +64,7 @@ def choose_tokens(
     kernels.sum_levels[grid](
         *given, best, raced, counts, sums, stride, num_rows, **sizes
     )
-    # Rows that are not cut read neither.
+    # Only rows with a cut read these two.
     keys = listed = best
     if has_cut:
         keys, listed = (

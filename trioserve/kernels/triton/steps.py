@@ -89,7 +89,7 @@ class Angles:
 
 @dataclass(frozen=True)
 class RotaryLayer:
-    """What one layer does between its first product and its attention.
+    """The steps of one layer between its first product and its attention.
 
     Args:
       paged: its attention and cache.

@@ -19,7 +19,7 @@ def round_side(number: int) -> int:
 
 
 class AttendSize(NamedTuple):
-    """How one program of `attend` is cut.
+    """The sizes of one program of `attend`.
 
     Attributes:
       keys: that are read at a time.

@@ -54,7 +54,7 @@ class AttentionCall:
 
     @property
     def needs_scores(self) -> bool:
-        """Whether it changes scores before the softmax, as fused operators cannot."""
+        """True if it changes scores before the softmax, as fused operators cannot."""
         return self.softcap is not None or self.sinks is not None
 
 

@@ -37,7 +37,7 @@ class EncoderBackendType(Protocol):
     """A class of encoder backends."""
 
     def supports(self, layers: tuple[LayerSpec, ...]) -> bool:
-        """Whether it can run these layers."""
+        """Return whether it can run these layers."""
 
     def __call__(self, device: torch.device) -> EncoderBackend: ...
 

@@ -101,7 +101,7 @@ class TritonAttention:
 
 
 def _is_interpreted() -> bool:
-    """Whether Triton's interpreter will run the kernels, on any device."""
+    """Return whether Triton's interpreter will run the kernels, on any device."""
     # Read as triton reads it, without the time to import it.
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on")
 

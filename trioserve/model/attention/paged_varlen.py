@@ -108,7 +108,7 @@ def _load_function() -> Attend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
-    """What all layers of a step share, as PyTorch's function names it.
+    """The tensors shared by all layers of a step, by the names in PyTorch's function.
 
     Attributes:
       begins: (num_rows + 1,) int32, cu_seq_q

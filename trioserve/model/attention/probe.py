@@ -43,7 +43,7 @@ class LayerSpec:
 
     @property
     def needs_scores(self) -> bool:
-        """Whether it changes scores, as fused operators cannot."""
+        """True if it changes scores, as fused operators cannot."""
         return self.softcap is not None or self.sinks is not None
 
 

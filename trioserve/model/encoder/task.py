@@ -69,7 +69,7 @@ def _guess(
 
 
 def _may_generate(config: PreTrainedConfig, head: PoolingTask | None) -> bool:
-    """Whether a model is a decoder.
+    """Return whether a model is a decoder.
 
     Encoders can be built as decoders, but were not trained as such.
     """

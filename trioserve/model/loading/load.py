@@ -119,7 +119,7 @@ def describe_model(
 
 
 def takes_logits_to_keep(model: PreTrainedModel) -> bool:
-    """Whether its forward pass can leave out unwanted logits."""
+    """Return whether its forward pass can leave out unwanted logits."""
     return "logits_to_keep" in inspect.signature(type(model).forward).parameters
 
 

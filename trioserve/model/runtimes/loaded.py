@@ -68,7 +68,7 @@ class LoadedModel:
 
     @property
     def has_head(self) -> bool:
-        """Whether it computes logits."""
+        """True if it computes logits."""
         return True
 
     def join_logits(self, output: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ class BadWords:
         self._write_tail(row, start, longest)
 
     def has_any(self, slots: list[int]) -> bool:
-        """Whether `ban` could change anything."""
+        """Return whether `ban` could change anything."""
         return self._rows.has_any(slots)
 
     def ban(self, scores: Tensor, slots: list[int]) -> None:

@@ -50,7 +50,7 @@ class Choice:
 
     @property
     def way(self) -> tuple[bool, bool]:
-        """How a token is chosen: is_greedy; is_cut, if it is drawn."""
+        """The kind of choice: is_greedy; is_cut, if the token is drawn."""
         return self.is_greedy, self.is_cut and not self.is_greedy
 
     def holds_back_stops(self, num_outputs: int) -> bool:
@@ -71,7 +71,7 @@ class Choice:
         return names
 
     def is_argmax(self, num_outputs: int) -> bool:
-        """Whether the largest raw logit wins unless it completes a bad word."""
+        """Return whether the largest raw logit wins unless it completes a bad word."""
         return (
             self.is_greedy
             and self.sampling.logprobs is None

@@ -85,7 +85,7 @@ class Grammars:
             )
 
     def has_any(self, slots: Sequence[int]) -> bool:
-        """Whether one of these slots has a grammar."""
+        """Return whether one of these slots has a grammar."""
         return bool(self._sequences) and any(map(self._sequences.__contains__, slots))
 
     def list_late(

@@ -22,7 +22,7 @@ class CopyEvent(Protocol):
     """A place in the work of a device, as torch.cuda.Event."""
 
     def query(self) -> bool:
-        """Whether the device has done all work before it."""
+        """Return whether the device has done all work before it."""
 
     def synchronize(self) -> None:
         """Wait until the device has done it."""

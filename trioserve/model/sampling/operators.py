@@ -1,4 +1,4 @@
-"""What the sampler does to the logits of a whole vocabulary: penalties, and the choice itself.
+"""The operators of the sampler on whole vocabularies: penalties, and the choice itself.
 
 TorchOperators run on any device. TritonOperators (triton_operators.py) do the same on GPUs.
 """

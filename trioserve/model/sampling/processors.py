@@ -109,12 +109,12 @@ class LogitsProcessors:
         self._members[start.slot] = _Member(rows=rows, output_token_ids=outputs)
 
     def has_any(self, slots: Sequence[int]) -> bool:
-        """Whether one of these slots uses a plug-in."""
+        """Return whether one of these slots uses a plug-in."""
         members = self._members
         return bool(members) and any(slot in members for slot in slots)
 
     def needs_history(self, slots: Sequence[int]) -> bool:
-        """Whether `apply` must read the tokens of earlier steps."""
+        """Return whether `apply` must read the tokens of earlier steps."""
         return bool(self._members) and any(
             member.output_token_ids is not None
             for member in map(self._members.get, slots)

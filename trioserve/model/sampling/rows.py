@@ -38,7 +38,7 @@ class SlotRows:
             self._free_rows.append(self._row_of_slot.pop(slot))
 
     def has_any(self, slots: list[int]) -> bool:
-        """Whether one of these slots has a row."""
+        """Return whether one of these slots has a row."""
         return not self._row_of_slot.keys().isdisjoint(slots)
 
     def find_places(self, slots: list[int]) -> list[int]:

@@ -133,7 +133,7 @@ class Sampler:
     def _takes_best(
         self, slots: list[int], choices: list[Choice], num_outputs: list[int]
     ) -> bool:
-        """Whether every row gets its likeliest token."""
+        """Return whether every row gets its likeliest token."""
         return all(
             choice.is_argmax(count) for choice, count in zip(choices, num_outputs)
         ) and not (

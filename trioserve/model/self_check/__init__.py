@@ -1,4 +1,4 @@
-"""Whether a fast path computes what its oracle computes, asked on the machine that serves.
+"""Checks of a fast path against its oracle, on the machine that serves.
 
 compare     the one table of tolerances, and the comparison
 steps       steps of random tokens, for the layers of a decoder

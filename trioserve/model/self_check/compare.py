@@ -44,12 +44,12 @@ def find_difference(
 
 
 def agree(expected: Tensor, actual: Tensor) -> bool:
-    """Whether outputs differ by rounding alone."""
+    """Return whether outputs differ by rounding alone."""
     return find_difference(expected, actual) is None
 
 
 def agree_singly(expected: Tensor, actual: Tensor) -> bool:
-    """Whether operators on single numbers give the same numbers."""
+    """Return whether operators on single numbers give the same numbers."""
     bound = _SINGLE_TOLERANCE
     return torch.allclose(expected, actual, rtol=bound, atol=bound)
 

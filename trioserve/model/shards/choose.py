@@ -1,4 +1,4 @@
-"""Which part of each weight of a model a shard has."""
+"""The part of each weight of a model in one shard."""
 
 from __future__ import annotations
 

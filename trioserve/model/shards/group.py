@@ -105,7 +105,7 @@ class TensorGroup:
             self._collectives.broadcast(tensor)
 
     def agree(self, is_wanted: bool, device: torch.device) -> bool:
-        """Whether all processes want something that they must do together; waits for all.
+        """True if all processes want something that they must do together; waits for all.
 
         Args:
           device: of the tensors that they exchange.
@@ -124,5 +124,5 @@ class TensorGroup:
         self._summed.add(module)
 
     def sums(self, module: nn.Module) -> bool:
-        """Whether the outputs of a module are summed."""
+        """Return whether the outputs of a module are summed."""
         return module in self._summed

@@ -1,7 +1,7 @@
-"""How the parts of a model are split, by the plans that transformers' models carry.
+"""The split of a model's parts, by the plans in transformers' models.
 
-A plan (`base_model_tp_plan`) names the products of each layer: colwise are those whose outputs
-are split, rowwise those whose inputs are split and whose outputs are summed.
+A plan (`base_model_tp_plan`) names the products of each layer: colwise ones
+have split outputs; rowwise ones have split inputs, and their outputs are summed.
 """
 
 from __future__ import annotations

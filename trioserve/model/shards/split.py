@@ -1,4 +1,4 @@
-"""Which heads, columns and rows a shard of a model has."""
+"""The heads, columns and rows of one shard of a model."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def _keep_only(model: nn.Module, skeleton: Skeleton, used: set[str]) -> None:
 
 
 def _has_submodule(model: nn.Module, name: str) -> bool:
-    """Whether no module around it was taken away."""
+    """Return whether no module around it was taken away."""
     try:
         model.get_submodule(name)
     except AttributeError:

@@ -196,7 +196,7 @@ def _describe(
 
 
 def has_weights(module: nn.Module) -> bool:
-    """Whether a module has weights of its own, outside of its inner modules."""
+    """Return whether a module has weights of its own, outside of its inner modules."""
     return any(weight is not None for weight in module._parameters.values())
 
 

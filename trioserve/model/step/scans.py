@@ -1,6 +1,6 @@
-"""What sampling finds by looking at the logits of a whole vocabulary.
+"""The scans of the logits of a whole vocabulary for sampling.
 
-Everything else that it does is done to a few numbers of each row. The native kernels have
+All other work of sampling is done to a few numbers of each row. The native kernels have
 the same scans (native/scans.py), and run them for the models that they run.
 """
 

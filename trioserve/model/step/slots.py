@@ -105,7 +105,7 @@ class SlotTables:
         self.last_token_ids.index_copy_(0, slots, token_ids)
 
     def has_sampled(self, row: StepRow) -> bool:
-        """Whether the last token of a row was sampled after its slot started."""
+        """Return whether the last token of a row was sampled after its slot started."""
         return row.end > self.num_tokens[row.slot]
 
     def count_outputs(self, row: StepRow) -> int:

@@ -23,7 +23,7 @@ _MAX_NUMBER: Final = 2**31
 
 
 class ResponsePart(msgspec.Struct):
-    """What the server answered."""
+    """An answer of the server."""
 
     status_code: int
     request_id: str

@@ -24,7 +24,7 @@ _WRITE_LINES = 256
 
 
 class Work:
-    """What the tasks of a batch share.
+    """The state shared by the tasks of a batch.
 
     Args:
       name: of the output, for errors.

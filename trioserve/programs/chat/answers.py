@@ -24,7 +24,7 @@ class AnswerFailed(Exception):
 
     @property
     def is_context_full(self) -> bool:
-        """Whether the conversation seems to be too long for the model."""
+        """True if the conversation seems to be too long for the model."""
         return _CONTEXT_FULL.search(str(self)) is not None
 
 
@@ -69,7 +69,7 @@ class Answerer(Protocol):
 
 
 def is_open(messages: Sequence[Message]) -> bool:
-    """Whether the last message is the beginning of the answer."""
+    """Return whether the last message is the beginning of the answer."""
     return bool(messages) and messages[-1]["role"] == "assistant"
 
 

@@ -15,7 +15,7 @@ from .images import Image
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What the user says, with pictures."""
+    """A message of the user, with pictures."""
 
     text: str
     images: tuple[Image, ...] = ()

@@ -89,7 +89,7 @@ def _write_flag(flag: Flag) -> str:
         return f"{spelled} -x -a {_quote(' '.join(flag.choices))}"
     if flag.kind == "model":
         return f"{spelled} -x -k -a '(__trioserve_models)'"
-    # -r asks for a value, -x for one that is no file.
+    # -r asks for a value; -x does so without completing files.
     return f"{spelled} -r -F" if flag.kind == "file" else f"{spelled} -x"
 
 

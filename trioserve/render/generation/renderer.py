@@ -92,12 +92,12 @@ class Renderer(BaseRenderer):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether templates or images are refused, because too many do not end."""
+        """True if templates or images are refused, because too many do not end."""
         return super().is_stuck or (self.images is not None and self.images.is_stuck)
 
     @property
     def separates_reasoning(self) -> bool:
-        """Whether the reasoning of chats is separated from the answer."""
+        """True if the reasoning of chats is separated from the answer."""
         return self.reasoning is not None or self._finds_channels
 
     @property
@@ -329,7 +329,7 @@ class Renderer(BaseRenderer):
         return locate_tokens(self.vocabulary, prompt.token_ids, prompt.text or "")
 
     def _is_at_start(self, prompt: Prompt, skip_special_tokens: bool) -> bool:
-        """Whether no text stands before the output."""
+        """Return whether no text stands before the output."""
         special = self.vocabulary.special_token_ids
         return skip_special_tokens and special.issuperset(prompt.token_ids)
 

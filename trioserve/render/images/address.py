@@ -33,7 +33,7 @@ _NOT_PUBLIC_IPV4 = tuple(map(ipaddress.IPv4Network, ("192.88.99.0/24", "192.0.0.
 
 
 def is_public(address: IPAddress) -> bool:
-    """Whether an address belongs to a host of the public internet."""
+    """Return whether an address belongs to a host of the public internet."""
     if isinstance(address, ipaddress.IPv6Address):
         if address in _NAT64:
             return is_public(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))

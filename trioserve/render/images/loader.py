@@ -148,7 +148,7 @@ class ImageLoader:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether images are refused, because too many take too long to decode."""
+        """True if images are refused, because too many take too long to decode."""
         return self.workers.is_stuck
 
     def statistics(self) -> RendererStatistics:

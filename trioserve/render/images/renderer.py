@@ -153,7 +153,7 @@ class ImageRenderer:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether images are refused, because too many take too long to decode."""
+        """True if images are refused, because too many take too long to decode."""
         return self._loader.is_stuck
 
     def statistics(self) -> ImageStatistics:

@@ -193,7 +193,7 @@ class _TextSteps(ChatSteps[T]):
 
 
 def _is_little(texts: Sequence[TextInput]) -> bool:
-    """Whether texts take less time than the switch to a thread."""
+    """Return whether texts take less time than the switch to a thread."""
     sizes = (math.inf if isinstance(text, ChatInput) else len(text) for text in texts)
     return sum(sizes) <= _FEW_CHARACTERS
 

@@ -45,7 +45,7 @@ class BaseRenderer:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether templates are refused, because too many do not end."""
+        """True if templates are refused, because too many do not end."""
         return self.workers.is_stuck
 
     def list_workers(self) -> Iterator[tuple[str, RendererWorkers]]:

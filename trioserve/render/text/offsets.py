@@ -1,4 +1,4 @@
-"""Where tokens begin in a text, counted in characters.
+"""The offsets of tokens in a text, in characters.
 
 A token that begins inside of a character has the offset of this character.
 """

@@ -161,7 +161,7 @@ class TemplateProbe:
         return self._shows(word, *self._talk(names, beside, as_text))
 
     def _shows_broken(self, contents: frozenset[CallContent]) -> bool:
-        """Whether it shows the arguments of a call that was cut off."""
+        """Return whether it shows the arguments of a call that was cut off."""
         conversations = [
             talk for each in contents for talk in self._talk(["f"], each, False)
         ]
@@ -171,7 +171,7 @@ class TemplateProbe:
         return bool(self._shows(_WORD, *conversations))
 
     def _prints_none(self, as_text: bool) -> bool:
-        """Whether the template writes "None" for a message without content."""
+        """Return whether the template writes "None" for a message without content."""
         nothing, empty = (
             "".join(self._render_all(*self._talk([_WORD], beside, as_text)))
             for beside in ("none", "empty")
@@ -186,7 +186,7 @@ class TemplateProbe:
         return False
 
     def _refuses_reasoning(self, as_text: bool) -> bool:
-        """Whether calls beside a text show, and are refused beside a reasoning as well."""
+        """True if calls beside a text show, and are refused beside a reasoning as well."""
         conversations = self._talk([_WORD], "text", as_text)
         for messages in conversations:
             messages[1]["reasoning_content"] = "r"
@@ -207,7 +207,7 @@ class TemplateProbe:
         return not self._describes_tools if shows is None else shows
 
     def _shows_role(self, role: str, word: str = _WORD) -> bool:
-        """Whether the word shows in or beside a message of the role."""
+        """Return whether the word shows in or beside a message of the role."""
         message = {"role": role, "content": self._make_content(_WORD)}
         return bool(
             self._shows(

@@ -102,7 +102,7 @@ class _TokenCounter:
 
     @property
     def is_done(self) -> bool:
-        """Whether no further token can count."""
+        """True if no further token can count."""
         return self._splitter.end is not None
 
     def push(self, num_characters: int) -> None:

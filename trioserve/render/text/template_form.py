@@ -67,12 +67,12 @@ class TemplateForm:
 
     @property
     def writes_calls(self) -> bool:
-        """Whether calls are written into the content of their message."""
+        """True if calls are written into the content of their message."""
         return self.describes_tools and not self.shows_calls_beside
 
     @property
     def writes_results(self) -> bool:
-        """Whether results are written into messages of the user."""
+        """True if results are written into messages of the user."""
         return self.describes_tools and not self.shows_results
 
 

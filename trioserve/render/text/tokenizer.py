@@ -165,7 +165,7 @@ class TextTokenizer(IdDecoder):
             )
 
     def _must_fit(self, options: TokenizeOptions) -> bool:
-        """Whether a text that is too long is refused, because no truncation helps."""
+        """Return whether a text that is too long is refused, because no truncation helps."""
         limit = options.truncate_to
         return limit is None or limit >= self._max_model_len
 

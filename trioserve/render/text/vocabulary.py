@@ -95,7 +95,7 @@ class Vocabulary:
         return self._tokenizer.id_to_token(token_id) or ""
 
     def has_token(self, token: str) -> bool:
-        """Whether the tokenizer has a token of this name."""
+        """Return whether the tokenizer has a token of this name."""
         return self._tokenizer.token_to_id(token) is not None
 
     def choose_speller(
@@ -122,7 +122,7 @@ class Vocabulary:
         return b"".join(map(spell, token_ids))
 
     def joins_as_decoded(self) -> bool:
-        """Whether the joined bytes of a sample's tokens are the sample's text."""
+        """Return whether the joined bytes of a sample's tokens are the sample's text."""
         sample = self._tokenizer.encode_batch_fast([_SAMPLE], add_special_tokens=False)
         ids = sample[0].ids
         joined = self.join(ids, skip_special_tokens=False)

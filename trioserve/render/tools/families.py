@@ -55,12 +55,12 @@ class ToolFormat:
 
     @property
     def splits_reasoning(self) -> bool:
-        """Whether the scanner finds the reasoning, too."""
+        """True if the scanner finds the reasoning, too."""
         return self.scanner.splits_reasoning
 
     @property
     def can_join(self) -> bool:
-        """Whether an answer can have a form or calls: their beginnings tell them apart."""
+        """True if an answer can have a form or calls: their beginnings tell them apart."""
         return self.form is not None and self.scanner.marks(self.form)
 
     def place_answer(self, text: str, calls: str | None = None) -> str:

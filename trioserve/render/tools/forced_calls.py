@@ -106,7 +106,7 @@ def list_schemas(
 
 
 def _binds(function: Mapping[str, Any], is_free: bool) -> bool:
-    """Whether the schema of a function binds the arguments of its calls."""
+    """Return whether the schema of a function binds the arguments of its calls."""
     return not is_free or bool(function.get("strict"))
 
 

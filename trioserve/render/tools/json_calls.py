@@ -97,7 +97,7 @@ class JsonCallScanner(ToolScanner):
             tag = yield from self.expect(begin, end)
 
     def accepts(self, name: str) -> bool:
-        """Whether a call of this name is a call.
+        """Return whether a call of this name is a call.
 
         A model may write the name of a tool that the client did not send. It is a call
         nevertheless, because the client can tell the model so.

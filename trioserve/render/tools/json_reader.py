@@ -72,7 +72,7 @@ class JsonReader:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the value may end here."""
+        """True if the value may end here."""
         return self.is_done or (
             self._step is JsonReader._go_on_number
             and self._number in _WHOLE_NUMBERS

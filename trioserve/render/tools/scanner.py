@@ -57,12 +57,12 @@ class ToolScanner(TextCursor, ABC):
 
     @property
     def is_done(self) -> bool:
-        """Whether the rest of the text is dropped."""
+        """True if the rest of the text is dropped."""
         return self.writer.is_full
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether the last text was reasoning."""
+        """True if the last text was reasoning."""
         return False
 
     def take_reasoning(self) -> str:
@@ -121,7 +121,7 @@ class ToolScanner(TextCursor, ABC):
 
     @classmethod
     def marks(cls, form: CallForm) -> bool:
-        """Whether calls of a form begin with a marker, and so as no JSON value does."""
+        """Return whether calls of a form begin with a marker, and so as no JSON value does."""
         return (form.first + form.before).startswith(cls.markers)
 
     @classmethod
@@ -148,7 +148,7 @@ class ToolScanner(TextCursor, ABC):
         self.held.clear()
 
     def is_markup(self, marker: str) -> bool:
-        """Whether the held text cannot be an answer; the marker before it may be empty."""
+        """True if the held text cannot be an answer; the marker before it may be empty."""
         return bool(marker) or self.calls_only or self.writer.num_calls > 0
 
     def begin_call(self, name: str, header: str = "") -> None:

@@ -29,7 +29,7 @@ class ToolTable:
 
     @property
     def has_any(self) -> bool:
-        """Whether there are tools."""
+        """True if there are tools."""
         return bool(self._parameters)
 
     def __contains__(self, name: str) -> bool:

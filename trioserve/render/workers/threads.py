@@ -137,7 +137,7 @@ class RendererWorkers:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether calls with a time limit are refused: too many are abandoned."""
+        """True if calls with a time limit are refused: too many are abandoned."""
         limit = _ABANDONED_PER_WORKER * self.limiter.total_tokens
         return self._count_abandoned() >= limit
 

@@ -56,7 +56,7 @@ class Turn:
 
     @property
     def is_long(self) -> bool:
-        """Whether it must leave a place to shorter work."""
+        """True if it must leave a place to shorter work."""
         return self.index >= _FIRST_LONG
 
 

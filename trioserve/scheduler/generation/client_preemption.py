@@ -124,7 +124,7 @@ class _Claim:
 
     @property
     def has_new_prompt(self) -> bool:
-        """Whether the client has a slot already in which nothing is computed yet."""
+        """True if the client has a slot already in which nothing is computed yet."""
         # A decoding sequence may compute its last token again, and has nothing else then.
         return any(
             each.num_computed == each.num_found and each.num_uncomputed > 1

@@ -52,7 +52,7 @@ class Draft:
 
     @property
     def has_room(self) -> bool:
-        """Whether the step can take a chunk of another prompt; the first always fits."""
+        """True if the step can take a chunk of another prompt; the first always fits."""
         if self.num_tokens <= 0 or self.seconds == math.inf or not self._has_chunk:
             return self.num_tokens > 0
         return self._count_tokens(0) >= self._block_size

@@ -51,7 +51,7 @@ class RunningSequences:
 
     @property
     def has_ended_slots(self) -> bool:
-        """Whether the next plan must report the end of a slot."""
+        """True if the next plan must report the end of a slot."""
         return bool(self._ended_slots)
 
     def take_ended_slots(self) -> tuple[int, ...]:

@@ -238,17 +238,17 @@ class Sequence:
 
     @property
     def is_unread(self) -> bool:
-        """Whether it writes nothing, and a part of its prompt is not computed yet."""
+        """True if it writes nothing, and a part of its prompt is not computed yet."""
         return self.writes_nothing and self.num_uncomputed > 0
 
     @property
     def has_unread_vectors(self) -> bool:
-        """Whether the runner keeps vectors of the prompt for a later step."""
+        """True if the runner keeps vectors of the prompt for a later step."""
         return self.num_computed < self._end_of_vectors
 
     @property
     def can_recompute(self) -> bool:
-        """Whether the runner can compute the last known token again.
+        """True if the runner can compute the last known token again.
 
         It forgets a vector once it was read.
         """
@@ -270,7 +270,7 @@ class Sequence:
 
     @property
     def is_held_back(self) -> bool:
-        """Whether a step should have no row of the sequence, which would be skipped."""
+        """True if a step should have no row of the sequence, which would be skipped."""
         return self.is_late or (self.is_often_late and self.num_placeholders > 0)
 
     def note_lateness(self, is_late: bool, has_new_token: bool) -> None:

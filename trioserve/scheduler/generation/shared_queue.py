@@ -36,7 +36,7 @@ class SharedQueue:
 
     @property
     def are_shared(self) -> bool:
-        """Whether several clients have sequences."""
+        """True if several clients have sequences."""
         return self._shares.are_shared
 
     def get_used(self, client: Client) -> float:

@@ -59,7 +59,7 @@ class Probe:
         self.__doc__ = report.__doc__
 
     def waits(self, state: ServerState) -> bool:
-        """Whether its answer waits for other processes."""
+        """Return whether its answer waits for other processes."""
         return self._report_all is not None and state.siblings is not None
 
     async def __call__(self, state: ServerState, request: ScopedRequest) -> Response:
@@ -129,7 +129,7 @@ class ProbesFirst:
 
 
 def _is_plain(scope: HTTPScope) -> bool:
-    """Whether the request is a GET or HEAD that has certainly no body.
+    """Return whether the request is a GET or HEAD that has certainly no body.
 
     A body without fields that announce it is possible in HTTP/2.
     """

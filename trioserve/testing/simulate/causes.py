@@ -1,4 +1,4 @@
-"""What a history may do to a request: errors, and answers that break off."""
+"""The effects of a history on a request: errors, and answers that break off."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Causes:
         return allowed
 
     def may_be_cut(self, reply: Reply) -> bool:
-        """Whether the server may close the connection within the answer."""
+        """Return whether the server may close the connection within the answer."""
         history, client = self._history, reply.client
         ends = history.drains_at is not None or bool(history.limits.fail_at_steps)
         refuses = history.limits.http.max_connections is not None
@@ -93,7 +93,7 @@ class Causes:
         claim(seconds <= most, f"it took {seconds:.3f} s, at most {most:.3f} are left")
 
     def is_cancelled(self, reply: Reply) -> bool:
-        """Whether somebody who may do so has cancelled the request."""
+        """Return whether somebody who may do so has cancelled the request."""
         return any(
             each.method == "DELETE"
             and each.request_id in (None, reply.plan.id)
@@ -110,7 +110,7 @@ class Causes:
 
 
 def may_see(asker: KeyPlan | None, owner: KeyPlan | None) -> bool:
-    """Whether a key may see and cancel the requests of another; all may without keys."""
+    """Return whether a key may see and cancel the requests of another; all may without keys."""
     if asker is None:
         return True
     if asker.key is None:

@@ -16,10 +16,10 @@ LOST = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is sent.
+    """A request as it is sent.
 
     Args:
-      headers: without those that the version of HTTP adds itself.
+      headers: without the ones that the version of HTTP adds itself.
       pieces: the number of parts in which it is sent, with pauses.
     """
 

@@ -17,7 +17,7 @@ class Form(ABC):
 
     @abstractmethod
     def matches(self, text: str) -> bool:
-        """Whether a whole answer has the form."""
+        """Return whether a whole answer has the form."""
 
 
 @dataclass(frozen=True)

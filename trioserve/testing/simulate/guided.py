@@ -81,7 +81,7 @@ class GuidedText:
         return text
 
     def ends_within(self, num_tokens: int) -> bool:
-        """Whether the end is one of the first tokens."""
+        """Return whether the end is one of the first tokens."""
         return self.find_token(num_tokens - 1) == self._end_id
 
     def _choose(self) -> int:

@@ -149,7 +149,7 @@ class _Link:
         self._written.unpark_all()
 
     def has_ended(self, number: int) -> bool:
-        """Whether no more of an answer will come."""
+        """Return whether no more of an answer will come."""
         return self._is_lost or number not in self._parts
 
     def stall(self, number: int) -> None:

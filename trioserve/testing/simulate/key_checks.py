@@ -145,7 +145,7 @@ class KeyChecks:
         return errors
 
     def _may_be_crowded(self, reply: Reply) -> bool:
-        """Whether other requests may have taken all places of the key."""
+        """Return whether other requests may have taken all places of the key."""
         assert reply.client.key is not None and reply.client.key.key is not None
         limit = reply.client.key.key.max_requests
         num_others = sum(
@@ -155,7 +155,7 @@ class KeyChecks:
         return limit is not None and num_others >= limit
 
     def _may_be_used_up(self, reply: Reply) -> bool:
-        """Whether other requests may have used all tokens of the key."""
+        """Return whether other requests may have used all tokens of the key."""
         assert reply.client.key is not None and reply.client.key.key is not None
         limit = reply.client.key.key.tokens_per_minute
         most = sum(

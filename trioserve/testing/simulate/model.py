@@ -1,4 +1,4 @@
-"""What a simulated server needs to be made: a model's files, and its sizes."""
+"""The files and sizes of a simulated server's model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the clients of a history do."""
+"""The acts of the clients of a history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client has got for a request, over one or several connections."""
+"""The answer that a client got to a request, over one or several connections."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _EVENT_ID = re.compile(rb"^id: (\S+)$", re.MULTILINE)
 
 @dataclass(kw_only=True)
 class Part:
-    """What has come over one connection.
+    """The part of an answer that came over one connection.
 
     Attributes:
       sent_at: when the first byte was sent, in seconds of trio.current_time().
@@ -70,7 +70,7 @@ class Reply:
 
     @property
     def has_left(self) -> bool:
-        """Whether the client has left on its own, and for good."""
+        """True if the client has left on its own, and for good."""
         return self.parts[-1].is_given_up
 
     @property

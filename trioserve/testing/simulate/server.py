@@ -89,7 +89,7 @@ class SimulatedServer:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nobody listens any more."""
+        """True if nobody listens any more."""
         return self.has_failed or self._context.terminated.is_set()
 
     def list_held(self) -> dict[str, object]:

@@ -46,7 +46,7 @@ class _Lengths:
 
 
 def is_late_interaction(config: Fields) -> bool:
-    """Whether a folder without Pooling is one for late interaction."""
+    """Return whether a folder without Pooling is one for late interaction."""
     if config.text("model_type") in ("MultiVectorEncoder", "ColBERT"):
         return True
     return any(field in config for field in _PYLATE_FIELDS)
@@ -95,7 +95,7 @@ def read_late_interaction(
 
 
 def is_stanford(folder: Path) -> bool:
-    """Whether a folder has a checkpoint of Stanford's ColBERT."""
+    """Return whether a folder has a checkpoint of Stanford's ColBERT."""
     config = read_fields(folder, "config.json")
     names = config.texts("architectures") if config is not None else None
     return bool(_STANFORD_ARCHITECTURES & set(names or ()))

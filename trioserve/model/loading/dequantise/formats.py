@@ -1,4 +1,4 @@
-"""Which quantised checkpoints can be dequantised."""
+"""The quantised checkpoints that can be dequantised."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Parts = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:
-    """How the files of a checkpoint hold one weight.
+    """The form of one weight in the files of a checkpoint.
 
     Args:
       required: last parts of the names of the tensors that replace `weight`.

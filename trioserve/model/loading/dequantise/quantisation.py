@@ -123,7 +123,7 @@ def _read_own_files(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _lack_scales(folder: Path, method: str) -> bool:
-    """Whether transformers would find no scales of 8-bit weights, but dequantise/ would.
+    """Return whether transformers would find no scales of 8-bit weights, but dequantise/ would.
 
     transformers would use the weights without a scale. AutoFP8, an older tool of vLLM's
     users, has other names for scales, but names its kind fp8, too.

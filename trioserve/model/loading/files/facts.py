@@ -77,5 +77,5 @@ def read_facts(folder: Path, config: ModelConfig) -> ModelFacts:
 
 
 def takes_images(folder: Path) -> bool:
-    """Whether a model takes images, by its config.json."""
+    """Return whether a model takes images, by its config.json."""
     return find_vision_kind(read_config(folder)) is not None

@@ -103,7 +103,7 @@ class _NotPlain(Exception):
 
 
 def describes_plain_llama(folder: Path) -> bool:
-    """Whether the config.json of a folder describes a plain Llama that generates."""
+    """Return whether the config.json of a folder describes a plain Llama that generates."""
     return read_plain_config(folder) is not None
 
 

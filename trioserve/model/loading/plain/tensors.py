@@ -23,7 +23,7 @@ class PlainTensors(Protocol):
     """
 
     def fit(self, shapes: Shapes) -> bool:
-        """Whether they have these tensors, and no others, in types that can be used."""
+        """Return whether they have these tensors, and no others, in types that can be used."""
 
     def find_weights(self, name: str) -> Weights:
         """Return the weights of a product, as they lie in the file."""

@@ -1,4 +1,4 @@
-"""What sampling finds in whole vocabularies, on the native kernels."""
+"""The scans of whole vocabularies for sampling, on the native kernels."""
 
 from __future__ import annotations
 

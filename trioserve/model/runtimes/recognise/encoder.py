@@ -54,7 +54,7 @@ class EncoderParts:
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """Where the modules of a layer are."""
+    """The paths of the modules of a layer."""
 
     query: str
     key: str

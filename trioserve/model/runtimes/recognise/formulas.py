@@ -1,4 +1,4 @@
-"""What the small modules of a decoder compute, found by running them.
+"""The formulas of a decoder's small modules, found by running them.
 
 A norm's weight is found by normalizing ones, an activation by comparing it. So a variant
 such as Gemma's norm, which adds one to its weight, needs no case of its own.

@@ -1,4 +1,4 @@
-"""What a model gives its layers, found by running it without them."""
+"""The inputs of a model's layers, found by running the model without them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NUM_PLACED = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What a model gives its layers.
+    """The inputs of a model's layers.
 
     Args:
       rotary: for each layer, cosines and sines, (max_model_len, rotary_dim) float32 both

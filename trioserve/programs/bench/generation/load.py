@@ -96,7 +96,7 @@ class Load:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests arrive by a schedule, and not after each other."""
+        """True if requests arrive by a schedule, and not after each other."""
         return bool(self.request_rate) or self.trace is not None
 
     def count_arrivals(self) -> int | None:
