@@ -23,22 +23,14 @@ import argparse
 from collections.abc import Callable, Iterator
 from functools import partial
 import statistics
-from typing import TYPE_CHECKING
 
 from kit.options import read_positive
 from kit.rounds import take_turns, time_calls
+import pydantic
 
 from trioserve.api.chat.events import ChatChunks
 from trioserve.api.shared.chunks import StreamHeader
 from trioserve.http.record.usage import Usage
-
-if TYPE_CHECKING:
-    import pydantic
-else:
-    try:
-        import pydantic
-    except ImportError:
-        raise SystemExit("this bench compares with pydantic: pip install pydantic")
 
 CHUNKS_PER_ROUND = 20_000
 

@@ -24,22 +24,15 @@ from collections.abc import Iterator
 from functools import partial
 import random
 import statistics
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from kit.options import read_positive
 from kit.rounds import take_turns, time_calls
 import msgspec
+import pydantic
 
 from trioserve.api.chat.body import CHAT_BODY
 from trioserve.api.completions.body import COMPLETION_BODY
-
-if TYPE_CHECKING:
-    import pydantic
-else:
-    try:
-        import pydantic
-    except ImportError:
-        raise SystemExit("this bench compares with pydantic: pip install pydantic")
 
 BODY_BYTES = 20_000_000
 NUM_MESSAGES = 200

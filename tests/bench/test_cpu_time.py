@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import chunk_cost
 import instrument
-from kit.chunk_server import open_chunk_server, read_streams, write_requests
+from kit.chunk_server import open_chunk_server, read_streams
 import pytest
 
 
@@ -19,25 +17,12 @@ def test_a_chunks_cost_is_reported_for_both_checkouts_with_their_ratio() -> None
     ]
 
 
-def test_a_folder_without_trioserve_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        chunk_cost.main(["--against", str(tmp_path)])
-    assert "has no folder trioserve" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
 async def test_streams_are_read_to_their_end(endpoint: str) -> None:
     async with open_chunk_server(3) as server:
         await read_streams(server.port, endpoint, 2, 3)
         sampled = sum(row.sample for plan in server.device.plans for row in plan.rows)
     assert sampled == 2 * 3
-
-
-def test_every_stream_has_a_prompt_of_its_own() -> None:
-    requests = list(write_requests("chat", 3, 5))
-    assert len({request.body for request in requests}) == 3
 
 
 def test_the_cost_of_an_instrument_is_the_median_difference_of_the_rounds() -> None:

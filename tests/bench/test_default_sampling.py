@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-
 import default_sampling as bench
 import pytest
 
@@ -41,16 +39,3 @@ def test_answers_are_counted() -> None:
 )
 def test_a_sentence_that_stands_three_times_is_found(text: str, expected: bool) -> None:
     assert bench.repeats_a_sentence(text) == expected
-
-
-def test_a_setting_is_names_and_numbers() -> None:
-    assert bench.read_sampling("top_p=0.9,temperature=0") == {
-        "top_p": 0.9,
-        "temperature": 0.0,
-    }
-    with pytest.raises(argparse.ArgumentTypeError):
-        bench.read_sampling("top_p")
-
-
-def test_there_are_fifty_questions() -> None:
-    assert len({question for question, _ in bench.QUESTIONS}) == 50

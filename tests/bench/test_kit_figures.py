@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kit.bars import draw_bars, write_label
+from kit.bars import draw_bars
 from kit.rounds import take_median_spread
 from kit.runs import run_or_explain
-from kit.tables import write_markdown, write_number
+from kit.tables import write_number
 import msgspec
 import pytest
 import trio
@@ -71,14 +71,6 @@ def test_columns_line_up() -> None:
     assert table.align(rows, left=(0, 2)) == "name    x  z\na     100  b"
 
 
-def test_a_markdown_table_has_its_headings_first() -> None:
-    assert list(write_markdown([["", "a"], ["x", "1"]])) == [
-        "|  | a |",
-        "| --- | --- |",
-        "| x | 1 |",
-    ]
-
-
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [(0.0012345, "1.23"), (0.0123, "12.3"), (0.123, "123"), (None, "-")],
@@ -121,13 +113,6 @@ def test_doubts_name_each_failure() -> None:
 
 
 # Plots.
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"), [(2454.1, "2500"), (13.7, "14"), (1.58, "1.6")]
-)
-def test_bars_are_labelled_with_two_digits(value: float, expected: str) -> None:
-    assert write_label(value) == expected
 
 
 def test_bars_stand_in_groups(tmp_path: Path) -> None:

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 import signal
 import sys
 import time
 
-from kit.process import (
-    LineReader,
-    ProcessEnded,
-    find_on_path,
-    open_child,
-    stopping_at_sigterm,
-)
+from kit.process import LineReader, ProcessEnded, open_child, stopping_at_sigterm
 from kit.runs import list_errors
-from kit.server import open_server, write_serve_command
+from kit.server import open_server
 from kit.usage import list_processes, read_cpu_seconds, read_memory, read_own_memory
 import pytest
 import trio
@@ -67,13 +60,6 @@ async def test_a_block_without_sigterm_ends_by_itself() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_folder_comes_before_the_others_on_the_path(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", "/b")
-    assert find_on_path(Path("/a")) == {"PYTHONPATH": f"/a{os.pathsep}/b"}
-
-
 def test_errors_are_found_in_groups_of_groups() -> None:
     one, other = ValueError(), OSError()
     group = BaseExceptionGroup("", [BaseExceptionGroup("", [one]), other])
@@ -104,11 +90,6 @@ async def test_a_server_that_does_not_start_is_reported_with_its_log() -> None:
     ):
         async with open_server([*PYTHON, "raise SystemExit('no such model')"]):
             raise AssertionError("it has no address")
-
-
-def test_options_of_a_server_are_written_as_flags() -> None:
-    command = write_serve_command("m", num_threads=2, engine_process=True)
-    assert command[-4:] == ["0", "--num-threads", "2", "--engine-process"]
 
 
 # Holds 64 MB in a child. Both processes stand still until the input ends.

@@ -16,7 +16,6 @@ from kit.rendering import bursts
 from kit.rendering.server import render_inline
 import loop_stall
 import pytest
-import torch
 
 from trioserve.programs.bench.measuring.statistics import Spread
 from trioserve.render import RendererWorkers
@@ -93,22 +92,6 @@ def test_an_image_is_a_jpeg_of_a_megapixel() -> None:
 
     assert Image.open(io.BytesIO(data)).size == (1152, 864)
     assert 200_000 < len(data) < 400_000
-
-
-def test_embeds_are_tensors_that_torch_saved() -> None:
-    body = json.loads(bursts.write_embeds(2).body)
-    tensor = torch.load(io.BytesIO(b64decode(body["prompt_embeds"])))
-
-    assert (tensor.shape, tensor.dtype) == ((2, 4096), torch.bfloat16)
-
-
-def test_long_chats_differ_in_their_last_message_alone() -> None:
-    one, other = (json.loads(bursts.write_long_chat(100, seed).body) for seed in (1, 2))
-
-    assert one["messages"][:-1] == other["messages"][:-1]
-    assert one["messages"][-1] != other["messages"][-1]
-    assert one["tools"] == other["tools"]
-    assert sum(len(message["content"]) for message in one["messages"]) == 19_840
 
 
 # The server and the prober.
@@ -216,11 +199,3 @@ def test_a_plot_is_a_png(tmp_path: Path) -> None:
 
 
 # The command line.
-
-
-def test_a_small_run_has_one_round_unless_more_are_asked_for() -> None:
-    parse = loop_stall.parse_arguments
-
-    assert parse([]).rounds == 3
-    assert parse(["--small"]).rounds == 1
-    assert parse(["--small", "--rounds", "2"]).rounds == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from array import array
 import base64
 from collections.abc import Awaitable, Callable
@@ -19,7 +18,6 @@ from kit.embedding.figures import Report, merge_reports, report_case
 from kit.embedding.plot import save_plot
 from kit.embedding.server import Timed
 from kit.embedding.table import render_report
-from kit.process import ProcessEnded
 import msgspec
 import pooling
 import pooling_health
@@ -208,19 +206,6 @@ def test_a_round_lasts_its_time_and_has_a_request_of_each_client(
     assert load.count_requests(replace(ONE, clients=clients), seconds) == expected
 
 
-def test_every_case_has_a_name_of_its_own() -> None:
-    assert len({case.name for case in cases.CASES}) == len(cases.CASES)
-    assert len({case.describe() for case in cases.CASES}) == len(cases.CASES)
-
-
-def test_cases_are_chosen_by_name() -> None:
-    names = [case.name for case in cases.read_cases("mixed-32,short-1")]
-
-    assert names == ["short-1", "mixed-32"]
-    with pytest.raises(argparse.ArgumentTypeError, match="short-2"):
-        cases.read_cases("short-2")
-
-
 # Speed.
 
 
@@ -305,12 +290,6 @@ async def test_a_server_that_never_answers_ends_with_the_time_limit(
     assert "cut by --timeout" in render_report(report)
 
 
-async def test_the_end_of_the_encoder_is_reported() -> None:
-    command = [sys.executable, "-I", "-S", "-c", "pass"]
-    with raises_once(ProcessEnded, "sentence-transformers has ended"):
-        await pooling.measure(LOAD, [], encoder_command=command)
-
-
 def test_clients_behind_a_lock_wait_for_all_other_clients() -> None:
     waits = pooling.wait_behind_lock([1.0, 2.0, 4.0, 8.0], clients=2)
 
@@ -338,31 +317,6 @@ async def test_saved_results_are_read_back_and_shown_side_by_side(
     assert find(merged, "fake (2)", MANY).clients.num_requests == 10
     assert merged.load.cases == (ONE, MANY)
     assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-
-
-def test_results_of_different_loads_are_not_shown_together(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    paths = []
-    for number in (1, 2):
-        load = replace(LOAD, num_threads=number)
-        report = Report(created="", machine="", load=load, is_cut=False, systems=())
-        paths.append(tmp_path / f"{number}.json")
-        save(paths[-1], report)
-    assert pooling.main(["--compare", *map(str, paths)]) == 2
-    assert "different loads" in capsys.readouterr().err
-
-
-def test_a_missing_sentence_transformers_is_reported_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    # Python does the same for a module that it could not find before.
-    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-
-    assert pooling.main(["--url", "http://127.0.0.1:1"]) == 2
-
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "pip install sentence-transformers" in line
 
 
 # Overhead.
@@ -416,19 +370,6 @@ async def test_health_and_the_loop_are_watched_beside_the_load(
     assert row[-3:-1] == ["2-5", "0-2"]
     assert any("slow steps of some.task" in doubt for doubt in seen.list_doubts())
     assert "/health ms" in pooling_health.render([seen])
-
-
-async def test_a_server_without_metrics_is_measured_without_them(
-    run_against: RunAgainst, make_server: Any
-) -> None:
-    load = replace(LOAD, cases=(ONE,), rounds=1)
-
-    (seen,) = await run_against(
-        make_server(has_metrics=False), load, pooling_health.measure
-    )
-
-    assert seen.write_row()[-3:-1] == ["-", "-"]
-    assert not [doubt for doubt in seen.list_doubts() if "slow steps" in doubt]
 
 
 # sentence-transformers.

@@ -22,14 +22,12 @@ from kit.metrics import (
     Metrics,
     find_gains,
     find_longest,
-    find_new,
     find_quantile,
 )
 from kit.probe_process import Probes
 from kit.rounds import find_medians
 import processes
 import pytest
-import start
 import trio
 
 from trioserve.engine.generation.engine import TokenEngine
@@ -110,12 +108,6 @@ def test_a_server_has_every_metric_that_the_benches_read() -> None:
     assert read <= {each.name for each in METRICS}
 
 
-def test_counts_are_read_by_a_label() -> None:
-    text = '# TYPE x counter\nx_total{task="a"} 2\nx_total{task="b"} 5\n'
-    counts = Metrics(text).read_by_label("x_total", "task")
-    assert find_new({"a": 2, "b": 1}, counts) == {"b": 4}
-
-
 def test_a_quantile_equals_prometheus_estimate() -> None:
     before = {0.001: 10, 0.002: 10, 0.005: 10, math.inf: 10}
     after = {0.001: 60, 0.002: 100, 0.005: 110, math.inf: 110}
@@ -176,13 +168,6 @@ def test_the_table_has_a_row_for_each_mode_and_a_ratio_for_each_pair() -> None:
     assert "medians of 5 rounds" in notes
 
 
-def test_the_costs_of_a_start_are_medians_of_the_rounds() -> None:
-    rounds = [(1.0, 300.0, 90.0), (9.0, 310.0, 70.0), (2.5, 320.0, 80.0)]
-    head, row = start.build_table({("2 ms", "inside"): rounds})
-    assert row == ["2 ms", "inside", "2.50", "310", "80.0"]
-    assert len(head) == len(row)
-
-
 @pytest.mark.slow
 def test_a_plot_is_a_png(tmp_path: Path) -> None:
     processes.save_plot(make_results(), tmp_path / "plot.png")
@@ -190,15 +175,6 @@ def test_a_plot_is_a_png(tmp_path: Path) -> None:
 
 
 # Servers.
-
-
-def test_the_commands_differ_only_in_the_place_of_the_engine() -> None:
-    for device in DEVICES.values():
-        inside, outside = (
-            write_command(device, mode, "m", Path("f")) for mode in MODES
-        )
-        assert len(inside) == len(outside)
-        assert sum(a != b for a, b in zip(inside, outside)) == 1
 
 
 def test_several_front_processes_serve_a_device_that_sleeps() -> None:
@@ -230,14 +206,3 @@ async def test_an_engine_process_without_a_model_answers() -> None:
 
 
 # The command line.
-
-
-def test_quick_has_one_short_round() -> None:
-    load = processes.read_load(processes.parse_arguments(["--quick"]))
-    assert (load.rounds, load.devices) == (1, tuple(DEVICES))
-
-
-@pytest.mark.parametrize("streams", ["0", "129"])
-def test_a_wrong_number_of_streams_is_refused(streams: str) -> None:
-    with pytest.raises(SystemExit):
-        processes.parse_arguments(["--streams", streams])

@@ -9,9 +9,8 @@ from functools import partial
 import trio
 
 from ...http.client import Connection
-from ..measuring.clients import Round, run_clients
+from ..measuring.clients import Round, run_arrivals, run_clients
 from ..measuring.measured_servers import Server
-from ..measuring.open_loop import run_arrivals
 from ..measuring.probe import HealthProbe
 from ..measuring.report import describe_machine, write_now
 from .answers import Answer, stream_answer

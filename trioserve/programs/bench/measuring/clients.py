@@ -1,12 +1,20 @@
-"""A closed loop of clients: each waits for its answer, then sends its next request."""
+"""Loads: clients that each wait for their answer, and requests that are sent when they are due."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 import time
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import trio
 
@@ -18,6 +26,15 @@ from .statistics import Spread, spread
 BUSY_CLIENT = 0.7
 
 AnswerT = TypeVar("AnswerT")
+
+
+class Timed(Protocol):
+    """An answer that knows when its request was sent."""
+
+    sent: float
+
+
+TimedT = TypeVar("TimedT", bound=Timed)
 
 # Sends one request and reads its answer; raises one of client.FAILURES.
 Ask = Callable[[Connection, bytes], Awaitable[AnswerT]]
@@ -52,18 +69,25 @@ async def run_clients(
     """Send all bodies; each client takes the next one when it has its answer."""
     seen: Round[AnswerT] = Round(probe=probe)
     left = iter(bodies)
+    async with _open_round(seen) as clients:
+        for _ in range(num_clients):
+            clients.start_soon(_run_client, url, key, left, ask, seen)
+    return seen
+
+
+@asynccontextmanager
+async def _open_round(seen: Round[Any]) -> AsyncIterator[trio.Nursery]:
+    """Measure the time of all tasks that the block starts, beside the probes of /health."""
     stop = trio.Event()
     began, cpu_began = trio.current_time(), time.process_time()
     async with trio.open_nursery() as nursery:
-        if probe is not None:
-            nursery.start_soon(probe.run, stop)
-        async with trio.open_nursery() as clients:
-            for _ in range(num_clients):
-                clients.start_soon(_run_client, url, key, left, ask, seen)
+        if seen.probe is not None:
+            nursery.start_soon(seen.probe.run, stop)
+        async with trio.open_nursery() as requests:
+            yield requests
         seen.wall_seconds = trio.current_time() - began
         seen.cpu_seconds = time.process_time() - cpu_began
         stop.set()
-    return seen
 
 
 async def _run_client(
@@ -81,6 +105,50 @@ async def _run_client(
                 seen.errors[describe(error)] += 1
                 await connection.aclose()
                 await trio.sleep(PAUSE_AFTER_ERROR_SECONDS)
+
+
+async def run_arrivals(
+    url: str,
+    arrivals: Iterable[tuple[float, bytes]],
+    ask: Ask[TimedT],
+    probe: HealthProbe | None = None,
+    *,
+    key: str | None = None,
+) -> Round[TimedT]:
+    """Send each body when it falls due, and wait for all answers.
+
+    Users do not wait for each other, so a server that slows down gets no fewer requests. A
+    time is counted from the moment at which the request was due: a generator that is late
+    itself would hide the waits that it causes (Tene, "How not to measure latency", 2013:
+    coordinated omission). How late it was is reported beside.
+
+    Args:
+      arrivals: seconds from now, and a body, in order.
+    """
+    seen: Round[TimedT] = Round(probe=probe)
+    idle: list[Connection] = []
+
+    async def run(due: float, body: bytes) -> None:
+        connection = idle.pop() if idle else Connection(url, key=key)
+        seen.late.append(trio.current_time() - due)
+        try:
+            answer = await ask(connection, body)
+        except FAILURES as error:
+            seen.errors[describe(error)] += 1
+            await connection.aclose()
+        else:
+            answer.sent = due
+            seen.answers.append(answer)
+            idle.append(connection)
+
+    began = trio.current_time()
+    async with _open_round(seen) as requests:
+        for seconds, body in arrivals:
+            await trio.sleep_until(began + seconds)
+            requests.start_soon(run, began + seconds, body)
+    for connection in idle:
+        await connection.aclose()
+    return seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
