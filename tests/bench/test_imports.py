@@ -20,7 +20,9 @@ def test_a_script_can_be_imported(name: str) -> None:
 def test_the_kit_imports_no_script() -> None:
     for path in BENCH.glob("kit/**/*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            names = [each.name for each in getattr(node, "names", ())]
-            if isinstance(node, ast.ImportFrom):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [each.name for each in node.names]
+            elif isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
             assert not {name.partition(".")[0] for name in names} & {*SCRIPTS}, path
