@@ -36,7 +36,7 @@ import re
 
 from kit.options import make_parser, read_output, read_positive
 from kit.process import ProcessEnded, stopping_at_sigterm, tell
-from kit.runs import run_or_explain
+from kit.runs import run_and_save
 from kit.server import open_server, write_serve_command
 from kit.tables import write_markdown
 import msgspec
@@ -44,7 +44,7 @@ import trio
 
 from trioserve.config import DEFAULT_MODEL
 from trioserve.programs.bench.generation.load import Load
-from trioserve.programs.bench.measuring.report import describe_machine, save, write_now
+from trioserve.programs.bench.measuring.report import describe_machine, write_now
 from trioserve.programs.bench.measuring.statistics import spread
 from trioserve.programs.bench.measuring.table import write_spread
 from trioserve.programs.http.client import FAILURES, Connection, RequestRefused
@@ -306,12 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run from the command line; returns the exit code."""
     options = parse_arguments(arguments)
     expected = (*FAILURES, ProcessEnded, trio.TooSlowError)
-    report = run_or_explain(partial(run, options), expected)
-    if report is None:
-        return 2
-    print(render(report))
-    save(options.json, report)
-    return 0
+    return run_and_save(partial(run, options), render, expected, options.json)
 
 
 if __name__ == "__main__":

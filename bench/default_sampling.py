@@ -36,14 +36,14 @@ import statistics
 
 from kit.options import make_parser, read_output, read_positive
 from kit.process import tell
-from kit.runs import run_or_explain
+from kit.runs import run_and_save
 from kit.tables import write_markdown
 import trio
 
 import trioserve
 from trioserve.config import DEFAULT_MODEL, DEFAULT_MODEL_REPETITION
 from trioserve.errors import TrioserveError
-from trioserve.programs.bench.measuring.report import describe_machine, save, write_now
+from trioserve.programs.bench.measuring.report import describe_machine, write_now
 
 # A question, and a word of each right answer; "" where many answers are right.
 QUESTIONS: tuple[tuple[str, str], ...] = (
@@ -277,12 +277,8 @@ def run(options: argparse.Namespace) -> Report:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run from the command line; returns the exit code."""
     options = parse_arguments(arguments)
-    report = run_or_explain(partial(run, options), (TrioserveError, TypeError))
-    if report is None:
-        return 2
-    print(render(report))
-    save(options.json, report)
-    return 0
+    expected = (TrioserveError, TypeError)
+    return run_and_save(partial(run, options), render, expected, options.json)
 
 
 if __name__ == "__main__":

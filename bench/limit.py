@@ -48,13 +48,13 @@ from kit.options import make_parser, read_choice, read_output, read_positive
 from kit.process import tell
 from kit.products import FORMATS, Products, Shape, open_kernels, open_products
 from kit.rounds import take_turns
-from kit.runs import run_or_explain
+from kit.runs import run_and_save
 from kit.tables import write_markdown, write_number
 import torch
 
 from trioserve.kernels.library import NoKernels
 from trioserve.kernels.threads import count_threads
-from trioserve.programs.bench.measuring.report import describe_machine, save, write_now
+from trioserve.programs.bench.measuring.report import describe_machine, write_now
 from trioserve.programs.bench.measuring.table import write_milliseconds
 
 PROMPT_ROWS = 512
@@ -300,12 +300,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run from the command line; returns the exit code."""
     options = parse_arguments(arguments)
     expected = (OSError, ValueError, NoKernels, subprocess.CalledProcessError)
-    report = run_or_explain(partial(run, options), expected)
-    if report is None:
-        return 2
-    print(render(report))
-    save(options.json, report)
-    return 0
+    return run_and_save(partial(run, options), render, expected, options.json)
 
 
 if __name__ == "__main__":

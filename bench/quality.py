@@ -51,14 +51,14 @@ from typing import Any
 
 from kit.options import make_parser, read_output, read_positive
 from kit.process import tell
-from kit.runs import run_or_explain
+from kit.runs import run_and_save
 from kit.tables import write_markdown
 import trio
 
 import trioserve
 from trioserve.config import DEFAULT_MODEL
 from trioserve.errors import StartupError
-from trioserve.programs.bench.measuring.report import describe_machine, save, write_now
+from trioserve.programs.bench.measuring.report import describe_machine, write_now
 from trioserve.weights import resolve_weights
 
 TEXT = Path(__file__).parents[1] / "docs" / "operations.rst"
@@ -316,12 +316,8 @@ def run(options: argparse.Namespace) -> Report:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run from the command line; returns the exit code."""
     options = parse_arguments(arguments)
-    report = run_or_explain(partial(run, options), (OSError, ValueError, StartupError))
-    if report is None:
-        return 2
-    print(render(report))
-    save(options.json, report)
-    return 0
+    expected = (OSError, ValueError, StartupError)
+    return run_and_save(partial(run, options), render, expected, options.json)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 import sys
 from typing import Protocol, TypeVar
 
-from trioserve.programs.bench.measuring.report import describe_machine
+from trioserve.programs.bench.measuring.report import describe_machine, save
 
 T = TypeVar("T")
 
@@ -36,6 +36,26 @@ def show(
     if failed := report.list_failed():
         print(f"no request succeeded: {', '.join(failed)}", file=sys.stderr)
         return 1
+    return 0
+
+
+def run_and_save(
+    run: Callable[[], T],
+    render: Callable[[T], str],
+    expected: tuple[type[Exception], ...],
+    path: Path | None,
+) -> int:
+    """Run a bench, print its report and save it; returns the exit code.
+
+    Args:
+      expected: as of run_or_explain.
+      path: of the JSON file; None saves nothing.
+    """
+    report = run_or_explain(run, expected)
+    if report is None:
+        return 2
+    print(render(report))
+    save(path, report)
     return 0
 
 

@@ -7,11 +7,10 @@ from pathlib import Path
 import time
 from typing import Any
 
+import gpu
 from kit import gpu_engine
 from kit.gpu_parts import run_part
 import pytest
-
-import gpu
 
 SHAPE = {"hidden_size": 10, "num_hidden_layers": 2, "vocab_size": 100}
 MODEL = {"parameters": 3000, "read_in_a_step": 2000}

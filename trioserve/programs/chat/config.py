@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from ...config import (
@@ -226,7 +226,3 @@ def _refuse(config_type: type, values: Mapping[str, object], reason: str) -> Non
     for option in list_options(config_type):
         if option.name in values:
             raise InvalidConfig(option.name, reason)
-
-
-def list_sampling_names() -> list[str]:
-    return [each.name for each in fields(SamplingConfig)]
