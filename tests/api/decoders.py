@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from trioserve.api.decode.decoder import BodyDecoder
 from trioserve.server.routes import ROUTES
 
 DECODERS = {body.request_type: body for route in ROUTES for body in route.bodies}
+
+_MESSAGES: Final = [{"role": "user", "content": "hi"}]
+
+# The least body of each request.
+MINIMAL: Final[dict[str, dict[str, Any]]] = {
+    "ChatRequest": {"messages": _MESSAGES},
+    "CompletionRequest": {"prompt": "hi"},
+    "ResponseRequest": {"input": "hi"},
+    "TokenizeRequest": {"prompt": "hi"},
+    "DetokenizeRequest": {"tokens": [1]},
+    "MessagesRequest": {"messages": _MESSAGES, "max_tokens": 1},
+    "CountTokensRequest": {"messages": _MESSAGES},
+    "EmbeddingRequest": {"input": "hi"},
+    "PoolingRequest": {"input": "hi"},
+    "ClassificationRequest": {"input": "hi"},
+    "ScoreRequest": {"queries": "hi", "documents": "ho"},
+    "RerankRequest": {"query": "hi", "documents": ["ho"]},
+    "CohereEmbedRequest": {"texts": ["hi"]},
+}
 
 
 def find_decoder(request_type: type[Any]) -> BodyDecoder[Any]:
