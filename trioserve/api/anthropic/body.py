@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from ..decode.decoder import BodyDecoder, DecodeField
 from ..decode.payloads import Payloads, Strings, restore
+from ..decode.pieces import decode_copy
 from ..decode.refused import Neutral, Refused
 from ..shared.message_mappings import decode_template_kwargs
 from ..shared.refused import CHATS_ALONE
 from .client_tools import decode_client_tools
-from .output_config import decode_output_config
+from .output_config import OutputConfig
 from .requests import CountTokensRequest, MessagesRequest
 from .turns import Block, ResultBlock, Turn
 
@@ -113,7 +115,7 @@ def _complete_source(block: BlockT, strings: Strings) -> BlockT:
 
 _LAZY: Final[Mapping[str, DecodeField]] = {
     "tools": decode_client_tools,
-    "output_config": decode_output_config,
+    "output_config": partial(decode_copy, OutputConfig | None),
     "chat_template_kwargs": decode_template_kwargs,
 }
 

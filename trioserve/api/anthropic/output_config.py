@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import msgspec
 
 from ...errors import InvalidParameter
 from ...render import ReasoningEffort
-from ..decode.pieces import decode_copy
 from ..shared.structured import (
     JsonSchemaFormat,
     ResponseFormat,
@@ -47,14 +44,3 @@ class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
             return None
         schema = JsonSchemaFormat(schema=self.format.schema)
         return ResponseFormat(type="json_schema", json_schema=schema)
-
-
-def decode_output_config(
-    name: str, raw: msgspec.Raw, max_tokens: int
-) -> OutputConfig | None:
-    """Decode the field.
-
-    Raises:
-      InvalidParameter: it has another type, or is too long.
-    """
-    return cast(OutputConfig | None, decode_copy(name, raw, OutputConfig | None))

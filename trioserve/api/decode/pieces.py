@@ -46,7 +46,7 @@ def decode_pieces(name: str, raw: msgspec.Raw | bytes, kind: Any) -> Any:
     return decode_field(name, raw, kind)
 
 
-def decode_copy(name: str, raw: msgspec.Raw, kind: Any) -> Any:
+def decode_copy(kind: Any, name: str, raw: msgspec.Raw, max_tokens: int) -> Any:
     """Decode a form of answers, which may have parts that stay bytes.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -92,18 +93,6 @@ _FOREIGN: Final[Mapping[str, Refused]] = {
 }
 
 
-def decode_text_config(
-    name: str, raw: msgspec.Raw, max_tokens: int
-) -> TextConfig | None:
-    """Decode the options of a response's text, which may have a schema.
-
-    Raises:
-      InvalidParameter: the value has another type, or is too long.
-    """
-    config: TextConfig | None = decode_copy(name, raw, TextConfig)
-    return config
-
-
 def _put_back(fields: dict[str, Any], strings: Strings) -> None:
     if isinstance(items := fields["input"], tuple):
         fields["input"] = tuple(_complete(item, strings) for item in items)
@@ -128,7 +117,7 @@ RESPONSE_BODY: Final = BodyDecoder(
         "logits_processors": decode_processors,
         "chat_template_kwargs": decode_template_kwargs,
         "tools": decode_flat_tools,
-        "text": decode_text_config,
+        "text": partial(decode_copy, TextConfig),
         "tool_choice": decode_flat_tool_choice,
     },
     refused=_UNSUPPORTED,

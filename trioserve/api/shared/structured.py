@@ -8,14 +8,21 @@ Sources: OpenAI's reference for response_format; vLLM 0.33 for the others.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 import json
-from typing import Annotated, Any, Final, Protocol, get_args
+from typing import (
+    Annotated,
+    Final,
+    Protocol,
+    get_args,
+)
 
 import msgspec
 from msgspec import Meta
 
 from ...errors import InvalidParameter, NotSupported, list_choices
 from ...types.structured import StructuredOutput, StructureKind
+from ..decode.decoder import DecodeField
 from ..decode.pieces import decode_copy
 from ..decode.values import has_value
 
@@ -102,26 +109,15 @@ class StructuredFields(Protocol):
     def guided_grammar(self) -> str | None: ...
 
 
-_TYPES: Final[dict[str, Any]] = {
-    "response_format": ResponseFormat | None,
-    "structured_outputs": StructuredOutputs | None,
-    "guided_json": msgspec.Raw,
-    "guided_regex": str | None,
-    "guided_choice": Choices | None,
-    "guided_grammar": str | None,
+# The decoders of these fields.
+STRUCTURE_FIELDS: Final[dict[str, DecodeField]] = {
+    "response_format": partial(decode_copy, ResponseFormat | None),
+    "structured_outputs": partial(decode_copy, StructuredOutputs | None),
+    "guided_json": partial(decode_copy, msgspec.Raw),
+    "guided_regex": partial(decode_copy, str | None),
+    "guided_choice": partial(decode_copy, Choices | None),
+    "guided_grammar": partial(decode_copy, str | None),
 }
-
-
-def decode_structure(name: str, raw: msgspec.Raw, max_tokens: int) -> Any:
-    """Decode one of these fields.
-
-    Raises:
-      InvalidParameter: the value has another type, or is too long.
-    """
-    return decode_copy(name, raw, _TYPES[name])
-
-
-STRUCTURE_FIELDS: Final = dict.fromkeys(_TYPES, decode_structure)
 
 
 def find_structure(request: StructuredFields) -> StructuredOutput | None:
