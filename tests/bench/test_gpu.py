@@ -165,8 +165,6 @@ def test_the_whole_bench_runs_on_a_cpu(
 
 @pytest.mark.slow
 def test_a_part_has_a_process_of_its_own(tmp_path: Path) -> None:
-    figures, reason = gpu.measure_apart("model", "tiny", tmp_path / "tiny", {}, 60)
-    assert figures is not None and reason is None
     fields = {"attention_backend": "varlen"}
     nothing = tmp_path / "nothing"
     figures, reason = gpu.measure_apart("engine", "tiny", nothing, fields, 60)

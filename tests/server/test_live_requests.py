@@ -252,7 +252,7 @@ async def test_the_oldest_come_first_though_they_have_lost_their_connection() ->
         lifecycle.hold(asker),
         live.hold(second),
     ):
-        assert live.list_visible(asker) == [first, second, third]
+        assert live.list_for(asker.key) == [first, second, third, asker]
 
 
 async def test_an_id_may_have_slashes(open_client: OpenClient) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..errors import StartupError
+from ..errors import InvalidConfig, StartupError
 from .output import write_output
 
 if TYPE_CHECKING:
@@ -96,3 +96,22 @@ class Command:
             return text
         usage = f"usage: trioserve {self.name} {self.synopsis}"
         return f"{usage}\n\n{self.description}\n{text}"
+
+
+def name_model(line: CommandLine) -> dict[str, str]:
+    """Return the model among the words, by the name of its option.
+
+    Raises:
+      InvalidConfig: there are several, or the word is none.
+    """
+    models = [*line.words]
+    if "model" in line.values:
+        models.append(line.values["model"])
+    if len(models) > 1:
+        raise InvalidConfig("model", f"name one model; here are {' and '.join(models)}")
+    if not line.words:
+        return {}
+    [word] = line.words
+    if word.startswith("-"):
+        raise InvalidConfig("model", f"{word!r} is no model")
+    return {"model": word}

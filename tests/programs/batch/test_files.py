@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from trioserve.errors import InvalidConfig
-from trioserve.programs.batch.lines import InputLine, LineReader, open_lines
-from trioserve.programs.batch.live_input import LiveInput
+from trioserve.programs.batch.lines import InputLine, LineReader, LiveInput, open_lines
 from trioserve.programs.batch.output import open_output
 from trioserve.programs.batch.record import ErrorPart, OutputLine, name_line
 from trioserve.programs.batch.request import LineRefused, read_request

@@ -13,11 +13,10 @@ import trio.testing
 
 from trioserve.programs.batch.askers import ServerGone
 from trioserve.programs.batch.lines import InputLine
-from trioserve.programs.batch.progress import Progress
+from trioserve.programs.batch.progress import Progress, Waits
 from trioserve.programs.batch.record import Done, ErrorPart, OutputLine
 from trioserve.programs.batch.request import BatchRequest, LineRefused, read_request
 from trioserve.programs.batch.sending import Sender, Slots
-from trioserve.programs.batch.waits import Waits
 from trioserve.programs.http.client import Answer
 
 REQUEST = BatchRequest(

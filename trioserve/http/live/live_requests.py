@@ -197,10 +197,6 @@ class LiveRequests:
         self._ended_ids.clear()
         return ended
 
-    def list_visible(self, asker: LiveRequest) -> list[LiveRequest]:
-        """Return the requests that another one may see, the oldest first."""
-        return [each for each in self.list_for(asker.key) if each is not asker]
-
     def list_for(self, key: Key | None) -> list[LiveRequest]:
         """Return the requests that a client with a key may see, the oldest first."""
         visible = (each for each in self if may_see(key, name_key(each.key)))

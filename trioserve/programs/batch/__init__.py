@@ -15,7 +15,7 @@ record     the lines of the output, and what an earlier run has done
 output     the output file: locked, mended, and written by one task
 sending    sends one request, and waits and tries again where that may help
 askers     the ways to a server: over HTTP, or in memory
-progress   the bar, and the closing line; `waits` are the requests that wait meanwhile
+progress   the bar, the requests that wait meanwhile, and the closing line
 work       one batch: readers, senders and the writer in one nursery
 command    the exit code, and the signals
 """

@@ -16,10 +16,9 @@ from .askers import Asker, RemoteAsker, ServerGone, open_remote
 from .config import BatchConfig
 from .lines import is_rereadable, is_same_file, open_lines
 from .output import Output, WriteFailed, open_output
-from .progress import Progress
+from .progress import Progress, Waits
 from .record import Done
 from .sending import Sender, Slots
-from .waits import Waits
 from .work import Work, survey
 
 # Without --url the engine runs one half, and the next requests are rendered meanwhile.

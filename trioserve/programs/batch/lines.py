@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from ...errors import InvalidConfig
-from .live_input import LiveInput
 
 # The longest body that a server takes by default (--max-body-size), and its surroundings.
 MAX_LINE_BYTES: Final = 2**26 + 2**16
 
 # One call in a thread reads so much. The lines wait in memory.
 _CALL_BYTES: Final = 2**18
+
+# One read of a pipe, which holds no more.
+_READ_BYTES: Final = 2**16
 
 _BOM: Final = b"\xef\xbb\xbf"
 
@@ -39,6 +41,53 @@ class InputLine:
     text: bytes
     digest: int
     is_too_long: bool = False
+
+
+class LiveInput:
+    """Reads lines that somebody may still be writing, to standard input or a named pipe.
+
+    It has no lock, and is for one thread. A buffered file of Python holds a lock while a thread
+    reads it, and whoever closes the file waits for that lock; a user who interrupts a batch
+    would wait for the next line. It is opened by the first read, because a named pipe waits
+    for its writer then.
+
+    Args:
+      open_file: opens it unbuffered.
+    """
+
+    def __init__(self, open_file: Callable[[], io.RawIOBase]) -> None:
+        self._open_file = open_file
+        self._file: io.RawIOBase | None = None
+        self._unread = bytearray()
+
+    def readline(self, limit: int) -> bytes:
+        """Return the next line with its end, or its next `limit` bytes; none at the end.
+
+        Raises:
+          OSError
+        """
+        if self._file is None:
+            self._file = self._open_file()
+        searched = 0
+        while True:
+            end = self._unread.find(b"\n", searched, limit) + 1
+            if end or len(self._unread) >= limit:
+                return self._take(end or limit)
+            searched = len(self._unread)
+            data = self._file.read(_READ_BYTES)
+            if not data:
+                return self._take(limit)
+            self._unread += data
+
+    def close(self) -> None:
+        """Close the file; a thread that still waits for a line goes on waiting."""
+        if self._file is not None:
+            self._file.close()
+
+    def _take(self, num_bytes: int) -> bytes:
+        taken = bytes(self._unread[:num_bytes])
+        del self._unread[:num_bytes]
+        return taken
 
 
 class Lines(Protocol):

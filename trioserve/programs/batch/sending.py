@@ -13,9 +13,9 @@ import trio
 
 from ..http.client import FAILURES, describe
 from .askers import Asker, ServerGone, WholeAnswer
+from .progress import Waits
 from .record import ErrorPart, OutputLine, ResponsePart, describe_status, name_line
 from .request import BatchRequest
-from .waits import Waits
 
 # Refused for now: the server is full, restarts, or has a limit for this key.
 _REFUSED: Final = (429, 503)

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Final, Literal
 
 from ...errors import InvalidConfig
-from .config import SamplingConfig
+from .config import SamplingConfig, change_sampling
 from .conversation import Conversation, Question
 from .images import ImageRefused, read_image
 from .restoring import NotRestored, Restored, restore
-from .sampling import change_sampling
 from .saving import NotSaved, save
 
 # What the program does after a command.

@@ -6,9 +6,8 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from ...errors import InvalidConfig
-from ..command import Command
+from ..command import Command, name_model
 from ..output import write_output
-from .model_argument import name_model
 
 if TYPE_CHECKING:
     from ...config.flags import CommandLine

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Final
 
-from ..command import Command
-from .model_argument import name_model
+from ..command import Command, name_model
 
 if TYPE_CHECKING:
     from ...config.flags import CommandLine

@@ -6,8 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import InvalidConfig
-from ..command import Command
-from .model_argument import name_model
+from ..command import Command, name_model
 
 if TYPE_CHECKING:
     from ...config.flags import CommandLine

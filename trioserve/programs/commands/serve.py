@@ -10,8 +10,7 @@ import tomllib
 from typing import TYPE_CHECKING, Final
 
 from ...errors import InvalidConfig, StartupError
-from ..command import Command
-from .model_argument import name_model
+from ..command import Command, name_model
 
 if TYPE_CHECKING:
     from ...config import ServeConfig
