@@ -13,7 +13,7 @@ import httpx2 as httpx
 import pytest
 import trio
 
-from trioserve.http.live.task_tree import describe_tasks
+from trioserve.http.live.request_details import describe_tasks
 from trioserve.testing.server import FakeServer, open_fake_server
 
 PATH = "/v1/chat/completions"

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from trioserve.api.anthropic.answers import AnthropicError
+from trioserve.api.anthropic.dialect import ANTHROPIC
 from trioserve.http.route import Route
 from trioserve.server.openapi import openapi_document
 from trioserve.server.routes import ROUTES
@@ -85,13 +85,13 @@ def test_every_post_takes_its_request_and_lists_its_errors(
         request_type.__struct_fields__
     )
     errors = {s: r for s, r in operation["responses"].items() if s != "200"}
-    overloaded = "529" if route.error is AnthropicError else "503"
+    overloaded = "529" if route.dialect is ANTHROPIC else "503"
     assert set(errors) == {
         *("400", "401", "404", "408", "413", "415", "429", "500", "504", overloaded)
     }
     for response in errors.values():
         body = response["content"]["application/json"]["schema"]
-        assert body == {"$ref": f"#/components/schemas/{route.error.__name__}"}
+        assert body == {"$ref": f"#/components/schemas/{route.dialect.error.__name__}"}
 
 
 def test_a_path_for_several_requests_takes_each_of_them() -> None:

@@ -11,9 +11,9 @@ from typing import Literal, Protocol
 import msgspec
 from quart import Response
 
+from .dialect import OPENAI, Dialect
 from .scope import ScopedRequest
 from .state import ServerState
-from .wire.error_body import ErrorBody
 
 Handler = Callable[[ServerState, ScopedRequest], Awaitable[Response]]
 
@@ -30,7 +30,7 @@ class Body(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One row of the table in routes.py.
+    """One row of a table of routes, such as api/chat/routes.py.
 
     Attributes:
       paths: as Werkzeug writes them. All of them lead to the same handler.
@@ -43,7 +43,8 @@ class Route:
         event, or the union of all kinds of events.
       query: the meanings of the parameters of the query, by name.
       errors: the meanings of errors, by status, besides the errors of all bodies.
-      error: the struct of all errors of its paths, and of paths below them.
+      dialect: writes all errors of its paths, and of paths below them.
+      bounds: the ranges of numbers that differ from SAMPLING_BOUNDS, by field.
       is_document: it is for people, whose browsers show no key. It has nothing of a
         client, and --no-ui turns it off.
     """
@@ -57,7 +58,8 @@ class Route:
     answers: Mapping[str, type | UnionType | None] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
-    error: type[msgspec.Struct] = ErrorBody
+    dialect: Dialect = OPENAI
+    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     is_document: bool = False
 
     @property

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable
+from quart import request as quart_request
 from quart.wrappers import Request
 from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers.request import TrioRequest
@@ -261,3 +262,8 @@ def _record(state: ServerState, request: ScopedRequest) -> None:
     if state.sinks and not request.is_probe:
         engine = state.engine
         state.record(request.describe_end(None if engine is None else engine.info.name))
+
+
+def current_request() -> ScopedRequest:
+    """Return the object behind quart's proxy, which is bound to this task's context."""
+    return cast(ScopedRequest, cast(Any, quart_request)._get_current_object())

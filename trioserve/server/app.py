@@ -1,65 +1,37 @@
-"""The ASGI app: it serves the routes, and answers all errors in one shape."""
+"""The ASGI app: it serves the routes."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
-import errno
-import logging
-from typing import Any, cast
+from typing import cast
 
 from hypercorn.typing import HTTPScope
 from quart import Response, current_app, request
 from quart.wrappers import BaseRequestWebsocket
 from quart_trio import QuartTrio
-from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
+from werkzeug.exceptions import MethodNotAllowed
 from werkzeug.routing import BaseConverter, Map, MapAdapter
 
-from ..api.anthropic.answers import (
-    AnthropicError,
-    choose_status,
-)
 from ..config import parse_bytes
 from ..engine.generation.engine import TokenEngine
 from ..engine.pooling.engine import TensorEngine
 from ..errors import (
     DeadlineExceeded,
-    DescriptorsFull,
     HostNotAllowed,
-    InternalError,
     InvalidConfig,
-    ModelNotFound,
-    PayloadTooLarge,
-    RequestEnded,
-    RequestError,
-    TrioserveError,
-    Unauthorized,
-    Unavailable,
-    UnsupportedMediaType,
 )
 from ..http.connection import list_connections
 from ..http.keys.key_use import Ticket
-from ..http.keys.rate_limit_fields import (
-    list_anthropic_limits,
-    list_openai_limits,
-)
 from ..http.route import Route
 from ..http.scope import (
     ScopedConnection,
     ScopedRequest,
+    current_request,
 )
 from ..http.state import ServerState
 from ..http.streams.resumable import HEADER as LAST_EVENT
 from ..http.time_limit import HEADER as TIMEOUT_HEADER
-from ..http.wire.error_body import (
-    ErrorBody,
-    ErrorDetail,
-)
-from ..http.wire.request_id import ANTHROPIC_HEADER
-from ..http.wire.respond import (
-    EVENTS,
-    make_error,
-    make_json,
-)
+from ..http.wire.respond import EVENTS
 from .admin.probes import (
     AsgiApp,
     Probe,
@@ -67,23 +39,10 @@ from .admin.probes import (
 )
 from .admin.resumed import resume_stream
 from .admin.status import answer_metrics
-from .meant_path import find_meant_path
+from .error_answers import answer_errors, find_dialect
 from .rates import log_rates
 from .root_path import BelowRootPath
 from .routes import ROUTES
-
-logger = logging.getLogger(__name__)
-
-# The types of errors that both Werkzeug and this server raise, by status.
-_TYPES = {400: RequestError.code, 404: ModelNotFound.code}
-
-_ANTHROPIC_PATHS = tuple(
-    path for route in ROUTES if route.error is AnthropicError for path in route.paths
-)
-
-
-# Paths of which only the paths below them are served.
-_BASES = ("/v1", "/v2")
 
 
 class ServingApp(QuartTrio):
@@ -128,9 +87,7 @@ def create_http_app(state: ServerState) -> ServingApp:
         name, view = route.handler.__name__, _bind(route, state)
         for path in route.paths:
             app.add_url_rule(path, name, view, methods=[route.method])
-    app.register_error_handler(TrioserveError, _respond_error)
-    app.register_error_handler(HTTPException, _respond_http_exception)
-    app.register_error_handler(Exception, _respond_unexpected)
+    answer_errors(app, is_for_people=state.config.ui)
     state.audit.list_connections = list_connections
     probes = _find_probes(state)
     app.before_request(_check_host(state))
@@ -139,8 +96,7 @@ def create_http_app(state: ServerState) -> ServingApp:
     app.before_request(_check_key(state, {*probes, *_list_documents(state)}))
     app.before_request(_check_method)
     app.after_request(_count_request(state))
-    app.after_request(_name_request)
-    app.after_request(_tell_limits)
+    app.after_request(_add_fields)
 
     def find_engine() -> TokenEngine | TensorEngine | None:
         return None if state.engine is None else state.engine.engine
@@ -221,7 +177,7 @@ def _bind(route: Route, state: ServerState) -> Callable[..., Awaitable[Response]
 
     # Handlers read the parts of the path from the request.
     async def handle(**view_args: str) -> Response:
-        scoped = _current_request()
+        scoped = current_request()
         scoped.is_probe = isinstance(route.handler, Probe)
         scoped.time_limit.take_header(scoped.headers.get(TIMEOUT_HEADER))
         try:
@@ -240,15 +196,10 @@ def _bind(route: Route, state: ServerState) -> Callable[..., Awaitable[Response]
     return handle
 
 
-def _current_request() -> ScopedRequest:
-    """The object behind quart's proxy, which is bound to this task's context."""
-    return cast(ScopedRequest, cast(Any, request)._get_current_object())
-
-
 def _check_host(state: ServerState) -> Callable[[], Awaitable[None]]:
     async def check() -> None:
         # No websocket comes here (connection/http1.py).
-        scope = cast(HTTPScope, _current_request().scope)
+        scope = cast(HTTPScope, current_request().scope)
         name = state.hosts.find_foreign(scope)
         if name is not None:
             raise HostNotAllowed(name, takes_keys=state.hosts.takes_keys)
@@ -260,7 +211,7 @@ def _answer_preflight(
     state: ServerState,
 ) -> Callable[[], Awaitable[Response | None]]:
     async def answer() -> Response | None:
-        asked = _current_request()
+        asked = current_request()
         fields = state.cors.answer_preflight(asked.method, asked.headers)
         return None if fields is None else Response(b"", 200, fields)
 
@@ -274,7 +225,7 @@ def _check_key(
         # Before the body is read, and for unknown paths, too: strangers learn nothing.
         rule = request.url_rule
         if rule is None or rule.rule not in open_paths:
-            scoped = _current_request()
+            scoped = current_request()
             scoped.live.key = state.keys.check(scoped.headers)
             scoped.ticket = Ticket(state.key_uses.find(scoped.live.key))
 
@@ -283,7 +234,7 @@ def _check_key(
 
 async def _check_method() -> None:
     """Refuse a method that is not in capitals, which Werkzeug takes for the one that is."""
-    scoped = _current_request()
+    scoped = current_request()
     if scoped.url_rule is not None and scoped.method != scoped.method.upper():
         paths = cast(ServingApp, current_app).create_url_adapter(scoped)
         assert paths is not None, "there is a request"
@@ -301,120 +252,9 @@ def _count_request(state: ServerState) -> Callable[[Response], Awaitable[Respons
     return count
 
 
-async def _name_request(response: Response) -> Response:
-    """Add the id of the request under the name that Anthropic's clients read."""
-    if _speaks_anthropic(request.path):
-        response.headers[ANTHROPIC_HEADER] = str(_current_request().id)
+async def _add_fields(response: Response) -> Response:
+    """Add the header fields of the dialect: the request's id, the tokens left to its key."""
+    scoped = current_request()
+    dialect = find_dialect(scoped.path)
+    response.headers.update(dialect.list_fields(str(scoped.id), scoped.ticket.use))
     return response
-
-
-async def _tell_limits(response: Response) -> Response:
-    """Add the tokens that are left to the key, as its clients read them."""
-    use = _current_request().ticket.use
-    response.headers.update(
-        list_anthropic_limits(use)
-        if _speaks_anthropic(request.path)
-        else list_openai_limits(use)
-    )
-    return response
-
-
-def _speaks_anthropic(path: str) -> bool:
-    """Return whether the errors of a path, which may not exist, have Anthropic's shape."""
-    return any(
-        path == served or path.startswith(f"{served}/") for served in _ANTHROPIC_PATHS
-    )
-
-
-async def _respond_error(error: TrioserveError) -> Response:
-    _current_request().answer.note_error(error.code)
-    headers = {}
-    if isinstance(error, UnsupportedMediaType) and error.header == "Content-Encoding":
-        # RFC 9110, 15.5.16: the header says that the coding was wrong, not the type.
-        headers["Accept-Encoding"] = error.wanted
-    if isinstance(error, (RequestError, Unavailable, RequestEnded)):
-        _forget_frames(error)
-    if isinstance(error, Unauthorized):
-        headers["WWW-Authenticate"] = "Bearer"
-    if isinstance(error, RequestEnded):
-        # OpenAI's and Anthropic's clients would send the request again.
-        headers["X-Should-Retry"] = "false"
-    if _speaks_anthropic(request.path):
-        body = AnthropicError.of(error, str(_current_request().id))
-        return make_error(error, choose_status(error), headers, body).to_response()
-    return make_error(error, headers=headers).to_response()
-
-
-async def _respond_http_exception(error: HTTPException) -> Response:
-    status = error.code or 500
-    if status == 413:
-        limit = request.max_content_length or 0
-        return await _respond_error(PayloadTooLarge(limit))
-    message = _describe_http_exception(error)
-    kind = _TYPES.get(status) or error.name.replace(" ", "")
-    _current_request().answer.note_error(kind)
-    body: ErrorBody | AnthropicError
-    if _speaks_anthropic(request.path):
-        request_id = str(_current_request().id)
-        body = AnthropicError.describe(status, message, request_id)
-    else:
-        body = ErrorBody(
-            error=ErrorDetail(
-                message=message,
-                type=kind,
-                param=None,
-                code=status,
-            )
-        )
-    # Allow belongs to a 405. The other headers describe Werkzeug's HTML, which is not
-    # sent.
-    headers = {k: v for k, v in error.get_headers() if k == "Allow"}
-    return make_json(body, status, headers).to_response()
-
-
-def _describe_http_exception(error: HTTPException) -> str:
-    """Return a message for programmers. Werkzeug's own is for users of browsers."""
-    if isinstance(error, NotFound):
-        if request.path.rstrip("/") in _BASES:
-            return _explain_base()
-        paths = cast(ServingApp, current_app).create_url_adapter(request)
-        assert paths is not None, "there is a request"
-        meant = find_meant_path(request.path, paths.allowed_methods)
-        hint = "" if meant is None else f" You may mean {meant}."
-        return f"There is no such path; GET /openapi.json lists all paths.{hint}"
-    if isinstance(error, MethodNotAllowed) and error.valid_methods:
-        *others, last = sorted(error.valid_methods)
-        taken = f"{', '.join(others)} and {last}" if others else last
-        return f"This path takes {taken}, not {request.method}."
-    return error.description or error.name
-
-
-def _explain_base() -> str:
-    """Say where to go to somebody who has opened the base URL of clients in a browser."""
-    shows = cast(ServingApp, current_app).state.config.ui
-    rest = "/ is a page for people, and /docs" if shows else "GET /openapi.json"
-    return (
-        f"This is the base URL that clients of the API take; {rest} describes the API."
-    )
-
-
-async def _respond_unexpected(error: Exception) -> Response:
-    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-        return await _respond_error(DescriptorsFull())
-    logger.error("request %s failed", _current_request().id, exc_info=error)
-    _forget_frames(error)
-    return await _respond_error(InternalError())
-
-
-def _forget_frames(error: BaseException) -> None:
-    """Free the objects in the frames of an error's traceback, such as a long prompt.
-
-    An error from a thread and trio's frames in its traceback refer to each other, so they
-    would stay until the garbage collector looks at old objects. The same holds for the
-    error's context: the group that contained it, with the errors of other prompts.
-    """
-    others = (error.__context__, *getattr(error, "exceptions", ()))
-    error.__traceback__ = error.__context__ = error.__cause__ = None
-    for other in others:
-        if other is not None:
-            _forget_frames(other)

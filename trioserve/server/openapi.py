@@ -9,11 +9,6 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from ..api.anthropic.answers import (
-    OVERLOADED,
-    AnthropicError,
-)
-from ..api.completions.request import CompletionRequest
 from ..frontend import MAX_THINKING_TOKEN_BUDGET
 from ..http.route import Route
 from ..http.wire.respond import JSON
@@ -29,7 +24,6 @@ _SOME_TOKENS: Final = (1, SAMPLING_BOUNDS["max_tokens"][1])
 # The ranges of numbers, by the name of the request's field. SamplingParams has other
 # names for some of the fields, and does not have others.
 _BOUNDS: Final[dict[str, tuple[float, float]]] = SAMPLING_BOUNDS | {
-    # Only completions, with echo, may have no token.
     "max_tokens": _SOME_TOKENS,
     "top_logprobs": SAMPLING_BOUNDS["logprobs"],
     "max_completion_tokens": _SOME_TOKENS,
@@ -100,7 +94,7 @@ def _describe_operation(route: Route) -> _Json:
             for content_type, answer in route.answers.items()
         }
     errors = {
-        status: {"description": text, "content": _json(route.error)}
+        status: {"description": text, "content": _json(route.dialect.error)}
         for status, text in _list_errors(route).items()
     }
     operation: _Json = {
@@ -125,8 +119,8 @@ def _list_errors(route: Route) -> Mapping[str, str]:
     if not route.bodies:
         return route.errors
     errors = {**_BODY_ERRORS, **route.errors}
-    if route.error is AnthropicError:
-        errors[str(OVERLOADED)] = errors.pop("503")
+    for status, own in route.dialect.statuses.items():
+        errors[str(own)] = errors.pop(str(status))
     return errors
 
 
@@ -173,19 +167,20 @@ def _describe_schemas(routes: Sequence[Route]) -> _Json:
         ref_template=_REF_TEMPLATE,
         schema_hook=_describe_object,
     )
-    for struct in {body.request_type for route in routes for body in route.bodies}:
-        is_completion = struct is CompletionRequest
-        _bound_fields(
-            schemas[struct.__name__]["properties"],
-            _BOUNDS | SAMPLING_BOUNDS if is_completion else _BOUNDS,
-        )
+    for route in routes:
+        # The path that takes bodies of others has no bounds of its own.
+        if len(route.bodies) == 1:
+            _bound_fields(
+                schemas[route.bodies[0].request_type.__name__]["properties"],
+                {**_BOUNDS, **route.bounds},
+            )
     return schemas
 
 
 def _list_structs(routes: Sequence[Route]) -> Iterator[type[msgspec.Struct]]:
     for route in routes:
         yield from (body.request_type for body in route.bodies)
-        for each in (route.error, *route.answers.values()):
+        for each in (route.dialect.error, *route.answers.values()):
             for struct in get_args(each) or (each,):
                 if struct is not None and issubclass(struct, msgspec.Struct):
                     yield struct

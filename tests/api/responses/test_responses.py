@@ -27,7 +27,7 @@ from trioserve.api.shared.logprobs import (
     build_prompt_logprobs,
 )
 from trioserve.errors import EngineDied, InvalidParameter, ModelNotFound, QueueFull
-from trioserve.http.record.descriptions import (
+from trioserve.http.record.cards import (
     Detokenized,
     ModelList,
     Tokenized,

@@ -5,6 +5,7 @@ Source: the types of Anthropic's Python client 2.12.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, Literal
 
 import msgspec
@@ -25,8 +26,9 @@ StopReason = Literal[
     "tool_use",
 ]
 
-# The status by which Anthropic's API says that it is overloaded. Other servers send 503.
-OVERLOADED: Final = 529
+# The status by which Anthropic's API says that it is overloaded, instead of 503.
+_OVERLOADED: Final = 529
+STATUSES: Final[Mapping[int, int]] = {503: _OVERLOADED}
 
 # The types of errors, by status. All other errors of clients are invalid requests.
 _ERROR_TYPES: Final = {
@@ -36,7 +38,7 @@ _ERROR_TYPES: Final = {
     429: "rate_limit_error",
     500: "api_error",
     504: "timeout_error",
-    OVERLOADED: "overloaded_error",
+    _OVERLOADED: "overloaded_error",
 }
 
 
@@ -249,16 +251,7 @@ class AnthropicError(msgspec.Struct, frozen=True, tag_field="type", tag="error")
         if isinstance(error, NotSupported) and error.param == "thread":
             # Anthropic's client then sends the whole conversation.
             details = _NO_THREADS
-        return cls.describe(choose_status(error), message, request_id, details)
-
-    @classmethod
-    def describe(
-        cls,
-        status: int,
-        message: str,
-        request_id: str,
-        details: AnthropicErrorCode | UnsetType = UNSET,
-    ) -> AnthropicError:
+        status = STATUSES.get(error.status, error.status)
         type_ = _ERROR_TYPES.get(status, "invalid_request_error")
         detail = AnthropicErrorDetail(type=type_, message=message, details=details)
         return cls(detail, request_id)
@@ -274,11 +267,6 @@ MessageEvent = (
     | MessageStop
     | AnthropicError
 )
-
-
-def choose_status(error: TrioserveError) -> int:
-    """Return the status of an error."""
-    return OVERLOADED if error.status == 503 else error.status
 
 
 def write_event(event: MessageEvent) -> bytes:

@@ -1,16 +1,14 @@
-"""POST /tokenize and POST /detokenize."""
+"""POST /tokenize, POST /detokenize and GET /tokenizer_info."""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 from quart import Response
 
+from ...errors import EndpointOff
 from ...frontend import PoolingEngine, TextEngine
-from ...http.record.descriptions import (
-    Detokenized,
-    Tokenized,
-)
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
 from ...http.wire.respond import (
@@ -25,8 +23,13 @@ from ..shared.message_mappings import (
     MessageMappings,
     to_chat_options,
 )
+from .answers import Detokenized, Tokenized, TokenizerInfo
 from .body import DETOKENIZE_BODY, TOKENIZE_BODY
 from .requests import TokenizeRequest
+
+_NAMED_TOKENS: Final = tuple(
+    name for name in TokenizerInfo.__struct_fields__ if name.endswith("_token")
+)
 
 
 async def answer_tokenize(state: ServerState, request: ScopedRequest) -> Response:
@@ -47,6 +50,25 @@ async def answer_detokenize(state: ServerState, request: ScopedRequest) -> Respo
     with engine.renderer.room.enter(len(body.tokens), request.live.client):
         text = await engine.renderer.detokenize(body.tokens)
     return respond_json(Detokenized(prompt=text))
+
+
+async def answer_tokenizer_info(state: ServerState, request: ScopedRequest) -> Response:
+    """Describe the tokenizer, if an option allows it."""
+    if not state.config.enable_tokenizer_info_endpoint:
+        raise EndpointOff("--enable-tokenizer-info-endpoint")
+    engine = state.require_engine()
+    tokenizer = engine.renderer.model_tokenizer
+    named = tokenizer.special_tokens
+    return respond_json(
+        TokenizerInfo(
+            tokenizer_class=tokenizer.class_name,
+            **{name: named[name] for name in _NAMED_TOKENS if name in named},
+            extra_special_tokens=tokenizer.extra_special_tokens,
+            padding_side=tokenizer.padding_side,
+            model_max_length=engine.info.max_model_len,
+            chat_template=tokenizer.chat_templates.get("default"),
+        )
+    )
 
 
 def _build_tokenized(

@@ -87,6 +87,11 @@ class KeyUse:
         """Leave no more tokens than other front processes know of."""
         self._left = min(self.count_left(), left)
 
+    @property
+    def num_left(self) -> int:
+        """The tokens that are left of the limit, for the client."""
+        return max(0, int(self.count_left()))
+
     def count_left(self) -> float:
         """Return the tokens that are left now."""
         now, limit = trio.current_time(), self.key.tokens_per_minute

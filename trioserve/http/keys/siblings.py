@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from ..record.descriptions import (
+from ..record.cards import (
     RequestCard,
     RequestDetails,
 )

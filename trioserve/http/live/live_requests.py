@@ -19,7 +19,7 @@ from ..keys.key_file import (
     name_key,
 )
 from ..record.cancellation import Cancellation
-from ..record.descriptions import RequestCard
+from ..record.cards import RequestCard
 from ..record.progress import (
     Phase,
     Progress,

@@ -8,8 +8,6 @@ import uuid
 HEADER = "X-Request-Id"
 # In the form of ASGI and h11.
 HEADER_BYTES = HEADER.lower().encode()
-# The name that Anthropic's clients read.
-ANTHROPIC_HEADER = "Request-Id"
 
 # An id is sent back in a header and in the answer. h11 accepts control characters and
 # latin-1 in headers, so the id is checked here.

@@ -15,7 +15,7 @@ from ...http.keys.siblings import (
     ListRequests,
     ask_siblings,
 )
-from ...http.record.descriptions import (
+from ...http.record.cards import (
     RequestDetailsList,
     RequestList,
 )

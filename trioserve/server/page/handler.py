@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from quart import Response
 
 from . import (
@@ -9,9 +11,12 @@ from . import (
     load_page,
 )
 from ...errors import EndpointOff
+from ...http.route import Route
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
 from .document import HTML
+
+NO_UI: Final = {"404": "An option (--no-ui) turns it off."}
 
 
 async def answer_page(state: ServerState, request: ScopedRequest) -> Response:
@@ -32,3 +37,16 @@ def respond_document(
     if request.if_none_match.contains_weak(document.etag.strip('"')):
         return Response(b"", 304, {**document.headers})
     return Response(document.content, 200, {**document.headers}, content_type=HTML)
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        paths=("/",),
+        handler=answer_page,
+        summary="Show a page with a chat and the running requests.",
+        answers={"text/html": str},
+        errors=NO_UI,
+        is_document=True,
+    ),
+)

@@ -1,0 +1,149 @@
+"""The endpoints of operators, and SageMaker's one for all bodies."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ...api.chat.body import CHAT_BODY
+from ...api.completions.body import COMPLETION_BODY
+from ...api.pooling.body import (
+    CLASSIFICATION_BODY,
+    EMBEDDING_BODY,
+    POOLING_BODY,
+    RERANK_BODY,
+    SCORE_BODY,
+)
+from ...http.record.cards import RequestDetailsList, RequestList
+from ...http.route import Route
+from ...http.wire.respond import BYTES, EVENTS, JSON
+from .invocations import answer_invocation
+from .live_requests import (
+    answer_cancel_request,
+    answer_cancel_requests,
+    answer_request,
+    answer_requests,
+)
+from .models import ModelCard, ModelList, answer_model, answer_models
+from .status import (
+    Version,
+    answer_health,
+    answer_live,
+    answer_metrics,
+    answer_progress,
+    answer_ready,
+    answer_version,
+)
+
+_WRONG_QUERY: Final = {"400": "The query has something else than one key."}
+_OF_KEY: Final = {"key": "The name of a key; only its requests."}
+_NO_REQUEST: Final = {"404": "No such request is being answered."}
+
+ROUTES: Final = (
+    Route(
+        method="POST",
+        paths=("/invocations",),
+        handler=answer_invocation,
+        summary="Answer a body of another endpoint, for SageMaker.",
+        bodies=(
+            CHAT_BODY,
+            COMPLETION_BODY,
+            EMBEDDING_BODY,
+            CLASSIFICATION_BODY,
+            SCORE_BODY,
+            RERANK_BODY,
+            POOLING_BODY,
+        ),
+        example={"messages": [{"role": "user", "content": "Hello!"}]},
+        answers={JSON: None, EVENTS: None, BYTES: None},
+    ),
+    Route(
+        method="GET",
+        paths=("/v1/models",),
+        handler=answer_models,
+        summary="List the models that are served: one.",
+        answers={JSON: ModelList},
+    ),
+    Route(
+        method="GET",
+        paths=("/v1/models/<name:model>",),
+        handler=answer_model,
+        summary="Describe a model.",
+        answers={JSON: ModelCard},
+        errors={"404": "The model is not served here."},
+    ),
+    Route(
+        method="GET",
+        paths=("/v1/requests",),
+        handler=answer_requests,
+        summary="List the requests that the server is answering.",
+        query=_OF_KEY,
+        answers={JSON: RequestList},
+        errors=_WRONG_QUERY,
+    ),
+    Route(
+        method="DELETE",
+        paths=("/v1/requests",),
+        handler=answer_cancel_requests,
+        summary="Cancel all requests that the server is answering.",
+        query=_OF_KEY,
+        answers={JSON: RequestList},
+        errors=_WRONG_QUERY,
+    ),
+    Route(
+        method="GET",
+        paths=("/v1/requests/<name:request_id>",),
+        handler=answer_request,
+        summary="Show a request that the server is answering, and where it waits.",
+        answers={JSON: RequestDetailsList},
+        errors=_NO_REQUEST,
+    ),
+    Route(
+        method="DELETE",
+        paths=("/v1/requests/<name:request_id>",),
+        handler=answer_cancel_request,
+        summary="Cancel a request that the server is answering.",
+        answers={JSON: RequestList},
+        errors=_NO_REQUEST,
+    ),
+    Route(
+        method="GET",
+        paths=("/health", "/ping"),
+        handler=answer_health,
+        summary="Answer 200 while the server takes requests, and 503 otherwise.",
+        errors={"503": "The engine failed, or the server is stopping."},
+    ),
+    Route(
+        method="GET",
+        paths=("/livez",),
+        handler=answer_live,
+        summary="Answer 200 while the event loop runs.",
+    ),
+    Route(
+        method="GET",
+        paths=("/readyz",),
+        handler=answer_ready,
+        summary="Answer 200 while a short request would be taken, and 503 otherwise.",
+        errors={"503": "The server takes no requests, or too many wait."},
+    ),
+    Route(
+        method="GET",
+        paths=("/progressz",),
+        handler=answer_progress,
+        summary="Answer 200 while the engine makes progress, and 503 otherwise.",
+        errors={"503": "A step has not ended for too long, or the engine failed."},
+    ),
+    Route(
+        method="GET",
+        paths=("/metrics",),
+        handler=answer_metrics,
+        summary="Report metrics for Prometheus.",
+        answers={"text/plain": str},
+    ),
+    Route(
+        method="GET",
+        paths=("/version",),
+        handler=answer_version,
+        summary="Report the server's version.",
+        answers={JSON: Version},
+    ),
+)
