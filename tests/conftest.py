@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 import functools
 import gc
 import os
 from pathlib import Path
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import httpx2 as httpx
 import hypercorn.protocol
 import hypercorn.protocol.h2
 import hypercorn.trio.run
 from hypothesis import settings
 import pytest
+import trio
 from xdist.scheduler import LoadFileScheduling
 
 from trioserve.kernels.library import NoKernels, open_library
 from trioserve.testing.tokenizer import tiny_tokenizer
+
+if TYPE_CHECKING:
+    from trioserve.testing.server import FakeServer
 
 # No deadlines, because the machine may be busy and no test is about them.
 settings.register_profile("no_deadline", deadline=None)
@@ -173,6 +178,29 @@ def same_certificates() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+async def server(
+    request: pytest.FixtureRequest, tokenizer_folder: Path
+) -> AsyncIterator[FakeServer]:
+    """A server without a model; the mark `server` has options of open_fake_server."""
+    # It imports torch, which most tests do without.
+    from trioserve.testing.server import open_fake_server
+
+    options: dict[str, Any] = {}
+    for mark in reversed([*request.node.iter_markers("server")]):
+        options |= mark.kwargs
+    async with open_fake_server(tokenizer_folder, **options) as server:
+        with trio.fail_after(60):
+            yield server
+
+
+@pytest.fixture
+async def client(server: FakeServer) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of `server`."""
+    async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+        yield client
 
 
 @pytest.fixture

@@ -28,9 +28,6 @@ COMPLETION_PATH = "/v1/completions"
 # Long enough for a stream that takes minutes.
 LONG_LEN = 200_000
 
-# Only the tokenizer finds this error, which is answered 400.
-TOO_LONG = "1" * 2000
-
 # Calls that the loop may make without a look at its sockets. Admitting 800 sequences
 # takes 39,500, and a step of the engine may add 4,600. Joining and writing 800 choices
 # at once took 48,500; making 131,072 sequences before counting them took 1.6 million.
@@ -109,32 +106,6 @@ async def test_an_answer_of_many_choices_is_not_made_at_once(
             body = {"prompt": ["a"] * 100, "n": 8, "max_tokens": 2}
             answer = await client.post(COMPLETION_PATH, json=body)
     assert len(answer.json()["choices"]) == 800
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        (COMPLETION_PATH, {"prompt": TOO_LONG}),
-        (CHAT_PATH, {"messages": [{"role": "user", "content": TOO_LONG}]}),
-    ],
-)
-async def test_a_full_engine_refuses_before_anything_is_rendered(
-    tokenizer_folder: Path, path: str, body: dict[str, object]
-) -> None:
-    async with (
-        open_fake_server(
-            tokenizer_folder, max_queued_requests=0, step_seconds=0.05
-        ) as server,
-        httpx.AsyncClient(base_url=server.url, timeout=20) as client,
-        trio.open_nursery() as nursery,
-    ):
-        filling = {"prompt": [5, 6], "n": 32, "max_tokens": 100}
-        nursery.start_soon(lambda: client.post(COMPLETION_PATH, json=filling))
-        while server.engine.statistics().num_streams == 0:
-            await trio.lowlevel.checkpoint()
-        answer = await client.post(path, json=body)
-        assert answer.status_code == 429
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_short_prompt_is_not_behind_long_ones(tokenizer_folder: Path) -> None:

@@ -37,19 +37,6 @@ MEANT = f"{PATHS} You may mean "
 Post = Callable[..., Awaitable[httpx.Response]]
 
 
-@pytest.fixture
-async def server(tokenizer_folder: Path) -> FakeServer:
-    async with open_fake_server(tokenizer_folder) as server:
-        with trio.fail_after(30):
-            yield server
-
-
-@pytest.fixture
-async def client(server: FakeServer) -> httpx.AsyncClient:
-    async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
-        yield client
-
-
 async def stream(client: httpx.AsyncClient, path: str, body: object) -> list[Any]:
     """Return the decoded data of all events; [DONE] stays a string."""
     async with client.stream("POST", path, json=body) as response:
@@ -273,18 +260,15 @@ async def test_a_second_identical_prompt_reports_its_cached_tokens(
     assert usage["prompt_tokens_details"]["cached_tokens"] == 48
 
 
+@pytest.mark.server(step_seconds=0.02)
 async def test_a_deadline_does_not_forget_the_cached_tokens(
-    tokenizer_folder: Path,
+    client: httpx.AsyncClient,
 ) -> None:
     body = {"prompt": list(range(3, 60)), "max_tokens": 1, "ignore_eos": True}
     late = {"max_tokens": 190, "timeout": 0.3, "stream": True}
     options = {"stream_options": {"include_usage": True}}
-    async with (
-        open_fake_server(tokenizer_folder, step_seconds=0.02) as server,
-        httpx.AsyncClient(base_url=server.url, timeout=20) as client,
-    ):
-        await client.post(COMPLETION_PATH, json=body)
-        *_, end, last, _ = await stream(client, COMPLETION_PATH, body | late | options)
+    await client.post(COMPLETION_PATH, json=body)
+    *_, end, last, _ = await stream(client, COMPLETION_PATH, body | late | options)
     assert end["choices"][0]["finish_reason"] == "deadline"
     assert last["usage"]["prompt_tokens_details"]["cached_tokens"] == 48
 
@@ -326,40 +310,35 @@ TALK = [
 ]
 
 
+@pytest.mark.server(render=RenderConfig(tool_call_parser="none"))
 async def test_without_a_parser_tools_need_a_place_in_the_template(
-    tokenizer_folder: Path,
+    client: httpx.AsyncClient,
 ) -> None:
     tools = [{"type": "function", "function": {"name": "ask"}}]
-    config = RenderConfig(tool_call_parser="none")
-    async with (
-        open_fake_server(tokenizer_folder, render=config) as server,
-        httpx.AsyncClient(base_url=server.url) as client,
-    ):
-        response = await client.post(CHAT_PATH, json={"messages": TALK})
-        assert response.status_code == 400
-        assert response.json()["error"]["param"] == "messages[1].tool_calls"
-        body = CHAT | {"max_tokens": 1, "tools": tools}
-        refused = await client.post(CHAT_PATH, json=body)
-        assert refused.status_code == 400
-        assert refused.json()["error"]["param"] == "tools"
-        answer = await client.post(CHAT_PATH, json=body | {"tool_choice": "none"})
-        assert answer.status_code == 200
+    response = await client.post(CHAT_PATH, json={"messages": TALK})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "messages[1].tool_calls"
+    body = CHAT | {"max_tokens": 1, "tools": tools}
+    refused = await client.post(CHAT_PATH, json=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "tools"
+    answer = await client.post(CHAT_PATH, json=body | {"tool_choice": "none"})
+    assert answer.status_code == 200
 
 
-async def test_earlier_calls_reach_the_model(tokenizer_folder: Path) -> None:
-    template = (
-        "{% for m in messages %}[{{ m.role }}:{{ m.content }}"
-        "{% for call in m.tool_calls or [] %}<{{ call.function.name }} "
-        "{{ call.function.arguments | tojson }}>{% endfor %}]{% endfor %}"
-    )
-    async with (
-        open_fake_server(tokenizer_folder, chat_template=template) as server,
-        httpx.AsyncClient(base_url=server.url) as client,
-    ):
-        body = {"messages": TALK, "max_tokens": 1}
-        assert (await client.post(CHAT_PATH, json=body)).status_code == 200
-        tokens = (await client.post("/tokenize", json={"messages": TALK})).json()
-        text = await client.post("/detokenize", json={"tokens": tokens["tokens"]})
+SHOWS_CALLS = (
+    "{% for m in messages %}[{{ m.role }}:{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}<{{ call.function.name }} "
+    "{{ call.function.arguments | tojson }}>{% endfor %}]{% endfor %}"
+)
+
+
+@pytest.mark.server(chat_template=SHOWS_CALLS)
+async def test_earlier_calls_reach_the_model(client: httpx.AsyncClient) -> None:
+    body = {"messages": TALK, "max_tokens": 1}
+    assert (await client.post(CHAT_PATH, json=body)).status_code == 200
+    tokens = (await client.post("/tokenize", json={"messages": TALK})).json()
+    text = await client.post("/detokenize", json={"tokens": tokens["tokens"]})
     assert text.json()["prompt"] == (
         "[user:What is the weather in Wien?]"
         '[assistant:<ask {"city": "Wien"}>][tool:42]'
@@ -591,15 +570,6 @@ async def test_http_errors_are_json_too(
     assert ("allow" in response.headers) == (status == 405)
 
 
-async def test_a_body_that_is_too_long_is_413(tokenizer_folder: Path) -> None:
-    config = HttpConfig(max_body_size="1KiB")
-    async with open_fake_server(tokenizer_folder, http=config) as server:
-        async with httpx.AsyncClient(base_url=server.url) as client:
-            response = await client.post(CHAT_PATH, json=CHAT | {"user": "x" * 2000})
-    assert response.status_code == 413
-    assert "1024 bytes" in response.json()["error"]["message"]
-
-
 async def test_an_unknown_model_is_404(client: httpx.AsyncClient) -> None:
     response = await client.post(CHAT_PATH, json=CHAT | {"model": "../etc/passwd"})
     assert response.status_code == 404
@@ -644,30 +614,41 @@ async def test_unknown_fields_are_ignored(client: httpx.AsyncClient) -> None:
     assert response.status_code == 200
 
 
-async def test_a_full_queue_is_429_with_retry_after(tokenizer_folder: Path) -> None:
-    async with (
-        open_fake_server(
-            tokenizer_folder, max_queued_requests=0, step_seconds=0.05
-        ) as server,
-        httpx.AsyncClient(base_url=server.url, timeout=20) as client,
-        trio.open_nursery() as nursery,
-    ):
-        body = {"prompt": [5, 6], "n": 32, "max_tokens": 100}
-        nursery.start_soon(lambda: client.post(COMPLETION_PATH, json=body))
-        while server.engine.statistics().num_streams == 0:
-            await trio.lowlevel.checkpoint()
-        response = await client.post(CHAT_PATH, json=CHAT)
-        assert response.status_code == 429
-        assert int(response.headers["retry-after"]) >= 1
-        # The server is well, but a load balancer should choose another one.
-        assert (await client.get("/health")).status_code == 200
-        ready = await client.get("/readyz")
-        assert ready.status_code == 503
-        # A moment later the estimate may be another one.
-        assert int(ready.headers["retry-after"]) >= 1
-        assert ready.json()["error"] == response.json()["error"] | {"code": 429}
-        assert (await client.get("/livez")).status_code == 200
-        nursery.cancel_scope.cancel()
+# Only the tokenizer finds this error, which is answered 400.
+TOO_LONG = "1" * 2000
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETION_PATH, {"prompt": TOO_LONG}),
+        (CHAT_PATH, {"messages": [{"role": "user", "content": TOO_LONG}]}),
+    ],
+)
+@pytest.mark.server(max_queued_requests=0, step_seconds=0.05)
+async def test_a_full_engine_refuses_before_anything_is_rendered(
+    server: FakeServer,
+    client: httpx.AsyncClient,
+    nursery: trio.Nursery,
+    path: str,
+    body: dict[str, object],
+) -> None:
+    filling = {"prompt": [5, 6], "n": 32, "max_tokens": 100}
+    nursery.start_soon(lambda: client.post(COMPLETION_PATH, json=filling))
+    while server.engine.statistics().num_streams == 0:
+        await trio.lowlevel.checkpoint()
+    response = await client.post(path, json=body)
+    assert response.status_code == 429
+    assert int(response.headers["retry-after"]) >= 1
+    # The server is well, but a load balancer should choose another one.
+    assert (await client.get("/health")).status_code == 200
+    ready = await client.get("/readyz")
+    assert ready.status_code == 503
+    # A moment later the estimate may be another one.
+    assert int(ready.headers["retry-after"]) >= 1
+    assert ready.json()["error"] == response.json()["error"] | {"code": 429}
+    assert (await client.get("/livez")).status_code == 200
+    nursery.cancel_scope.cancel()
 
 
 async def test_an_engine_that_dies_in_mid_stream_is_an_event(
@@ -707,36 +688,14 @@ async def test_an_engine_that_dies_answers_500(tokenizer_folder: Path) -> None:
     assert "engine" in response.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("streams", [False, True])
-async def test_a_client_that_leaves_frees_its_blocks(
-    tokenizer_folder: Path, streams: bool
-) -> None:
-    body = json.dumps(CHAT | {"max_tokens": 200, "stream": streams}).encode()
-    # Slow enough that no answer is complete before its client leaves.
-    async with open_fake_server(tokenizer_folder, step_seconds=0.02) as server:
-        fresh = server.engine.statistics()
-        async with await trio.open_tcp_stream("127.0.0.1", server.port) as connection:
-            await connection.send_all(
-                b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
-                b"Content-Type: application/json\r\n"
-                b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
-            )
-            while server.engine.statistics() == fresh:
-                await trio.lowlevel.checkpoint()
-            if streams:
-                await connection.receive_some()
-        while server.engine.statistics() != fresh:
-            await trio.lowlevel.checkpoint()
-        assert sum(server.state.counts.cancelled.values()) == 1
-
-
-async def test_a_drain_refuses_newcomers_and_lets_streams_end(
+@pytest.mark.server(http=HttpConfig(drain_timeout=0.1), step_seconds=0.02)
+async def test_a_drains_deadline_ends_streams_with_an_error(
     server: FakeServer, client: httpx.AsyncClient
 ) -> None:
-    events: list[object] = []
+    events: list[Any] = []
 
     async def read() -> None:
-        body = CHAT | {"stream": True, "max_tokens": 150}
+        body = CHAT | {"stream": True, "max_tokens": 200}
         events.extend(await stream(client, CHAT_PATH, body))
 
     async with trio.open_nursery() as nursery:
@@ -744,34 +703,5 @@ async def test_a_drain_refuses_newcomers_and_lets_streams_end(
         while server.engine.statistics().num_streams == 0:
             await trio.lowlevel.checkpoint()
         server.state.lifecycle.begin_drain()
-        refused = await client.post(CHAT_PATH, json=CHAT)
-        assert refused.status_code == 503
-        assert "retry-after" in refused.headers
-        health = await client.get("/health")
-        assert health.status_code == 503
-        assert health.headers["retry-after"] == refused.headers["retry-after"]
-    assert events[-1] == "[DONE]"
-    assert events[-2]["choices"][0]["finish_reason"] == "length"  # type: ignore
-
-
-async def test_a_drains_deadline_ends_streams_with_an_error(
-    tokenizer_folder: Path,
-) -> None:
-    config = HttpConfig(drain_timeout=0.1)
-    async with open_fake_server(
-        tokenizer_folder, http=config, step_seconds=0.02
-    ) as server:
-        async with httpx.AsyncClient(base_url=server.url) as client:
-            body = CHAT | {"stream": True, "max_tokens": 200}
-            events: list[object] = []
-
-            async def read() -> None:
-                events.extend(await stream(client, CHAT_PATH, body))
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(read)
-                while server.engine.statistics().num_streams == 0:
-                    await trio.lowlevel.checkpoint()
-                server.state.lifecycle.begin_drain()
-    assert events[-2]["error"]["code"] == 503  # type: ignore[index]
+    assert events[-2]["error"]["code"] == 503
     assert events[-1] == "[DONE]"

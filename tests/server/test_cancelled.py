@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-import json
 import logging
 from pathlib import Path
 import threading
 from typing import Any
 
-from h2.connection import H2Connection
-from h2.settings import SettingCodes, Settings
+from http2_client import Http2Client
 import httpx2 as httpx
 from prometheus_client.parser import text_string_to_metric_families
 import pytest
+from raw_http import ask, connect, send, write_post
 import trio
 from trio.testing import wait_all_tasks_blocked
 
@@ -51,23 +50,8 @@ async def wait_until(condition: Callable[[], bool]) -> None:
         await trio.lowlevel.checkpoint()
 
 
-def write_post(path: str, body: bytes, *, missing: int = 0) -> bytes:
-    return (
-        b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        b"Content-Length: %d\r\n\r\n%b" % (path.encode(), len(body) + missing, body)
-    )
-
-
 def write_chat(**fields: object) -> bytes:
-    return write_post(CHAT_PATH, json.dumps(CHAT | fields).encode())
-
-
-@asynccontextmanager
-async def send(server: Any, packet: bytes) -> AsyncIterator[trio.SocketStream]:
-    """Send a request; the client leaves at the end of the block."""
-    async with await trio.open_tcp_stream("127.0.0.1", server.port) as client:
-        await client.send_all(packet)
-        yield client
+    return write_post(CHAT_PATH, CHAT | fields)
 
 
 @asynccontextmanager
@@ -79,7 +63,7 @@ async def open_server(folder: Path, **options: Any) -> AsyncIterator[FakeServer]
 
 async def test_one_that_leaves_in_its_body(tokenizer_folder: Path) -> None:
     async with open_server(tokenizer_folder) as server:
-        async with send(server, write_post(CHAT_PATH, b"{" * 100, missing=100)):
+        async with send(server.port, write_post(CHAT_PATH, b"{" * 100, missing=100)):
             await wait_until(lambda: server.state.bodies.num_bytes > 0)
         await wait_until(lambda: server.state.lifecycle.num_active == 0)
         assert count(server) == {"body": 1}
@@ -93,7 +77,7 @@ async def test_one_that_leaves_while_it_is_rendered(tokenizer_folder: Path) -> N
         async with trio.open_nursery() as nursery:
             nursery.start_soon(workers.run, gate.wait)
             await wait_until(lambda: workers.statistics().busy == 1)
-            async with send(server, write_chat()):
+            async with send(server.port, write_chat()):
                 await wait_until(lambda: workers.statistics().waiting == 1)
             await wait_until(lambda: server.state.lifecycle.num_active == 0)
             gate.set()
@@ -111,10 +95,10 @@ async def test_those_that_leave_before_their_first_token(
             seen = server.engine.statistics().scheduler
             return seen.num_running, seen.num_waiting
 
-        async with send(server, write_chat(stream=True, request_id="one")):
+        async with send(server.port, write_chat(stream=True, request_id="one")):
             await wait_until(lambda: sequences() == (1, 0))
             # Request two waits: the next step is planned after this one has ended.
-            async with send(server, write_chat(request_id="two")):
+            async with send(server.port, write_chat(request_id="two")):
                 await wait_until(lambda: sequences() == (1, 1))
             await wait_until(lambda: sequences() == (1, 0))
             assert count(server) == {"queue": 1}
@@ -133,24 +117,13 @@ async def test_one_that_leaves_among_its_tokens(
     tokenizer_folder: Path, streams: bool
 ) -> None:
     async with open_server(tokenizer_folder, step_seconds=0.05) as server:
-        async with send(server, write_chat(stream=streams)) as client:
+        fresh = server.engine.statistics()
+        async with send(server.port, write_chat(stream=streams)) as client:
             await wait_until(lambda: server.engine.counters().num_sampled_tokens > 0)
             if streams:
                 await client.receive_some()
-        await wait_until(lambda: server.engine.statistics().num_streams == 0)
+        await wait_until(lambda: server.engine.statistics() == fresh)
         assert count(server) == {"decode": 1}
-
-
-def write_closed(method: str, path: str) -> bytes:
-    """Return an HTTP/2 request whose windows accept only the head of an answer."""
-    connection = H2Connection()
-    connection.local_settings = Settings(
-        initial_values={SettingCodes.INITIAL_WINDOW_SIZE: 0}
-    )
-    connection.initiate_connection()
-    fields = {":method": method, ":path": path, ":scheme": "http", ":authority": "x"}
-    connection.send_headers(1, list(fields.items()), end_stream=True)
-    return connection.data_to_send()
 
 
 @pytest.mark.parametrize("path", ["/version", "/openapi.json"])
@@ -159,7 +132,10 @@ async def test_one_that_leaves_while_it_is_written_to(
 ) -> None:
     config = HttpConfig(enable_h2c=True)
     async with open_server(tokenizer_folder, http=config) as server:
-        async with send(server, write_closed("GET", path)):
+        async with await connect(server.port) as stream:
+            # It accepts only the head of an answer.
+            client = Http2Client(stream, window=0)
+            await client.request(1, path)
             phases = server.state.lifecycle.count_phases
             await wait_until(lambda: phases()["write"] == 1)
             await wait_all_tasks_blocked(cushion=0.01)
@@ -177,10 +153,7 @@ async def test_clients_that_stay_are_not_counted(tokenizer_folder: Path) -> None
                     CHAT_PATH, json=fields, headers={"connection": "close"}
                 )
             await client.get("/nowhere")
-        old = b"GET /health HTTP/1.0\r\n\r\n"
-        async with send(server, old) as stream:
-            while await stream.receive_some():
-                pass
+        await ask(server.port, b"GET /health HTTP/1.0\r\n\r\n")
         await wait_until(lambda: server.state.lifecycle.num_active == 0)
         assert count(server) == {}
 
@@ -188,24 +161,28 @@ async def test_clients_that_stay_are_not_counted(tokenizer_folder: Path) -> None
 @pytest.mark.parametrize(
     ("path", "fields"),
     [
-        ("/v1/embeddings", {"input": "a"}),
-        ("/rerank", {"query": "a", "documents": ["b", "c"]}),
-        ("/v2/embed", {"texts": ["a"]}),
+        ("/v1/embeddings", {"input": ["a"] * 300}),
+        ("/rerank", {"query": "a", "documents": ["b"] * 300}),
+        ("/v2/embed", {"texts": ["a"] * 300}),
     ],
 )
 async def test_one_that_leaves_while_its_texts_are_pooled(
     tokenizer_folder: Path, path: str, fields: dict[str, object]
 ) -> None:
-    packet = write_post(path, json.dumps(fields).encode())
-    async with open_fake_pooling_server(tokenizer_folder, step_seconds=NEVER) as server:
+    packet = write_post(path, fields)
+    async with open_fake_pooling_server(tokenizer_folder, step_seconds=0.2) as server:
+        fresh = server.engine.statistics()
         with trio.fail_after(60):
-            async with send(server, packet):
+            async with send(server.port, packet):
                 await wait_until(lambda: server.engine.statistics().num_requests == 1)
                 await wait_until(
                     lambda: server.engine.statistics().scheduler.num_running > 0
                 )
             await wait_until(lambda: server.state.lifecycle.num_active == 0)
             assert count(server) == {"prefill": 1}
+            await wait_until(lambda: server.engine.statistics() == fresh)
+            await wait_until(lambda: not server.device.kept)
+            assert server.state.bodies.num_bytes == 0
 
 
 async def test_a_drain_logs_the_phases_of_the_requests_that_it_ends(
@@ -213,12 +190,12 @@ async def test_a_drain_logs_the_phases_of_the_requests_that_it_ends(
 ) -> None:
     config = HttpConfig(drain_timeout=0.01)
     async with open_server(tokenizer_folder, http=config, step_seconds=NEVER) as server:
-        async with send(server, write_chat()):
+        async with send(server.port, write_chat()):
             # Otherwise the second request would be in the same step.
             await wait_until(
                 lambda: server.engine.statistics().scheduler.num_running == 1
             )
-            async with send(server, write_chat()) as client:
+            async with send(server.port, write_chat()) as client:
                 await wait_until(lambda: server.engine.statistics().num_streams == 2)
                 server.state.lifecycle.begin_drain()
                 assert b" 503 " in await client.receive_some()

@@ -8,14 +8,14 @@ from dataclasses import replace
 import json
 from pathlib import Path
 import re
-import socket
 from typing import Any
 
-import h2.connection
 import h2.events
-import h2.settings
+from http2_client import Http2Client
 import httpx2 as httpx
 import pytest
+import raw_http
+from raw_http import ask, connect, write_post
 import trio
 
 from trioserve.config import HttpConfig
@@ -65,9 +65,9 @@ async def post(
 
 def read_events(answer: httpx.Response) -> list[Any]:
     """Return the data of all events of a stream that ended as it should."""
-    lines = [line for line in answer.text.splitlines() if line.startswith("data: ")]
-    assert lines.pop() == "data: [DONE]"
-    return [json.loads(line.removeprefix("data: ")) for line in lines]
+    *events, done = raw_http.read_events(answer.text)
+    assert done == "[DONE]"
+    return events
 
 
 @pytest.mark.parametrize("as_header", [True, False])
@@ -92,14 +92,9 @@ async def test_a_request_without_an_answer_in_time_is_answered_504(
 
 
 async def test_an_upload_counts(open_server: OpenServer) -> None:
-    head = (
-        b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
-        b"X-Request-Timeout: 0.2\r\nContent-Length: 100\r\n\r\n{"
-    )
+    half = write_post(PATH, b"{", missing=99, X_Request_Timeout="0.2")
     async with open_server() as server:
-        async with await trio.open_tcp_stream("127.0.0.1", server.port) as uploader:
-            await uploader.send_all(head)
-            answer = b"".join([data async for data in uploader])
+        answer = await ask(server.port, half)
     assert answer.startswith(b"HTTP/1.1 504")
     assert b"'body'" in answer
 
@@ -241,16 +236,10 @@ async def test_the_servers_limit_is_for_requests_that_name_none(
 async def test_a_client_that_does_not_read_ends_with_its_deadline(
     open_server: OpenServer,
 ) -> None:
-    body = json.dumps({**PROMPT, "n": 32, "stream": True, "logprobs": 5}).encode()
-    head = (
-        b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
-        b"X-Request-Timeout: 1\r\nContent-Length: %d\r\n\r\n" % len(body)
-    )
+    body = {**PROMPT, "n": 32, "stream": True, "logprobs": 5}
     async with open_server() as server:
-        with socket.socket() as raw:
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            raw.connect(("127.0.0.1", server.port))
-            raw.sendall(head + body)
+        async with await connect(server.port, receive_buffer=4096) as client:
+            await client.send_all(write_post(PATH, body, X_Request_Timeout="1"))
             while server.state.lifecycle.num_active == 0:
                 await trio.sleep(0.01)
             while server.state.lifecycle.num_active:
@@ -281,22 +270,14 @@ async def test_texts_that_are_embedded_have_deadlines(tokenizer_folder: Path) ->
 async def test_a_stream_of_http2_that_is_not_read_is_reset(
     open_server: OpenServer,
 ) -> None:
-    client = h2.connection.H2Connection()
-    client.initiate_connection()
-    client.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 100})
-    fields = {":method": "POST", ":path": PATH, ":scheme": "http", ":authority": "h"}
-    # On a busy machine, the stream must have begun by then.
-    fields |= {"content-type": "application/json", "x-request-timeout": "4"}
-    client.send_headers(1, list(fields.items()))
     body = json.dumps({**PROMPT, "stream": True}).encode()
-    client.send_data(1, body, end_stream=True)
-    is_reset = False
+    # On a busy machine, the stream must have begun by then.
+    fields = {"content_type": "application/json", "x_request_timeout": "4"}
     async with open_server(http=HttpConfig(enable_h2c=True)) as server:
-        async with await trio.open_tcp_stream("127.0.0.1", server.port) as stream:
-            await stream.send_all(client.data_to_send())
-            while not is_reset:
-                events = client.receive_data(await stream.receive_some())
-                is_reset = any(isinstance(e, h2.events.StreamReset) for e in events)
+        async with await connect(server.port) as stream:
+            client = Http2Client(stream, window=100, opens_windows=False)
+            await client.request(1, PATH, "POST", body, **fields)
+            assert await client.wait_end(1) is h2.events.StreamReset
 
 
 @pytest.mark.parametrize("is_streaming", [False, True])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
 import hashlib
 import html.parser
 from pathlib import Path
 import re
+from typing import Any
 
 import httpx2 as httpx
 import pytest
@@ -21,7 +21,11 @@ from trioserve.server.page import (
     render_reference,
 )
 from trioserve.server.routes import ROUTES
-from trioserve.testing.server import open_fake_pooling_server, open_fake_server
+from trioserve.testing.server import (
+    FakeServer,
+    open_fake_pooling_server,
+    open_fake_server,
+)
 from trioserve.types.pooling import PoolingTask
 
 DOCUMENTS = {
@@ -31,14 +35,6 @@ DOCUMENTS = {
 
 # The only addresses in the documents: names of formats, an example, and an expression.
 HARMLESS = ("http://www.w3.org/2000/svg", "http://localhost:8000")
-
-
-@pytest.fixture
-async def client(tokenizer_folder: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with open_fake_server(tokenizer_folder) as server:
-        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-            with trio.fail_after(60):
-                yield client
 
 
 class Reader(html.parser.HTMLParser):
@@ -147,64 +143,63 @@ async def test_the_description_has_one_address(client: httpx.AsyncClient) -> Non
     assert (answer.status_code, answer.headers["location"]) == (308, "../docs")
 
 
-async def test_documents_are_served_over_http2(tokenizer_folder: Path) -> None:
-    config = HttpConfig(enable_h2c=True)
-    async with open_fake_server(tokenizer_folder, http=config) as server:
-        with trio.fail_after(60):
-            transport = httpx.AsyncHTTPTransport(http1=False, http2=True)
-            async with httpx.AsyncClient(transport=transport) as client:
-                answer = await client.get(f"{server.url}/")
+def serve(**http: Any) -> pytest.MarkDecorator:
+    return pytest.mark.server(http=HttpConfig(**http))
+
+
+@serve(enable_h2c=True)
+async def test_documents_are_served_over_http2(server: FakeServer) -> None:
+    transport = httpx.AsyncHTTPTransport(http1=False, http2=True)
+    async with httpx.AsyncClient(transport=transport) as client:
+        answer = await client.get(f"{server.url}/")
     assert (answer.http_version, answer.status_code) == ("HTTP/2", 200)
     assert answer.content == load_page().content
 
 
-async def test_an_option_turns_them_off(tokenizer_folder: Path) -> None:
-    async with open_fake_server(tokenizer_folder, http=HttpConfig(ui=False)) as server:
-        with trio.fail_after(60):
-            async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-                for path in DOCUMENTS:
-                    answer = await client.get(path)
-                    assert answer.status_code == 404
-                    assert "--ui" in answer.json()["error"]["message"]
-                assert (await client.get("/v1/models")).status_code == 200
+@serve(ui=False)
+async def test_an_option_turns_them_off(client: httpx.AsyncClient) -> None:
+    for path in DOCUMENTS:
+        answer = await client.get(path)
+        assert answer.status_code == 404
+        assert "--ui" in answer.json()["error"]["message"]
+    assert (await client.get("/v1/models")).status_code == 200
 
 
-@pytest.mark.parametrize("ui", [True, False])
-async def test_they_need_no_key(tokenizer_folder: Path, ui: bool) -> None:
-    config = HttpConfig(api_key=("sk-one",), ui=ui)
-    async with open_fake_server(tokenizer_folder, http=config) as server:
-        with trio.fail_after(60):
-            async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-                for path in DOCUMENTS:
-                    # Without them, strangers do not learn that the paths exist.
-                    expected = 200 if ui else 401
-                    assert (await client.get(path)).status_code == expected
-                    assert (await client.post(path)).status_code in (401, 405)
+@pytest.mark.parametrize(
+    "ui",
+    [
+        pytest.param(ui, marks=serve(api_key=("sk-one",), ui=ui), id=str(ui))
+        for ui in (True, False)
+    ],
+)
+async def test_they_need_no_key(client: httpx.AsyncClient, ui: bool) -> None:
+    for path in DOCUMENTS:
+        # Without them, strangers do not learn that the paths exist.
+        expected = 200 if ui else 401
+        assert (await client.get(path)).status_code == expected
+        assert (await client.post(path)).status_code in (401, 405)
 
 
-async def test_they_are_below_the_path_of_a_proxy(tokenizer_folder: Path) -> None:
-    async with open_fake_server(
-        tokenizer_folder, http=HttpConfig(root_path="/llm")
-    ) as server:
-        with trio.fail_after(60):
-            async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-                for path in ("/", "/llm", "/llm/"):
-                    answer = await client.get(path)
-                    assert answer.content == load_page().content
-                described = await client.get("/llm/docs")
+@serve(root_path="/llm")
+async def test_they_are_below_the_path_of_a_proxy(client: httpx.AsyncClient) -> None:
+    for path in ("/", "/llm", "/llm/"):
+        answer = await client.get(path)
+        assert answer.content == load_page().content
+    described = await client.get("/llm/docs")
     assert "$URL/llm/v1/chat/completions" in described.text
 
 
-@pytest.mark.parametrize("ui", [True, False])
-async def test_the_base_url_says_where_to_go(tokenizer_folder: Path, ui: bool) -> None:
-    async with open_fake_server(tokenizer_folder, http=HttpConfig(ui=ui)) as server:
-        with trio.fail_after(60):
-            async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-                for path in ("/v1", "/v1/", "/v2"):
-                    answer = await client.get(path)
-                    assert answer.status_code == 404
-                    message = answer.json()["error"]["message"]
-                    assert ("/docs" in message) == ui
+@pytest.mark.parametrize(
+    "ui", [pytest.param(ui, marks=serve(ui=ui), id=str(ui)) for ui in (True, False)]
+)
+async def test_the_base_url_says_where_to_go(
+    client: httpx.AsyncClient, ui: bool
+) -> None:
+    for path in ("/v1", "/v1/", "/v2"):
+        answer = await client.get(path)
+        assert answer.status_code == 404
+        message = answer.json()["error"]["message"]
+        assert ("/docs" in message) == ui
 
 
 async def test_examples_are_answered(tokenizer_folder: Path) -> None:

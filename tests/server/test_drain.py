@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
-import h2.connection
 import h2.events
+from http2_client import Http2Client
 import httpx2 as httpx
 import pytest
+from raw_http import connect, read_all, send, write_post
 import trio
 import trio.testing
 
 from trioserve.config import HttpConfig
 from trioserve.http.live.lifecycle import Lifecycle
 from trioserve.http.record.progress import Progress
-from trioserve.testing.server import FakeServer, open_fake_server
+from trioserve.testing.server import FakeServer
 
 PATH = "/v1/completions"
-HALF_A_REQUEST = (
-    b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
-    b'Content-Length: 100\r\n\r\n{"prompt": "'
-)
+BEGIN = b'{"prompt": "'
 
-
-@pytest.fixture
-async def server(tokenizer_folder: Path) -> AsyncIterator[FakeServer]:
-    # A drain that waits for more than the engine's steps lasts for ever.
-    config = HttpConfig(drain_timeout=1e9, enable_h2c=True)
-    async with open_fake_server(tokenizer_folder, http=config) as server:
-        with trio.fail_after(60):
-            yield server
+# A drain that waits for more than the engine's steps lasts for ever.
+pytestmark = pytest.mark.server(http=HttpConfig(drain_timeout=1e9, enable_h2c=True))
 
 
 async def wait_active(server: FakeServer, num_requests: int) -> None:
@@ -38,28 +27,31 @@ async def wait_active(server: FakeServer, num_requests: int) -> None:
         await trio.lowlevel.checkpoint()
 
 
-async def test_a_drain_refuses_an_upload_and_lets_a_stream_end(
-    server: FakeServer,
+async def test_a_drain_refuses_uploads_and_newcomers_and_lets_a_stream_end(
+    server: FakeServer, client: httpx.AsyncClient
 ) -> None:
     body = {"prompt": "a", "max_tokens": 100, "stream": True}
     texts: list[str] = []
 
     async def read() -> None:
-        async with httpx.AsyncClient(base_url=server.url) as client:
-            texts.append((await client.post(PATH, json=body)).text)
+        texts.append((await client.post(PATH, json=body)).text)
 
-    async with await trio.open_tcp_stream("127.0.0.1", server.port) as uploader:
-        await uploader.send_all(HALF_A_REQUEST)
+    half = write_post(PATH, BEGIN, missing=90)
+    async with send(server.port, half) as uploader:
         await wait_active(server, 1)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read)
             while server.engine.statistics().num_streams == 0:
                 await trio.lowlevel.checkpoint()
             server.state.lifecycle.begin_drain()
-            answer = b"".join([data async for data in uploader]).lower()
+            answer = (await read_all(uploader)).lower()
             assert answer.startswith(b"http/1.1 503")
             assert b"\r\nretry-after: 10\r\n" in answer
             assert b"\r\nconnection: close\r\n" in answer
+            refused = await client.post(PATH, json=body)
+            health = await client.get("/health")
+            assert refused.status_code == health.status_code == 503
+            assert refused.headers["retry-after"] == health.headers["retry-after"]
             assert not texts, "the stream still runs"
         await server.state.finish_drain()
     [text] = texts
@@ -67,23 +59,16 @@ async def test_a_drain_refuses_an_upload_and_lets_a_stream_end(
 
 
 async def test_a_drain_refuses_an_upload_over_http2(server: FakeServer) -> None:
-    client = h2.connection.H2Connection()
-    client.initiate_connection()
-    fields = {":method": "POST", ":path": PATH, ":scheme": "http", ":authority": "h"}
-    client.send_headers(
-        1, list(fields.items()) + [("content-type", "application/json")]
-    )
-    client.send_data(1, b'{"prompt": "')
-    answers: list[h2.events.ResponseReceived] = []
-    async with await trio.open_tcp_stream("127.0.0.1", server.port) as stream:
-        await stream.send_all(client.data_to_send())
+    async with await connect(server.port) as stream:
+        client = Http2Client(stream)
+        await client.request(1, PATH, "POST", content_type="application/json")
+        client.connection.send_data(1, BEGIN)
+        await client.flush()
         await wait_active(server, 1)
         server.state.lifecycle.begin_drain()
-        while not answers:
-            events = client.receive_data(await stream.receive_some())
-            answers = [e for e in events if isinstance(e, h2.events.ResponseReceived)]
+        answer = await client.wait_for(h2.events.ResponseReceived)
         await server.state.finish_drain()
-    assert dict(answers[0].headers)[b":status"] == b"503"
+    assert dict(answer.headers)[b":status"] == b"503"
 
 
 async def test_a_drain_wakes_all_that_wait_for_it(

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 import logging
-from pathlib import Path
 import re
 from typing import Any
 
 import pytest
-import trio
+import raw_http
 
 from trioserve.errors import EngineDied
 from trioserve.server.admin import status as admin
 from trioserve.server.admin.probes import Probe
 from trioserve.server.app import ServingApp
 from trioserve.server.routes import ROUTES
-from trioserve.testing.server import FakeServer, open_fake_server
+from trioserve.testing.server import FakeServer
 
 PROBES = [
     route.paths[0] for route in ROUTES if isinstance(route.handler, Probe)
@@ -30,18 +28,8 @@ CHANGING = re.compile(
 )
 
 
-@pytest.fixture
-async def server(tokenizer_folder: Path) -> AsyncIterator[FakeServer]:
-    async with open_fake_server(tokenizer_folder) as server:
-        with trio.fail_after(60):
-            yield server
-
-
 async def ask(server: FakeServer, packet: str) -> bytes:
-    """Send a packet and read to the end of the connection."""
-    async with await trio.open_tcp_stream("127.0.0.1", server.port) as client:
-        await client.send_all(packet.encode("latin-1"))
-        return b"".join([data async for data in client])
+    return await raw_http.ask(server.port, packet.encode("latin-1"))
 
 
 def test_the_paths_that_monitors_ask_are_probes() -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import pytest
-import trio
+from raw_http import read_events
 
 from trioserve.config import HttpConfig
-from trioserve.testing.server import FakeServer, open_fake_server
+from trioserve.testing.server import FakeServer
 from trioserve.testing.tokenizer import CHATML_TEMPLATE, IM_END
 
 CHAT_PATH = "/v1/chat/completions"
@@ -37,18 +35,7 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture
-async def server(tokenizer_folder: Path) -> FakeServer:
-    config = HttpConfig(enable_tokenizer_info_endpoint=True)
-    async with open_fake_server(tokenizer_folder, http=config) as server:
-        with trio.fail_after(30):
-            yield server
-
-
-@pytest.fixture
-async def client(server: FakeServer) -> httpx.AsyncClient:
-    async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
-        yield client
+pytestmark = pytest.mark.server(http=HttpConfig(enable_tokenizer_info_endpoint=True))
 
 
 async def ask(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Any:
@@ -61,10 +48,11 @@ async def stream(
     client: httpx.AsyncClient, path: str, body: dict[str, Any]
 ) -> list[Any]:
     """Return the chunks of a stream."""
-    async with client.stream("POST", path, json=body | {"stream": True}) as response:
-        lines = [line async for line in response.aiter_lines() if line]
-    assert lines.pop() == "data: [DONE]"
-    return [json.loads(line.removeprefix("data: ")) for line in lines]
+    *chunks, done = read_events(
+        (await client.post(path, json=body | {"stream": True})).text
+    )
+    assert done == "[DONE]"
+    return chunks
 
 
 async def test_an_echo_begins_the_content_of_a_chat(client: httpx.AsyncClient) -> None:
@@ -163,13 +151,10 @@ async def test_the_tokenizer_is_described(client: httpx.AsyncClient) -> None:
     assert "Tokenizer" in info["tokenizer_class"]
 
 
+@pytest.mark.server(http=HttpConfig())
 async def test_a_tokenizer_is_only_described_if_an_option_says_so(
-    tokenizer_folder: Path,
+    client: httpx.AsyncClient,
 ) -> None:
-    async with (
-        open_fake_server(tokenizer_folder) as server,
-        httpx.AsyncClient(base_url=server.url, timeout=20) as client,
-    ):
-        answer = await client.get("/tokenizer_info")
+    answer = await client.get("/tokenizer_info")
     assert answer.status_code == 404
     assert "--enable-tokenizer-info-endpoint" in answer.json()["error"]["message"]

@@ -742,32 +742,6 @@ async def test_requests_are_counted_and_timed(open_server: Open) -> None:
     assert "trioserve_e2e_request_latency_seconds_count 2.0" in metrics
 
 
-@pytest.mark.parametrize(
-    ("path", "fields"),
-    [
-        (EMBEDDINGS, {"input": [IDS] * 100}),
-        ("/rerank", {"query": "a", "documents": ["b"] * 100}),
-        ("/v2/embed", {"texts": ["a"] * 100}),
-    ],
-)
-async def test_a_client_that_leaves_leaves_nothing_behind(
-    open_server: Open, path: str, fields: dict[str, object]
-) -> None:
-    body = json.dumps(fields).encode()
-    async with open_server(step_seconds=0.02) as (server, _):
-        fresh = server.engine.statistics()
-        async with await trio.open_tcp_stream("127.0.0.1", server.port) as connection:
-            await connection.send_all(
-                b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-                b"Content-Length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
-            )
-            while server.engine.statistics() == fresh:
-                await trio.lowlevel.checkpoint()
-        while server.engine.statistics() != fresh or server.device.kept:
-            await trio.lowlevel.checkpoint()
-        assert server.state.bodies.num_bytes == 0
-
-
 async def test_an_engine_that_dies_answers_500(tokenizer_folder: Path) -> None:
     with pytest.RaisesGroup(RuntimeError, flatten_subgroups=True):
         async with open_fake_pooling_server(tokenizer_folder, fail_at_step=0) as server:

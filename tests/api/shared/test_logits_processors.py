@@ -88,12 +88,6 @@ async def server(tokenizer_folder: Path) -> FakeServer:
             yield server
 
 
-@pytest.fixture
-async def client(server: FakeServer) -> httpx.AsyncClient:
-    async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
-        yield client
-
-
 # Decoding.
 
 

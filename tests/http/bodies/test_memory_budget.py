@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import httpx2 as httpx
 import pytest
@@ -12,25 +11,16 @@ import trio
 from trioserve.config import HttpConfig, parse_bytes
 from trioserve.errors import InvalidConfig
 from trioserve.http.bodies.memory_budget import MemoryBudget, name_peer
-from trioserve.testing.server import FakeServer, open_fake_server
+from trioserve.testing.server import FakeServer
 
 PATH = "/v1/completions"
 # One address may hold 3/4 of 7/8 of 2 MiB, which is less than two of these.
 HALF = b" " * 700_000
 
 
-@pytest.fixture
-async def server(tokenizer_folder: Path) -> FakeServer:
-    config = HttpConfig(max_body_size="1MiB", max_bodies_memory="2MiB")
-    async with open_fake_server(tokenizer_folder, http=config) as server:
-        with trio.fail_after(30):
-            yield server
-
-
-@pytest.fixture
-async def client(server: FakeServer) -> httpx.AsyncClient:
-    async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
-        yield client
+pytestmark = pytest.mark.server(
+    http=HttpConfig(max_body_size="1MiB", max_bodies_memory="2MiB")
+)
 
 
 def test_memory_that_is_given_back_can_be_taken_again() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 import json
 import math
-from pathlib import Path
 
 import httpx2 as httpx
 import pytest
+from raw_http import ask, connect, read_until
 import trio
 
 from trioserve.config import HttpConfig
@@ -17,7 +17,7 @@ from trioserve.http.bodies.memory_budget import MemoryBudget
 from trioserve.http.bodies.upload import ChunkedBody, UploadDeadline
 from trioserve.http.state import ServerState
 from trioserve.server.app import create_http_app
-from trioserve.testing.server import FakeServer, open_fake_server
+from trioserve.testing.server import FakeServer
 
 PATH = "/v1/completions"
 BODY = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
@@ -26,42 +26,22 @@ HEAD = (
     b"POST %s HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n" % PATH.encode()
 )
 
+# Of the head of an answer.
+END = b"\r\n\r\n"
+
 NUM_STALLED = 18
 STALLED = b" " * 120_000
 
 
-@pytest.fixture
-async def server(tokenizer_folder: Path) -> AsyncIterator[FakeServer]:
-    config = HttpConfig(max_body_size="1MiB", max_bodies_memory="2MiB")
-    async with open_fake_server(tokenizer_folder, http=config) as server:
-        with trio.fail_after(30):
-            yield server
-
-
-async def connect(server: FakeServer) -> trio.SocketStream:
-    return await trio.open_tcp_stream("127.0.0.1", server.port)
+pytestmark = pytest.mark.server(
+    http=HttpConfig(max_body_size="1MiB", max_bodies_memory="2MiB")
+)
 
 
 def write_upload(length: int, sent: bytes, *fields: bytes) -> bytes:
     """Begin a request whose body is `length` bytes long."""
     head = HEAD + b"".join(field + b"\r\n" for field in fields)
     return head + b"Content-Length: %d\r\n\r\n%b" % (length, sent)
-
-
-async def ask(server: FakeServer, packet: bytes) -> bytes:
-    """Send a packet and read until the server closes."""
-    async with await connect(server) as client:
-        await client.send_all(packet)
-        return b"".join([data async for data in client])
-
-
-async def read_head(client: trio.SocketStream) -> bytes:
-    data = b""
-    while b"\r\n\r\n" not in data:
-        more = await client.receive_some()
-        assert more, data
-        data += more
-    return data
 
 
 class Bystander(trio.abc.Instrument):
@@ -98,9 +78,9 @@ async def test_small_requests_are_answered_beside_stalled_uploads(
     bystander = Bystander()
 
     async def stall() -> None:
-        async with await connect(server) as client:
+        async with await connect(server.port) as client:
             await client.send_all(write_upload(1_000_000, STALLED))
-            refused.append(await read_head(client))
+            refused.append(await read_until(client, END))
 
     async with (
         httpx.AsyncClient(base_url=server.url, timeout=20) as client,
@@ -199,14 +179,10 @@ async def play(state: ServerState, script: Script) -> dict[str, object]:
     return answers[0]
 
 
-async def test_a_slow_upload_gets_the_reason_and_is_closed(
-    tokenizer_folder: Path,
-) -> None:
-    config = HttpConfig(body_timeout=0.05)
-    async with open_fake_server(tokenizer_folder, http=config) as server:
-        with trio.fail_after(60):
-            answer = await ask(server, write_upload(1000, b"{"))
-            assert server.state.bodies.num_bytes == 0
+@pytest.mark.server(http=HttpConfig(body_timeout=0.05))
+async def test_a_slow_upload_gets_the_reason_and_is_closed(server: FakeServer) -> None:
+    answer = await ask(server.port, write_upload(1000, b"{"))
+    assert server.state.bodies.num_bytes == 0
     assert answer.startswith(b"HTTP/1.1 408")
     assert b"connection: close\r\n" in answer.lower()
     assert b"must arrive within 0.05 seconds" in answer
@@ -217,8 +193,9 @@ async def test_too_long_a_body_is_refused_at_once_and_closed(
     server: FakeServer, expectation: bytes
 ) -> None:
     fields = [expectation] if expectation else []
-    answer = await ask(server, write_upload(10**9, b"", *fields))
+    answer = await ask(server.port, write_upload(10**9, b"", *fields))
     assert answer.startswith(b"HTTP/1.1 413")
+    assert b"1048576 bytes" in answer
     assert b"connection: close\r\n" in answer.lower()
 
 
@@ -234,35 +211,34 @@ async def test_the_body_of_a_request_that_is_refused_by_its_head_is_not_invited(
     server: FakeServer, wrong: tuple[bytes, bytes], status: bytes
 ) -> None:
     packet = write_upload(9, b"", b"Expect: 100-continue")
-    answer = await ask(server, packet.replace(*wrong))
+    answer = await ask(server.port, packet.replace(*wrong))
     assert answer.startswith(b"HTTP/1.1 " + status)
     assert b"connection: close\r\n" in answer.lower()
 
 
 async def test_a_body_that_is_wanted_is_invited(server: FakeServer) -> None:
-    async with await connect(server) as client:
+    async with await connect(server.port) as client:
         for _ in range(2):
             packet = write_upload(len(BODY), b"", b"Expect: 100-continue")
             await client.send_all(packet)
-            assert (await read_head(client)).startswith(b"HTTP/1.1 100")
+            assert (await read_until(client, END)).startswith(b"HTTP/1.1 100")
             await client.send_all(BODY)
-            answer = await read_head(client)
+            answer = await read_until(client, END)
             assert answer.startswith(b"HTTP/1.1 200")
             assert b"connection: close" not in answer.lower()
 
 
 async def test_a_compressed_body_is_refused_by_the_headers_name(
-    server: FakeServer,
+    client: httpx.AsyncClient,
 ) -> None:
     headers = {"content-type": "application/json"}
-    async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
-        for coding, status in [("gzip", 415), ("br", 415), ("Identity", 200)]:
-            headers["content-encoding"] = coding
-            answer = await client.post(PATH, content=BODY, headers=headers)
-            assert answer.status_code == status
-            is_refused = status == 415
-            assert (answer.headers.get("accept-encoding") == "identity") == is_refused
-            assert ("Content-Encoding must be identity" in answer.text) == is_refused
+    for coding, status in [("gzip", 415), ("br", 415), ("Identity", 200)]:
+        headers["content-encoding"] = coding
+        answer = await client.post(PATH, content=BODY, headers=headers)
+        assert answer.status_code == status
+        is_refused = status == 415
+        assert (answer.headers.get("accept-encoding") == "identity") == is_refused
+        assert ("Content-Encoding must be identity" in answer.text) == is_refused
 
 
 def make_body() -> ChunkedBody:
@@ -288,7 +264,7 @@ async def test_an_unread_body_in_pieces_leaves_no_memory_behind(
     fields = b"Host: h\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n"
     packet = b"POST /nowhere HTTP/1.1\r\n%b\r\n%b0\r\n\r\n" % (fields, 6 * chunk)
     for _ in range(50):
-        assert b"404" in await ask(server, packet)
+        assert b"404" in await ask(server.port, packet)
     assert server.state.bodies.num_bytes == 0
 
 

@@ -7,12 +7,11 @@ from itertools import pairwise
 from typing import Any
 
 import h11
-from hypercorn.trio import serve
 from hypothesis import given, strategies as st
 import pytest
+import raw_http
 import trio
 
-from trioserve.http.connection import install_guard, make_config
 from trioserve.http.connection.chunked import MAX_CHUNKS_AT_ONCE
 from trioserve.http.connection.http1 import StrictConnection
 from trioserve.http.connection.server import CHUNK_SIZE
@@ -182,16 +181,12 @@ async def test_others_have_their_turn_between_the_messages_of_small_chunks(
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"%d" % num_bytes})
 
-    install_guard()
     with trio.fail_after(60):
-        [address] = await nursery.start(serve, app, make_config(bind=["127.0.0.1:0"]))
-        port = int(address.rpartition(":")[2])
-        async with await trio.open_tcp_stream("127.0.0.1", port) as client:
+        port = await raw_http.serve_app(nursery, app)
+        async with await raw_http.connect(port) as client:
             nursery.start_soon(take_turns)
             await client.send_all(HEAD + SMALL * num_chunks + b"0\r\n\r\n")
-            answer = await client.receive_some()
-            while b"%d" % (64 * num_chunks) not in answer:
-                answer += await client.receive_some()
+            await raw_http.read_until(client, b"%d" % (64 * num_chunks))
     assert len(turns) < num_chunks / 100
     # trio shuffles the tasks of a turn, so two messages may come in one turn.
     assert all(earlier < later for earlier, later in zip(turns, turns[2:]))
@@ -215,26 +210,19 @@ async def test_a_stranger_who_connects_again_and_again_costs_as_little_each_time
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"well"})
 
-    async def ask(data: bytes) -> bytes:
-        async with await trio.open_tcp_stream("127.0.0.1", port) as client:
-            await client.send_all(data)
-            return b"".join([part async for part in client])
-
     monkeypatch.setattr(
         "trioserve.http.connection.http1.StrictConnection", CountingConnection
     )
-    install_guard()
     with trio.fail_after(60):
-        [address] = await nursery.start(serve, app, make_config(bind=["127.0.0.1:0"]))
-        port = int(address.rpartition(":")[2])
+        port = await raw_http.serve_app(nursery, app)
         for _ in range(10):
             sizes.clear()
-            refusal = await ask(HEAD + TINY * 100_000)
+            refusal = await raw_http.ask(port, HEAD + TINY * 100_000)
             assert refusal.startswith(b"HTTP/1.1 400")
             # The rest is dropped unread. The head may come alone.
             assert sum(sizes) <= 2 * CHUNK_SIZE
-            answer = await ask(
-                b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
+            answer = await raw_http.ask(
+                port, b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
             )
             assert b"well" in answer
     nursery.cancel_scope.cancel()

@@ -13,11 +13,9 @@ import logging
 import os
 from pathlib import Path
 import re
-import runpy
 import shutil
 import socket
 import ssl
-import struct
 import subprocess
 import sys
 from typing import Any
@@ -25,22 +23,21 @@ from typing import Any
 import h2.config
 import h2.connection
 import h2.events
+from hostile import INPUTS
+from http2_client import Http2Client
 from hypercorn.trio import serve
 import hypercorn.trio.run
 import hypercorn.trio.tcp_server
 import pytest
 from quart import request
 from quart_trio import QuartTrio
+import raw_http
+from raw_http import read_all, read_until, reset
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from trioserve.errors import StartupError
 from trioserve.http.connection import install_guard, make_config
-
-# A sibling is run, not imported: tests are no package (import-mode=importlib).
-INPUTS: dict[str, bytes] = runpy.run_path(str(Path(__file__).with_name("hostile.py")))[
-    "INPUTS"
-]
 
 CLOSE = b"Host: h\r\nConnection: close\r\n\r\n"
 KEEP = b"Host: h\r\n\r\n"
@@ -111,26 +108,10 @@ class Server:
     stopped: trio.Event
 
     async def connect(self) -> trio.SocketStream:
-        return await trio.open_tcp_stream("127.0.0.1", self.port)
+        return await raw_http.connect(self.port)
 
     async def ask(self, packet: bytes) -> bytes:
-        """Send `packet` and read until the server closes."""
-        async with await self.connect() as client:
-            await client.send_all(packet)
-            return await read_all(client)
-
-
-async def read_all(client: trio.abc.ReceiveStream) -> bytes:
-    return b"".join([data async for data in client])
-
-
-async def read_until(client: trio.abc.ReceiveStream, end: bytes) -> bytes:
-    data = bytearray()
-    while data.find(end, -len(end) - 2**16) < 0:
-        more = await client.receive_some(2**16)
-        assert more, f"closed before {end!r}: {data!r}"
-        data += more
-    return bytes(data)
+        return await raw_http.ask(self.port, packet)
 
 
 def accepted_from(client: trio.SocketStream) -> socket.socket | None:
@@ -149,9 +130,18 @@ StartServer = Callable[..., Awaitable[Server]]
 
 
 @pytest.fixture
-async def start_server(nursery: trio.Nursery) -> StartServer:
+def state() -> AppState:
+    return AppState()
+
+
+@pytest.fixture
+async def start_server(
+    nursery: trio.Nursery, state: AppState
+) -> AsyncIterator[StartServer]:
+    """Return a function that starts a server of an app, by default of make_app's."""
+
     async def start(
-        app: Asgi | QuartTrio,
+        app: Asgi | QuartTrio | None = None,
         *,
         enable_h2c: bool = False,
         write_timeout_seconds: float = 30.0,
@@ -172,7 +162,7 @@ async def start_server(nursery: trio.Nursery) -> StartServer:
             task_status: trio.TaskStatus[list[str]],
         ) -> None:
             await serve(
-                app,  # type: ignore[arg-type]
+                app or make_app(state),  # type: ignore[arg-type]
                 config,
                 shutdown_trigger=stop.wait,
                 task_status=task_status,
@@ -182,29 +172,36 @@ async def start_server(nursery: trio.Nursery) -> StartServer:
         [address] = await nursery.start(run)
         return Server(int(address.rpartition(":")[2]), stop, stopped)
 
-    return start
+    with trio.fail_after(60):
+        yield start
+
+
+@pytest.fixture
+async def server(start_server: StartServer) -> Server:
+    return await start_server()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("enable_h2c", [False, True])
 async def test_a_hostile_packet_harms_no_other_connection(
-    start_server: StartServer, caplog: pytest.LogCaptureFixture, enable_h2c: bool
+    start_server: StartServer,
+    state: AppState,
+    caplog: pytest.LogCaptureFixture,
+    enable_h2c: bool,
 ) -> None:
-    state = AppState()
-    with trio.fail_after(60):
-        server = await start_server(make_app(state), enable_h2c=enable_h2c)
-        async with await server.connect() as neighbour:
-            await neighbour.send_all(b"GET /gated HTTP/1.1\r\n" + CLOSE)
-            beginning = await read_until(neighbour, b"first")
-            for name, packet in INPUTS.items():
-                async with await server.connect() as stranger:
-                    await send_whole(stranger, packet)
-                    await wait_all_tasks_blocked()
-                assert b"well" in await server.ask(HEALTH + CLOSE), name
-                errors = [r for r in caplog.records if r.levelno >= logging.ERROR]
-                assert not errors, f"{name} fills the log"
-            state.gate.set()
-            answer = beginning + await read_all(neighbour)
+    server = await start_server(enable_h2c=enable_h2c)
+    async with await server.connect() as neighbour:
+        await neighbour.send_all(b"GET /gated HTTP/1.1\r\n" + CLOSE)
+        beginning = await read_until(neighbour, b"first")
+        for name, packet in INPUTS.items():
+            async with await server.connect() as stranger:
+                await send_whole(stranger, packet)
+                await wait_all_tasks_blocked()
+            assert b"well" in await server.ask(HEALTH + CLOSE), name
+            errors = [r for r in caplog.records if r.levelno >= logging.ERROR]
+            assert not errors, f"{name} fills the log"
+        state.gate.set()
+        answer = beginning + await read_all(neighbour)
     assert answer.endswith(b"5\r\nfirst\r\n4\r\nlast\r\n0\r\n\r\n")
 
 
@@ -214,20 +211,12 @@ async def send_whole(stranger: trio.SocketStream, packet: bytes) -> None:
         await stranger.send_all(packet)
 
 
-async def test_a_storm_of_resets_is_survived(start_server: StartServer) -> None:
-    with trio.fail_after(60):
-        server = await start_server(make_app(AppState()))
-        for _ in range(50):
-            client = await server.connect()
-            await client.send_all(b"GET /endless HTTP/1.1\r\n" + KEEP)
-            await reset(client)
-        assert b"well" in await server.ask(HEALTH + CLOSE)
-
-
-async def reset(client: trio.SocketStream) -> None:
-    # A linger of zero seconds makes close send a reset.
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    await client.aclose()
+async def test_a_storm_of_resets_is_survived(server: Server) -> None:
+    for _ in range(50):
+        client = await server.connect()
+        await client.send_all(b"GET /endless HTTP/1.1\r\n" + KEEP)
+        await reset(client)
+    assert b"well" in await server.ask(HEALTH + CLOSE)
 
 
 @pytest.mark.parametrize(
@@ -247,144 +236,120 @@ async def reset(client: trio.SocketStream) -> None:
     ],
 )
 async def test_ambiguous_requests_are_refused_and_upgrades_are_ignored(
-    start_server: StartServer, name: str, status: bytes
+    server: Server, name: str, status: bytes
 ) -> None:
-    with trio.fail_after(20):
-        server = await start_server(make_app(AppState()))
-        async with await server.connect() as client:
-            await client.send_all(INPUTS[name])
-            answer = await read_until(client, b"\r\n\r\n")
+    async with await server.connect() as client:
+        await client.send_all(INPUTS[name])
+        answer = await read_until(client, b"\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 " + status)
     assert b"hypercorn" not in answer
 
 
 async def test_an_idle_connection_is_closed(start_server: StartServer) -> None:
-    with trio.fail_after(20):
-        app = make_app(AppState())
-        server = await start_server(app, keep_alive_timeout_seconds=0.1)
-        answer = await server.ask(HEALTH + KEEP)
-        assert answer.endswith(b"well")
-        # The same limit holds for headers that never end.
-        assert await server.ask(b"GET /health HT") == b""
+    server = await start_server(keep_alive_timeout_seconds=0.1)
+    answer = await server.ask(HEALTH + KEEP)
+    assert answer.endswith(b"well")
+    # The same limit holds for headers that never end.
+    assert await server.ask(b"GET /health HT") == b""
 
 
 async def test_a_connection_serves_one_request_after_another(
-    start_server: StartServer,
+    server: Server,
 ) -> None:
-    with trio.fail_after(20):
-        server = await start_server(make_app(AppState()))
-        async with await server.connect() as client:
-            for _ in range(3):
-                await client.send_all(HEALTH + KEEP)
-                answer = await read_until(client, b"well")
-                assert answer.startswith(b"HTTP/1.1 200")
+    async with await server.connect() as client:
+        for _ in range(3):
+            await client.send_all(HEALTH + KEEP)
+            answer = await read_until(client, b"well")
+            assert answer.startswith(b"HTTP/1.1 200")
 
 
-async def test_connection_close_is_honoured(start_server: StartServer) -> None:
-    with trio.fail_after(20):
-        server = await start_server(make_app(AppState()))
-        answer = await server.ask(b"GET /events HTTP/1.1\r\n" + CLOSE)
+async def test_connection_close_is_honoured(server: Server) -> None:
+    answer = await server.ask(b"GET /events HTTP/1.1\r\n" + CLOSE)
     assert answer.endswith(b"data: 2\n\n\r\n0\r\n\r\n")
 
 
 @pytest.mark.parametrize("packet", [HEALTH + CLOSE, b"GET ? HTTP/1.1\r\n" + KEEP])
 async def test_an_ended_connection_is_closed_though_its_client_stays(
-    start_server: StartServer, packet: bytes, monkeypatch: pytest.MonkeyPatch
+    server: Server, packet: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trioserve.http.connection.server.LINGER_SECONDS", 0.0)
-    with trio.fail_after(20):
-        server = await start_server(make_app(AppState()))
-        async with await server.connect() as client:
-            await client.send_all(packet)
-            await read_all(client)
-            await wait_all_tasks_blocked()
-            assert accepted_from(client) is None
+    async with await server.connect() as client:
+        await client.send_all(packet)
+        await read_all(client)
+        await wait_all_tasks_blocked()
+        assert accepted_from(client) is None
 
 
-async def test_an_http_1_0_stream_ends(start_server: StartServer) -> None:
-    with trio.fail_after(20):
-        server = await start_server(make_app(AppState()))
-        answer = await server.ask(b"GET /events HTTP/1.0\r\n\r\n")
+async def test_an_http_1_0_stream_ends(server: Server) -> None:
+    answer = await server.ask(b"GET /events HTTP/1.0\r\n\r\n")
     assert answer.endswith(b"\r\n\r\ndata: 0\n\ndata: 1\n\ndata: 2\n\n")
 
 
 async def test_bytes_that_the_kernel_does_not_take_at_once_follow_in_order(
-    start_server: StartServer,
+    server: Server,
 ) -> None:
-    with trio.fail_after(60):
-        server = await start_server(make_app(AppState()))
-        async with await server.connect() as client:
-            await client.send_all(b"GET /large HTTP/1.0\r\n\r\n")
-            await wait_all_tasks_blocked()
-            answer = await read_all(client)
+    async with await server.connect() as client:
+        await client.send_all(b"GET /large HTTP/1.0\r\n\r\n")
+        await wait_all_tasks_blocked()
+        answer = await read_all(client)
     assert answer.partition(b"\r\n\r\n")[2] == LARGE
 
 
 @pytest.mark.parametrize("fields", [KEEP, CLOSE])
 @pytest.mark.parametrize("extra", [b"", b"\r\n", HEALTH + KEEP])
 async def test_a_client_that_leaves_cancels_its_request(
-    start_server: StartServer, fields: bytes, extra: bytes
+    server: Server, state: AppState, fields: bytes, extra: bytes
 ) -> None:
-    state = AppState()
-    with trio.move_on_after(5):
-        server = await start_server(make_app(state))
-        async with await server.connect() as client:
-            await client.send_all(b"GET /gated HTTP/1.1\r\n" + fields + extra)
-            await read_until(client, b"first")
-        await state.left.wait()
-    assert state.left.is_set()
-
-
-async def test_a_reset_cancels_a_request_that_waits(start_server: StartServer) -> None:
-    state = AppState()
-    with trio.move_on_after(5):
-        server = await start_server(make_app(state))
-        client = await server.connect()
-        await client.send_all(b"GET /gated HTTP/1.1\r\n" + KEEP)
+    async with await server.connect() as client:
+        await client.send_all(b"GET /gated HTTP/1.1\r\n" + fields + extra)
         await read_until(client, b"first")
-        await reset(client)
-        await state.left.wait()
-    assert state.left.is_set()
+    await state.left.wait()
+
+
+async def test_a_reset_cancels_a_request_that_waits(
+    server: Server, state: AppState
+) -> None:
+    client = await server.connect()
+    await client.send_all(b"GET /gated HTTP/1.1\r\n" + KEEP)
+    await read_until(client, b"first")
+    await reset(client)
+    await state.left.wait()
 
 
 async def test_a_client_that_is_far_ahead_is_read_no_further(
-    start_server: StartServer,
+    server: Server,
+    state: AppState,
 ) -> None:
-    state = AppState()
     has_sent = trio.Event()
 
     async def send_much(client: trio.SocketStream) -> None:
         await send_whole(client, bytes(2**26))
         has_sent.set()
 
-    with trio.fail_after(60):
-        server = await start_server(make_app(state))
-        async with await server.connect() as client, trio.open_nursery() as nursery:
-            await client.send_all(b"GET /gated HTTP/1.1\r\n" + KEEP)
-            await read_until(client, b"first")
-            nursery.start_soon(send_much, client)
-            # Sender and reader may both wait for the kernel for a moment.
-            await wait_all_tasks_blocked(cushion=0.02)
-            assert not has_sent.is_set()
-            state.gate.set()
-            await read_until(client, b"last\r\n0\r\n\r\n")
-            nursery.cancel_scope.cancel()
+    async with await server.connect() as client, trio.open_nursery() as nursery:
+        await client.send_all(b"GET /gated HTTP/1.1\r\n" + KEEP)
+        await read_until(client, b"first")
+        nursery.start_soon(send_much, client)
+        # Sender and reader may both wait for the kernel for a moment.
+        await wait_all_tasks_blocked(cushion=0.02)
+        assert not has_sent.is_set()
+        state.gate.set()
+        await read_until(client, b"last\r\n0\r\n\r\n")
+        nursery.cancel_scope.cancel()
 
 
 async def test_pipelined_requests_are_answered_in_turn(
-    start_server: StartServer,
+    server: Server,
 ) -> None:
     upload = b"POST /echo HTTP/1.1\r\nContent-Length: %d\r\n" % 300_000
-    with trio.fail_after(60):
-        server = await start_server(make_app(AppState()))
-        answer = await server.ask(
-            (HEALTH + KEEP) * 20
-            + upload
-            + KEEP
-            + bytes(300_000)
-            + b"GET /events HTTP/1.1\r\n"
-            + CLOSE
-        )
+    answer = await server.ask(
+        (HEALTH + KEEP) * 20
+        + upload
+        + KEEP
+        + bytes(300_000)
+        + b"GET /events HTTP/1.1\r\n"
+        + CLOSE
+    )
     assert answer.count(b"well") == 20
     assert answer.index(bytes(300_000)) < answer.index(b"data: 0")
     assert answer.endswith(b"data: 2\n\n\r\n0\r\n\r\n")
@@ -393,22 +358,19 @@ async def test_pipelined_requests_are_answered_in_turn(
 async def test_bytes_after_the_last_request_keep_no_connection_open(
     start_server: StartServer,
 ) -> None:
-    with trio.fail_after(20):
-        server = await start_server(make_app(AppState()), graceful_timeout_seconds=60.0)
-        answer = await server.ask(HEALTH + CLOSE + bytes(300_000))
-        assert answer.endswith(b"well")
-        server.stop.set()
-        await server.stopped.wait()
+    server = await start_server(graceful_timeout_seconds=60.0)
+    answer = await server.ask(HEALTH + CLOSE + bytes(300_000))
+    assert answer.endswith(b"well")
+    server.stop.set()
+    await server.stopped.wait()
 
 
 async def test_a_refusal_reaches_a_client_that_is_still_uploading(
-    start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+    server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trioserve.http.connection.server.LINGER_SECONDS", 60.0)
     upload = b"POST /echo HTTP/1.1\r\nContent-Length: %d\r\n" % 2**24
-    with trio.fail_after(60):
-        server = await start_server(make_app(AppState()))
-        answer = await server.ask(upload + KEEP + bytes(2**24))
+    answer = await server.ask(upload + KEEP + bytes(2**24))
     assert answer.startswith(b"HTTP/1.1 413")
 
 
@@ -447,13 +409,12 @@ async def connect_tls(
 async def test_tls_streams_arrive_whole_and_end(
     start_server: StartServer, certificate: Path
 ) -> None:
-    with trio.fail_after(60):
-        server = await start_server(make_app(AppState()), certificate=certificate)
-        async with await connect_tls(server, certificate) as client:
-            await client.send_all(HEALTH + KEEP + b"GET /large HTTP/1.1\r\n" + KEEP)
-            await read_until(client, LARGE[-8:])
-            await client.send_all(b"GET /events HTTP/1.1\r\n" + CLOSE)
-            answer = await read_all(client)
+    server = await start_server(certificate=certificate)
+    async with await connect_tls(server, certificate) as client:
+        await client.send_all(HEALTH + KEEP + b"GET /large HTTP/1.1\r\n" + KEEP)
+        await read_until(client, LARGE[-8:])
+        await client.send_all(b"GET /events HTTP/1.1\r\n" + CLOSE)
+        answer = await read_all(client)
     assert answer.endswith(b"data: 2\n\n\r\n0\r\n\r\n")
 
 
@@ -474,55 +435,48 @@ async def connect(server: Server, certificate: Path | None) -> trio.abc.Stream:
 
 @pytest.mark.parametrize("is_half_closed", [False, True])
 async def test_a_client_that_never_reads_does_not_hold_up_the_exit(
-    start_server: StartServer, client_kind: Path | None, is_half_closed: bool
+    start_server: StartServer,
+    state: AppState,
+    client_kind: Path | None,
+    is_half_closed: bool,
 ) -> None:
-    state = AppState()
-    with trio.fail_after(60):
-        server = await start_server(
-            make_app(state), certificate=client_kind, graceful_timeout_seconds=0.05
-        )
-        async with await connect(server, client_kind) as client:
-            await client.send_all(b"GET /endless HTTP/1.1\r\n" + KEEP)
-            await wait_all_tasks_blocked()
-            if is_half_closed and isinstance(client, trio.SocketStream):
-                await client.send_eof()
-            server.stop.set()
-            await server.stopped.wait()
-            await trio.aclose_forcefully(client)
+    server = await start_server(certificate=client_kind, graceful_timeout_seconds=0.05)
+    async with await connect(server, client_kind) as client:
+        await client.send_all(b"GET /endless HTTP/1.1\r\n" + KEEP)
+        await wait_all_tasks_blocked()
+        if is_half_closed and isinstance(client, trio.SocketStream):
+            await client.send_eof()
+        server.stop.set()
+        await server.stopped.wait()
+        await trio.aclose_forcefully(client)
     assert state.left.is_set()
 
 
 @pytest.mark.parametrize("extra", [b"", bytes(200_000)])
 async def test_a_client_that_never_reads_is_dropped(
-    start_server: StartServer, client_kind: Path | None, extra: bytes
+    start_server: StartServer, state: AppState, client_kind: Path | None, extra: bytes
 ) -> None:
-    state = AppState()
-    with trio.move_on_after(10):
-        server = await start_server(
-            make_app(state), certificate=client_kind, write_timeout_seconds=0.1
-        )
-        async with await connect(server, client_kind) as client:
-            await client.send_all(b"GET /endless HTTP/1.1\r\n" + KEEP + extra)
-            await state.left.wait()
-            await trio.aclose_forcefully(client)
-    assert state.left.is_set()
+    server = await start_server(certificate=client_kind, write_timeout_seconds=0.1)
+    async with await connect(server, client_kind) as client:
+        await client.send_all(b"GET /endless HTTP/1.1\r\n" + KEEP + extra)
+        await state.left.wait()
+        await trio.aclose_forcefully(client)
 
 
 async def test_requests_may_end_after_the_shutdown_trigger(
     start_server: StartServer,
+    state: AppState,
 ) -> None:
-    state = AppState()
-    with trio.fail_after(20):
-        server = await start_server(make_app(state), graceful_timeout_seconds=60.0)
-        async with await server.connect() as client, await server.connect():
-            await client.send_all(b"GET /gated HTTP/1.1\r\n" + KEEP)
-            await read_until(client, b"first")
-            server.stop.set()
-            await wait_all_tasks_blocked()
-            assert not server.stopped.is_set()
-            state.gate.set()
-            assert (await read_all(client)).endswith(b"last\r\n0\r\n\r\n")
-            await server.stopped.wait()
+    server = await start_server(graceful_timeout_seconds=60.0)
+    async with await server.connect() as client, await server.connect():
+        await client.send_all(b"GET /gated HTTP/1.1\r\n" + KEEP)
+        await read_until(client, b"first")
+        server.stop.set()
+        await wait_all_tasks_blocked()
+        assert not server.stopped.is_set()
+        state.gate.set()
+        assert (await read_all(client)).endswith(b"last\r\n0\r\n\r\n")
+        await server.stopped.wait()
 
 
 async def answer(send: Any, *, status: int = 200, **start: Any) -> None:
@@ -566,104 +520,38 @@ async def faulty_app(scope: Any, receive: Any, send: Any) -> None:
 async def test_an_app_that_breaks_the_protocol_breaks_one_connection(
     start_server: StartServer, client_kind: Path | None, fault: str
 ) -> None:
-    with trio.fail_after(20):
-        server = await start_server(faulty_app, certificate=client_kind)
-        for path in [fault, "health"]:
-            async with await connect(server, client_kind) as client:
-                await client.send_all(b"GET /%s HTTP/1.1\r\n" % path.encode() + CLOSE)
-                answer = await read_all(client)
+    server = await start_server(faulty_app, certificate=client_kind)
+    for path in [fault, "health"]:
+        async with await connect(server, client_kind) as client:
+            await client.send_all(b"GET /%s HTTP/1.1\r\n" % path.encode() + CLOSE)
+            answer = await read_all(client)
     assert b"well" in answer
 
 
 async def test_an_unforeseen_error_is_logged_once_and_ends_one_connection(
     start_server: StartServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with trio.fail_after(20):
-        # hypercorn decodes the host only to compare it with server_names.
-        server = await start_server(make_app(AppState()), server_names=["h"])
-        assert await server.ask(b"GET / HTTP/1.1\r\nHost: \xff\r\n\r\n") == b""
-        assert b"well" in await server.ask(HEALTH + CLOSE)
+    # hypercorn decodes the host only to compare it with server_names.
+    server = await start_server(server_names=["h"])
+    assert await server.ask(b"GET / HTTP/1.1\r\nHost: \xff\r\n\r\n") == b""
+    assert b"well" in await server.ask(HEALTH + CLOSE)
     errors = [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
     assert errors == ["a connection failed and was closed"]
 
 
-async def test_system_exit_is_not_taken_for_a_connection_error(
-    start_server: StartServer,
-) -> None:
+async def test_system_exit_is_not_taken_for_a_connection_error() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         assert scope["type"] == "http", "no lifespan"
         await receive()
         raise SystemExit(3)
 
-    install_guard()
-    config = make_config(bind=["127.0.0.1:0"])
     with pytest.RaisesGroup(
         pytest.RaisesExc(SystemExit, match="3"), flatten_subgroups=True
     ):
         with trio.fail_after(20):
             async with trio.open_nursery() as nursery:
-                [address] = await nursery.start(serve, app, config)
-                port = int(address.rpartition(":")[2])
-                async with await trio.open_tcp_stream("127.0.0.1", port) as client:
-                    await client.send_all(HEALTH + CLOSE)
-                    await read_all(client)
-
-
-class Http2Client:
-    """Just enough HTTP/2 to see what happens to each stream."""
-
-    def __init__(self, stream: trio.abc.Stream) -> None:
-        self._stream = stream
-        settings = h2.config.H2Configuration(validate_outbound_headers=False)
-        self.connection = h2.connection.H2Connection(settings)
-        self.connection.initiate_connection()
-        self._ends: dict[int, type[h2.events.Event]] = {}
-        self.bodies: dict[int, bytes] = {}
-
-    async def request(
-        self, stream_id: int, path: bytes | str, method: str = "GET"
-    ) -> None:
-        self.connection.send_headers(
-            stream_id,
-            [
-                (":method", method),
-                (":path", path),
-                (":scheme", "http"),
-                (":authority", "h"),
-            ],
-            end_stream=method == "GET",
-        )
-        await self.flush()
-
-    async def flush(self) -> None:
-        await self._stream.send_all(self.connection.data_to_send())
-
-    async def wait_body(self, stream_id: int, body: bytes) -> None:
-        while body not in self.bodies.get(stream_id, b""):
-            await self.receive()
-
-    def has_ended(self, stream_id: int) -> bool:
-        return stream_id in self._ends
-
-    async def wait_end(self, stream_id: int) -> type[h2.events.Event]:
-        while not self.has_ended(stream_id):
-            await self.receive()
-        return self._ends[stream_id]
-
-    async def receive(self) -> None:
-        await self.flush()
-        data = await self._stream.receive_some()
-        assert data, "the server closed the connection"
-        for event in self.connection.receive_data(data):
-            if isinstance(event, (h2.events.StreamEnded, h2.events.StreamReset)):
-                self._ends[event.stream_id] = type(event)
-            elif isinstance(event, h2.events.DataReceived):
-                body = self.bodies.get(event.stream_id, b"")
-                self.bodies[event.stream_id] = body + event.data
-                self.connection.acknowledge_received_data(
-                    event.flow_controlled_length, event.stream_id
-                )
-        await self.flush()
+                port = await raw_http.serve_app(nursery, app)
+                await raw_http.ask(port, HEALTH + CLOSE)
 
 
 async def reset_a_stream(client: Http2Client, state: AppState) -> None:
@@ -703,49 +591,46 @@ async def ask_for_a_tunnel(client: Http2Client, state: AppState) -> None:
 )
 async def test_an_http2_stream_does_not_hurt_its_neighbour(
     start_server: StartServer,
+    state: AppState,
     disturb: Callable[[Http2Client, AppState], Awaitable[None]],
 ) -> None:
-    state = AppState()
-    with trio.fail_after(20):
-        server = await start_server(make_app(state), enable_h2c=True)
-        async with await server.connect() as stream:
-            client = Http2Client(stream)
-            await client.request(1, "/gated")
-            await client.wait_body(1, b"first")
-            await disturb(client, state)
-            state.gate.set()
-            assert await client.wait_end(1) is h2.events.StreamEnded
+    server = await start_server(enable_h2c=True)
+    async with await server.connect() as stream:
+        client = Http2Client(stream)
+        await client.request(1, "/gated")
+        await client.wait_body(1, b"first")
+        await disturb(client, state)
+        state.gate.set()
+        assert await client.wait_end(1) is h2.events.StreamEnded
     assert client.bodies[1] == b"firstlast"
 
 
 async def test_http2_frames_of_several_writers_do_not_mix(
     start_server: StartServer,
 ) -> None:
-    with trio.fail_after(60):
-        server = await start_server(make_app(AppState()), enable_h2c=True)
-        async with await server.connect() as stream:
-            client = Http2Client(stream)
-            client.connection.increment_flow_control_window(2**24)
-            await client.request(1, "/large")
-            client.connection.increment_flow_control_window(2**24, stream_id=1)
-            while not client.has_ended(1):
-                # The server answers the ping just when the kernel has room again for
-                # the queued bytes.
-                client.connection.ping(b"whatever")
-                await client.receive()
+    server = await start_server(enable_h2c=True)
+    async with await server.connect() as stream:
+        client = Http2Client(stream)
+        client.connection.increment_flow_control_window(2**24)
+        await client.request(1, "/large")
+        client.connection.increment_flow_control_window(2**24, stream_id=1)
+        while not client.has_ended(1):
+            # The server answers the ping just when the kernel has room again for
+            # the queued bytes.
+            client.connection.ping(b"whatever")
+            await client.receive()
     assert client.bodies[1] == LARGE
 
 
 async def test_an_http2_request_cancelled_as_it_answers_harms_no_other(
     start_server: StartServer, certificate: Path
 ) -> None:
-    with trio.fail_after(20):
-        server = await start_server(faulty_app, certificate=certificate)
-        async with await connect_tls(server, certificate, "h2") as stream:
-            client = Http2Client(stream)
-            await client.request(1, "/cancel-at-response-start")
-            await client.request(3, "/health")
-            await client.wait_end(3)
+    server = await start_server(faulty_app, certificate=certificate)
+    async with await connect_tls(server, certificate, "h2") as stream:
+        client = Http2Client(stream)
+        await client.request(1, "/cancel-at-response-start")
+        await client.request(3, "/health")
+        await client.wait_end(3)
     assert client.bodies[3] == b"well"
 
 
@@ -753,19 +638,15 @@ async def test_a_client_that_pings_and_never_reads_does_not_hold_up_the_exit(
     start_server: StartServer,
 ) -> None:
     pings = INPUTS["HTTP/2: ping flood"].removeprefix(INPUTS["HTTP/2: preface alone"])
-    with trio.move_on_after(10):
-        server = await start_server(
-            make_app(AppState()), enable_h2c=True, graceful_timeout_seconds=0.05
-        )
-        async with await server.connect() as client, trio.open_nursery() as nursery:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-            await client.send_all(INPUTS["HTTP/2: preface alone"])
-            nursery.start_soon(send_for_ever, client, pings)
-            await wait_all_tasks_blocked()
-            server.stop.set()
-            await server.stopped.wait()
-            nursery.cancel_scope.cancel()
-    assert server.stopped.is_set()
+    server = await start_server(enable_h2c=True, graceful_timeout_seconds=0.05)
+    async with await server.connect() as client, trio.open_nursery() as nursery:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        await client.send_all(INPUTS["HTTP/2: preface alone"])
+        nursery.start_soon(send_for_ever, client, pings)
+        await wait_all_tasks_blocked()
+        server.stop.set()
+        await server.stopped.wait()
+        nursery.cancel_scope.cancel()
 
 
 async def send_for_ever(client: trio.SocketStream, data: bytes) -> None:
@@ -777,12 +658,11 @@ async def send_for_ever(client: trio.SocketStream, data: bytes) -> None:
 async def test_http2_over_tls_needs_no_option(
     start_server: StartServer, certificate: Path
 ) -> None:
-    with trio.fail_after(20):
-        server = await start_server(make_app(AppState()), certificate=certificate)
-        async with await connect_tls(server, certificate, "h2") as stream:
-            client = Http2Client(stream)
-            await client.request(1, "/health")
-            await client.wait_end(1)
+    server = await start_server(certificate=certificate)
+    async with await connect_tls(server, certificate, "h2") as stream:
+        client = Http2Client(stream)
+        await client.request(1, "/health")
+        await client.wait_end(1)
     assert client.bodies[1] == b"well"
 
 
@@ -790,15 +670,14 @@ async def test_http2_over_tls_needs_no_option(
 async def test_the_kernel_detects_dead_peers(
     start_server: StartServer,
 ) -> None:
-    with trio.fail_after(20):
-        server = await start_server(make_app(AppState()), write_timeout_seconds=7.5)
-        async with await server.connect() as client:
-            await client.send_all(HEALTH + KEEP)
-            await read_until(client, b"well")
-            accepted = accepted_from(client)
-            assert accepted is not None
-            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-            assert accepted.getsockopt(socket.SOL_TCP, socket.TCP_USER_TIMEOUT) == 7500
+    server = await start_server(write_timeout_seconds=7.5)
+    async with await server.connect() as client:
+        await client.send_all(HEALTH + KEEP)
+        await read_until(client, b"well")
+        accepted = accepted_from(client)
+        assert accepted is not None
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert accepted.getsockopt(socket.SOL_TCP, socket.TCP_USER_TIMEOUT) == 7500
 
 
 async def test_a_unix_socket_is_served(nursery: trio.Nursery, tmp_path: Path) -> None:

@@ -17,14 +17,15 @@ import sys
 from typing import Any
 
 from hpack import Encoder
-from hypercorn.trio import serve
 from hyperframe.frame import HeadersFrame, RstStreamFrame, SettingsFrame
 import pytest
+import raw_http
+from raw_http import read_all, read_until
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from trioserve.config import HttpConfig
-from trioserve.http.connection import install_guard, make_config, raise_descriptor_limit
+from trioserve.http.connection import install_guard, raise_descriptor_limit
 from trioserve.http.connection.descriptors import RESERVED, Connections, count_room
 from trioserve.http.state import ServerState
 from trioserve.server.app import create_http_app
@@ -181,15 +182,14 @@ async def clients() -> AsyncIterator[AsyncExitStack]:
 @pytest.fixture
 async def connect(nursery: trio.Nursery, clients: AsyncExitStack) -> Connect:
     """Serve three connections at most; return a function that connects a client."""
-    install_guard(max_connections=3)
-    [address] = await nursery.start(serve, answer, make_config(bind=["127.0.0.1:0"]))
-    return partial(connect_to, clients, int(address.rpartition(":")[2]))
+    port = await raw_http.serve_app(nursery, answer, max_connections=3)
+    return partial(connect_to, clients, port)
 
 
 async def connect_to(
     clients: AsyncExitStack, port: int, packet: bytes = b""
 ) -> trio.SocketStream:
-    client = await trio.open_tcp_stream("127.0.0.1", port)
+    client = await raw_http.connect(port)
     clients.push_async_callback(client.aclose)
     # The server may have refused the connection already.
     with suppress(trio.BrokenResourceError):
@@ -197,27 +197,11 @@ async def connect_to(
     return client
 
 
-async def read_all(client: trio.abc.ReceiveStream) -> bytes:
-    data = b""
-    with suppress(trio.BrokenResourceError):
-        async for part in client:
-            data += part
-    return data
-
-
-async def read_well(client: trio.abc.ReceiveStream) -> None:
-    data = b""
-    while b"well" not in data:
-        more = await client.receive_some()
-        assert more, data
-        data += more
-
-
 async def test_idle_peers_do_not_keep_others_waiting(connect: Connect) -> None:
     kept = await connect(GET % b"")
-    await read_well(kept)
+    await read_until(kept, b"well")
     strangers = [await connect((GET % b"")[:9]) for _ in range(20)]
-    await read_well(await connect(CLOSE))
+    await read_until(await connect(CLOSE), b"well")
     for closed in [kept, *strangers[:-3]]:
         assert await read_all(closed) == b""
 
@@ -234,7 +218,7 @@ async def test_idle_http2_peers_do_not_keep_others_waiting(
         # The server has read the packet.
         assert await stranger.receive_some()
     await wait_all_tasks_blocked()
-    await read_well(await connect(CLOSE))
+    await read_until(await connect(CLOSE), b"well")
 
 
 async def test_a_new_connection_is_refused_if_all_are_busy(
@@ -250,7 +234,7 @@ async def test_a_new_connection_is_refused_if_all_are_busy(
     assert json.loads(body)["error"]["code"] == 503
     await busy[0].aclose()
     await wait_all_tasks_blocked()
-    await read_well(await connect(CLOSE))
+    await read_until(await connect(CLOSE), b"well")
 
 
 async def test_a_request_without_a_free_descriptor_gets_retry_after() -> None:
@@ -290,10 +274,6 @@ async def take():
 """
 
 
-def set_64_descriptors() -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-
-
 @pytest.fixture
 async def greedy(tmp_path: Path) -> AsyncIterator[trio.Process]:
     """hypercorn's command with 64 descriptors and an app that can take all of them."""
@@ -319,17 +299,15 @@ async def test_a_server_without_descriptors_answers_and_does_not_fill_its_log(
     greedy: trio.Process, clients: AsyncExitStack
 ) -> None:
     assert greedy.stderr is not None
-    log = b""
-    while b" (CTRL" not in log:
-        log += await greedy.stderr.receive_some()
+    log = await read_until(greedy.stderr, b" (CTRL")
     port = int(re.findall(rb"127.0.0.1:(\d+)", log)[0])
     connect = partial(connect_to, clients, port)
     for _ in range(100):
         await connect()
-    await read_well(await connect(CLOSE))
+    await read_until(await connect(CLOSE), b"well")
     # Now accept() itself fails.
-    await read_well(await connect(GET % b"take"))
-    await read_well(await connect(CLOSE))
+    await read_until(await connect(GET % b"take"), b"well")
+    await read_until(await connect(CLOSE), b"well")
     greedy.kill()
     log += await read_all(greedy.stderr)
     assert log.count(b"too many connections") == 1

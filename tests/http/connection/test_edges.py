@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-import json
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import pytest
+from raw_http import write_post
 import trio
 
 from trioserve.config import HttpConfig
@@ -178,12 +178,8 @@ async def connect(server: FakeServer) -> AsyncIterator[Connect]:
 
 async def begin(client: trio.SocketStream) -> None:
     """Begin a stream that lasts longer than the test."""
-    body = json.dumps({"prompt": "a", "max_tokens": 200, "stream": True})
-    head = (
-        "POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
-    )
-    await client.send_all((head + body).encode())
+    body = {"prompt": "a", "max_tokens": 200, "stream": True}
+    await client.send_all(write_post("/v1/completions", body))
     assert (await client.receive_some()).startswith(b"HTTP/1.1 200")
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 import gc
-import json
 from pathlib import Path
 
 import pytest
+from raw_http import send, write_post
 import trio
 import trio.testing
 
@@ -56,13 +56,8 @@ async def ask(
     server: FakeServer, path: str, body: dict[str, object], is_leaving: bool
 ) -> None:
     """Send a request on a connection of its own, and wait until the server forgets it."""
-    content = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-    )
-    async with await trio.open_tcp_stream("127.0.0.1", server.port) as client:
-        await client.send_all(head.encode() + content)
+    packet = write_post(path, body, Connection="close")
+    async with send(server.port, packet) as client:
         async for _ in client:
             if is_leaving:
                 break

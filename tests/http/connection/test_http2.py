@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 import itertools
 import json
-from pathlib import Path
 
 import h2.config
 import h2.connection
@@ -20,6 +19,7 @@ import h2.events
 from h2.exceptions import DenialOfServiceError, FrameTooLargeError
 from h2.settings import SettingCodes
 from hpack import Decoder, Encoder
+from http2_client import Http2Client, list_fields
 import httpx2
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
@@ -44,6 +44,7 @@ from hyperframe.frame import (
 import pytest
 from quart import request
 from quart_trio import QuartTrio
+import raw_http
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -57,24 +58,15 @@ from trioserve.http.connection.frames import (
     FrameCutter,
 )
 from trioserve.http.connection.windows import CONNECTION, StalledWindows
-from trioserve.testing.server import FakeServer, open_fake_server
+from trioserve.testing.server import FakeServer
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-
-
-def fields_of(path: str, method: str = "GET") -> list[tuple[str, str]]:
-    return [
-        (":method", method),
-        (":path", path),
-        (":scheme", "http"),
-        (":authority", "h"),
-    ]
 
 
 def headers(
     stream_id: int, path: str, *flags: str, method: str = "GET"
 ) -> HeadersFrame:
-    block = Encoder().encode(fields_of(path, method))
+    block = Encoder().encode(list_fields(path, method))
     return HeadersFrame(stream_id, block, flags=["END_HEADERS", *flags])
 
 
@@ -288,7 +280,7 @@ class Client:
         await self.flush()
 
     async def request(self, stream_id: int, path: str) -> None:
-        self.connection.send_headers(stream_id, fields_of(path), end_stream=True)
+        self.connection.send_headers(stream_id, list_fields(path), end_stream=True)
         await self.flush()
 
     async def flush(self) -> None:
@@ -445,7 +437,7 @@ def with_block(block: bytes, num_continuations: int, more: bytes) -> bytes:
 
 def with_fields(num_fields: int) -> bytes:
     """A request that repeats one field of the table, one byte for each."""
-    fields = [*fields_of("/health"), ("x", "y")]
+    fields = [*list_fields("/health"), ("x", "y")]
     block = Encoder().encode(fields) + b"\xbe" * (num_fields - len(fields))
     return serialize(HeadersFrame(1, block, flags=["END_HEADERS", "END_STREAM"]))
 
@@ -721,33 +713,8 @@ async def test_an_answer_that_breaks_off_is_reset(links: Links) -> None:
             assert client.has_ended(3)
 
 
-class SocketClient:
-    """A client over a socket, whose windows only the test opens."""
-
-    def __init__(self, stream: trio.SocketStream, *, window: int) -> None:
-        self._stream = stream
-        self._events: list[h2.events.Event] = []
-        self.connection = h2.connection.H2Connection()
-        self.connection.initiate_connection()
-        self.connection.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: window})
-
-    async def wait_for(self, event_type: type[h2.events.Event]) -> h2.events.Event:
-        while True:
-            for event in self._events:
-                if isinstance(event, event_type):
-                    return event
-            await self._stream.send_all(self.connection.data_to_send())
-            data = await self._stream.receive_some()
-            assert data, "the server closed the connection"
-            self._events += self.connection.receive_data(data)
-
-
-@pytest.fixture
-async def server(tokenizer_folder: Path) -> AsyncIterator[FakeServer]:
-    http = HttpConfig(enable_h2c=True)
-    async with open_fake_server(tokenizer_folder, http=http) as server:
-        yield server
-
+# Of tests with a socket.
+serves_h2c = pytest.mark.server(http=HttpConfig(enable_h2c=True))
 
 CHAT = {
     "model": "fake",
@@ -757,76 +724,70 @@ CHAT = {
 }
 
 
+@serves_h2c
 @pytest.mark.slow
 async def test_a_drain_ends_before_its_time_though_a_window_stays_shut(
     server: FakeServer,
 ) -> None:
     install_guard(enable_h2c=True, write_timeout_seconds=0.2)
-    with trio.fail_after(60):
-        async with await trio.open_tcp_stream("127.0.0.1", server.port) as stream:
-            client = SocketClient(stream, window=0)
-            fields = fields_of("/v1/chat/completions", "POST")
-            json_type = ("content-type", "application/json")
-            client.connection.send_headers(1, [*fields, json_type])
-            client.connection.send_data(1, json.dumps(CHAT).encode(), end_stream=True)
-            await client.wait_for(h2.events.ResponseReceived)
-            server.state.lifecycle.begin_drain()
-            end = await client.wait_for(h2.events.StreamReset)
-            # The server closes its connections when the drain is over, which may take
-            # 30 seconds.
-            async for _ in stream:
-                pass
-    assert isinstance(end, h2.events.StreamReset)
+    async with await raw_http.connect(server.port) as stream:
+        client = Http2Client(stream, window=0, opens_windows=False)
+        body, path = json.dumps(CHAT).encode(), "/v1/chat/completions"
+        await client.request(1, path, "POST", body, content_type="application/json")
+        await client.wait_for(h2.events.ResponseReceived)
+        server.state.lifecycle.begin_drain()
+        end = await client.wait_for(h2.events.StreamReset)
+        # The server closes its connections when the drain is over, which may take
+        # 30 seconds.
+        async for _ in stream:
+            pass
     assert end.error_code == ErrorCodes.ENHANCE_YOUR_CALM
 
 
+@serves_h2c
 async def test_a_flooding_client_can_read_why_it_was_closed(server: FakeServer) -> None:
-    with trio.fail_after(60):
-        async with await trio.open_tcp_stream("127.0.0.1", server.port) as stream:
-            client = SocketClient(stream, window=65535)
-            for _ in range(10 * MAX_COSTLY_FRAMES):
-                client.connection.ping(b"12345678")
-            end = await client.wait_for(h2.events.ConnectionTerminated)
-    assert isinstance(end, h2.events.ConnectionTerminated)
+    async with await raw_http.connect(server.port) as stream:
+        client = Http2Client(stream, opens_windows=False)
+        for _ in range(10 * MAX_COSTLY_FRAMES):
+            client.connection.ping(b"12345678")
+        end = await client.wait_for(h2.events.ConnectionTerminated)
     assert end.error_code == ErrorCodes.ENHANCE_YOUR_CALM
     assert end.additional_data == b"too many frames"
 
 
+@serves_h2c
 async def test_a_flooding_client_that_never_reads_is_closed(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trioserve.http.connection.server.LINGER_SECONDS", 0.0)
     pings = serialize(PingFrame(0, b"1")) * 100
-    with trio.fail_after(60):
-        async with await trio.open_tcp_stream("127.0.0.1", server.port) as stream:
-            await stream.send_all(HELLO)
-            with pytest.raises(trio.BrokenResourceError):
-                while True:
-                    await stream.send_all(pings)
+    async with await raw_http.connect(server.port) as stream:
+        await stream.send_all(HELLO)
+        with pytest.raises(trio.BrokenResourceError):
+            while True:
+                await stream.send_all(pings)
 
 
+@serves_h2c
 async def test_a_method_in_small_letters_is_another_method(server: FakeServer) -> None:
-    with trio.fail_after(60):
-        async with httpx2.AsyncClient(
-            base_url=server.url, http1=False, http2=True
-        ) as client:
-            request = client.build_request("DELETE", "/v1/requests")
-            # The client would write it in capitals.
-            request.method = "delete"
-            response = await client.send(request)
+    async with httpx2.AsyncClient(
+        base_url=server.url, http1=False, http2=True
+    ) as client:
+        request = client.build_request("DELETE", "/v1/requests")
+        # The client would write it in capitals.
+        request.method = "delete"
+        response = await client.send(request)
     assert (response.http_version, response.status_code) == ("HTTP/2", 405)
 
 
+@serves_h2c
 @pytest.mark.slow
 async def test_httpx_streams_a_chat_over_http2(server: FakeServer) -> None:
-    with trio.fail_after(60):
-        async with httpx2.AsyncClient(
-            base_url=server.url, http1=False, http2=True
-        ) as client:
-            async with client.stream(
-                "POST", "/v1/chat/completions", json=CHAT
-            ) as response:
-                lines = [line async for line in response.aiter_lines() if line]
+    async with httpx2.AsyncClient(
+        base_url=server.url, http1=False, http2=True
+    ) as client:
+        async with client.stream("POST", "/v1/chat/completions", json=CHAT) as response:
+            lines = [line async for line in response.aiter_lines() if line]
     assert response.http_version == "HTTP/2"
     assert lines.pop() == "data: [DONE]"
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines]

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
 
-from hypercorn.trio import serve
 import pytest
+import raw_http
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from trioserve.http.connection import PEER, Peer, install_guard, make_config
+from trioserve.http.connection import PEER, Peer
 
 # More than a kernel buffers for a peer that does not read.
 LARGE = bytes(2**24)
 
-Ask = Callable[[bytes], Awaitable[trio.SocketStream]]
+Ask = Callable[[bytes], AbstractAsyncContextManager[trio.SocketStream]]
 
 
 class Server:
     """Answers each request with as many bytes as its path says.
 
     Attributes:
-      port: None until it listens.
       peers: the peer of each request.
       ends: set as each of them ends.
     """
@@ -50,17 +51,8 @@ def server() -> Server:
 
 @pytest.fixture
 async def ask(server: Server, nursery: trio.Nursery) -> Ask:
-    install_guard()
-    config = make_config(bind=["127.0.0.1:0"])
-    [address] = await nursery.start(serve, server.answer, config)
-
-    async def connect(packet: bytes) -> trio.SocketStream:
-        port = int(address.rpartition(":")[2])
-        stream = await trio.open_tcp_stream("127.0.0.1", port)
-        await stream.send_all(packet)
-        return stream
-
-    return connect
+    port = await raw_http.serve_app(nursery, server.answer)
+    return partial(raw_http.send, port)
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
@@ -70,7 +62,7 @@ async def test_one_that_reads_is_answered(
 ) -> None:
     head = b"GET /%d HTTP/%b\r\nHost: h\r\nConnection: close\r\n\r\n" % (size, version)
     with trio.fail_after(60):
-        async with await ask(head) as client:
+        async with ask(head) as client:
             num_bytes = sum([len(data) async for data in client])
         assert num_bytes >= size
         await server.ends[0].wait()
@@ -82,7 +74,7 @@ async def test_each_request_of_a_connection_is_answered(
 ) -> None:
     with trio.fail_after(60):
         packet = b"GET /5 HTTP/1.1\r\nHost: h\r\n\r\n" * 3
-        async with await ask(packet):
+        async with ask(packet):
             while len(server.ends) < 3:
                 await trio.lowlevel.checkpoint()
             await server.ends[2].wait()
@@ -93,7 +85,7 @@ async def test_one_that_leaves_amid_its_answer_is_lost(
     server: Server, ask: Ask
 ) -> None:
     with trio.fail_after(60):
-        async with await ask(b"GET /%d HTTP/1.1\r\nHost: h\r\n\r\n" % len(LARGE)):
+        async with ask(b"GET /%d HTTP/1.1\r\nHost: h\r\n\r\n" % len(LARGE)):
             await wait_all_tasks_blocked(cushion=0.01)
         await server.ends[0].wait()
     assert (server.peers[0].is_answered, server.peers[0].is_lost) == (False, True)

@@ -11,12 +11,11 @@ from typing import Any
 import h2.config
 import h2.connection
 import h2.events
-from hypercorn.trio import serve
 import pytest
+import raw_http
 import trio
 from trio.testing import MockClock
 
-from trioserve.http.connection import install_guard, make_config
 from trioserve.http.connection.read_pace import (
     BYTES_PER_READ,
     FREE_READS,
@@ -65,10 +64,8 @@ def app() -> App:
 @pytest.fixture
 async def connect(app: App, nursery: trio.Nursery, tmp_path: Path) -> Connect:
     """Connect to the app; a Unix socket passes bytes at once, also in virtual time."""
-    install_guard(enable_h2c=True)
     path = tmp_path / "socket"
-    config = make_config(bind=[f"unix:{path}"], keep_alive_timeout_seconds=60.0)
-    await nursery.start(serve, app, config)
+    await raw_http.serve_app(nursery, app, bind=f"unix:{path}", enable_h2c=True)
     return partial(trio.open_unix_socket, path)
 
 
@@ -80,11 +77,7 @@ async def send_slowly(client: trio.SocketStream, data: bytes) -> None:
 
 async def ask(client: trio.SocketStream, packet: bytes, end: bytes = b"xx") -> None:
     await client.send_all(packet)
-    answer = b""
-    while not answer.endswith(end):
-        data = await client.receive_some()
-        assert data, answer
-        answer += data
+    await raw_http.read_until(client, end)
 
 
 @pytest.mark.parametrize("num_bytes", [1_000, 4_000])

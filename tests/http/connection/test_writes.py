@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-import json
-from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
-from hypercorn.trio import serve
 import pytest
+import raw_http
 import trio
 import trio.testing
 
 from trioserve.api.completions.events import CompletionChunks
-from trioserve.http.connection import SEND_CHUNK, install_guard, make_config
+from trioserve.http.connection import SEND_CHUNK
 from trioserve.http.connection.server import GuardedServer
-from trioserve.testing.server import open_fake_server
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Ask = Callable[[bytes], Awaitable[bytes]]
@@ -89,15 +86,11 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 async def ask(
     app: App, writes: list[bytes], nursery: trio.Nursery
 ) -> AsyncIterator[Ask]:
-    install_guard()
-    config = make_config(bind=["127.0.0.1:0"])
-    [address] = await nursery.start(serve, app.answer, config)
+    port = await raw_http.serve_app(nursery, app.answer)
 
     async def ask(packet: bytes) -> bytes:
-        port = int(address.rpartition(":")[2])
-        async with await trio.open_tcp_stream("127.0.0.1", port) as client:
-            await client.send_all(packet + b"Host: h\r\nConnection: close\r\n\r\n")
-            return b"".join([data async for data in client])
+        end = b"Host: h\r\nConnection: close\r\n\r\n"
+        return await raw_http.ask(port, packet + end)
 
     with trio.fail_after(60):
         yield ask
@@ -147,9 +140,9 @@ async def test_a_stream_without_chunks_goes_through_h11(
 
 
 async def test_the_events_of_a_step_are_one_write(
-    tokenizer_folder: Path, writes: list[bytes]
+    client: httpx.AsyncClient, writes: list[bytes]
 ) -> None:
-    events = await stream_choices(tokenizer_folder, num_choices=8, num_tokens=20)
+    events = await stream_choices(client, num_choices=8, num_tokens=20)
     chunks = [data for data in writes if b"data: " in data]
     assert len(events) >= 4 * len(chunks)
     # One for each step, and one for the end.
@@ -157,7 +150,7 @@ async def test_the_events_of_a_step_are_one_write(
 
 
 async def test_events_in_front_of_a_failure_are_sent(
-    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = CompletionChunks.text
 
@@ -167,15 +160,13 @@ async def test_events_in_front_of_a_failure_are_sent(
         return write(chunks, *args, **options)
 
     monkeypatch.setattr(CompletionChunks, "text", fail)
-    *events, failure, done = await stream_choices(
-        tokenizer_folder, num_choices=4, num_tokens=20
-    )
+    *events, failure, done = await stream_choices(client, num_choices=4, num_tokens=20)
     assert [event["choices"][0]["index"] for event in events] == [0, 1]
     assert failure["error"]["code"] == 500
 
 
 async def stream_choices(
-    tokenizer_folder: Path, *, num_choices: int, num_tokens: int
+    client: httpx.AsyncClient, *, num_choices: int, num_tokens: int
 ) -> list[Any]:
     """Stream several choices of a prompt; returns the data of all events."""
     body = {
@@ -185,9 +176,5 @@ async def stream_choices(
         "ignore_eos": True,
         "stream": True,
     }
-    async with open_fake_server(tokenizer_folder) as server:
-        with trio.fail_after(60):
-            async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
-                answer = await client.post("/v1/completions", json=body)
-    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
-    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+    answer = await client.post("/v1/completions", json=body)
+    return raw_http.read_events(answer.text)

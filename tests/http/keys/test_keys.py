@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 import os
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ import anthropic
 import httpx2 as httpx
 import openai
 import pytest
+import raw_http
+from raw_http import write_post
 import trio
 
 from trioserve.config import HttpConfig
@@ -31,18 +33,7 @@ OPEN = {
 PATHS = [(route.method, path) for route in ROUTES for path in route.documented_paths]
 
 
-@pytest.fixture
-async def server(tokenizer_folder: Path) -> AsyncIterator[FakeServer]:
-    config = HttpConfig(api_key=(KEY, "sk-two"))
-    async with open_fake_server(tokenizer_folder, http=config) as server:
-        with trio.fail_after(60):
-            yield server
-
-
-@pytest.fixture
-async def client(server: FakeServer) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
-        yield client
+pytestmark = pytest.mark.server(http=HttpConfig(api_key=(KEY, "sk-two")))
 
 
 async def test_everything_but_probes_and_documents_is_guarded(
@@ -75,14 +66,8 @@ async def test_everything_but_probes_and_documents_is_guarded(
 async def test_a_wrong_key_is_refused_before_the_body_is_read(
     server: FakeServer, headers: dict[str, str]
 ) -> None:
-    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\n{lines}"
-        "Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
-    )
-    async with await trio.open_tcp_stream("127.0.0.1", server.port) as stream:
-        await stream.send_all(head.encode("latin-1"))
-        answer = b"".join([data async for data in stream])
+    half = write_post("/v1/chat/completions", b"{", missing=999, **headers)
+    answer = await raw_http.ask(server.port, half)
     assert answer.startswith(b"HTTP/1.1 401")
     assert b'"type":"AuthenticationError"' in answer
     # The error does not repeat the key.
@@ -124,21 +109,13 @@ async def test_the_official_clients_send_it(server: FakeServer) -> None:
         await trio.to_thread.run_sync(ask, key)
 
 
-@asynccontextmanager
-async def open_metrics(folder: Path, **options: Any) -> AsyncIterator[Any]:
-    config = HttpConfig(api_key=(KEY,), **options)
-    async with open_fake_server(folder, http=config) as server:
-        async with httpx.AsyncClient(base_url=server.url) as client:
-            yield client
-
-
-async def test_metrics_are_guarded_on_request(tokenizer_folder: Path) -> None:
-    async with open_metrics(tokenizer_folder, guard_metrics=True) as client:
-        for path in ("/metrics", "/metrics/"):
-            assert (await client.get(path)).status_code == 401
-            headers = {"Authorization": f"Bearer {KEY}"}
-            assert (await client.get(path, headers=headers)).status_code == 200
-        assert (await client.get("/health")).status_code == 200
+@pytest.mark.server(http=HttpConfig(api_key=(KEY,), guard_metrics=True))
+async def test_metrics_are_guarded_on_request(client: httpx.AsyncClient) -> None:
+    for path in ("/metrics", "/metrics/"):
+        assert (await client.get(path)).status_code == 401
+        headers = {"Authorization": f"Bearer {KEY}"}
+        assert (await client.get(path, headers=headers)).status_code == 200
+    assert (await client.get("/health")).status_code == 200
 
 
 @pytest.fixture

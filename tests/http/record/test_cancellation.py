@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-import json
+from contextlib import AbstractAsyncContextManager
 import logging
 from pathlib import Path
 import re
@@ -13,6 +11,8 @@ import threading
 
 import httpx2 as httpx
 import pytest
+import raw_http
+from raw_http import write_post
 import trio
 
 from trioserve.testing.server import FakeServer, open_fake_server
@@ -20,17 +20,11 @@ from trioserve.testing.server import FakeServer, open_fake_server
 BODY = {"prompt": "a", "max_tokens": 200, "n": 2}
 
 
-@asynccontextmanager
-async def send(server: FakeServer, **fields: object) -> AsyncIterator[None]:
-    """Send a request; its client leaves at the end of the block."""
-    body = json.dumps(BODY | fields).encode()
-    head = (
-        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Request-Id: one\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    async with await trio.open_tcp_stream("127.0.0.1", server.port) as client:
-        await client.send_all(head.encode() + body)
-        yield
+def send(
+    server: FakeServer, **fields: object
+) -> AbstractAsyncContextManager[trio.SocketStream]:
+    packet = write_post("/v1/completions", BODY | fields, X_Request_Id="one")
+    return raw_http.send(server.port, packet)
 
 
 def count(server: FakeServer) -> dict[str, int]:

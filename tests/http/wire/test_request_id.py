@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 import json
 import logging
-from pathlib import Path
 import re
 
 import httpx2 as httpx
 import pytest
-import trio
+import raw_http
 
 from trioserve.frontend import TextEngine, TextStream
-from trioserve.testing.server import FakeServer, open_fake_server
+from trioserve.testing.server import FakeServer
 
 CHAT_PATH = "/v1/chat/completions"
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
 MADE = re.compile(r"[0-9a-f]{32}")
-
-
-@pytest.fixture
-async def server(tokenizer_folder: Path) -> AsyncIterator[FakeServer]:
-    async with open_fake_server(tokenizer_folder) as server:
-        with trio.fail_after(60):
-            yield server
-
-
-@pytest.fixture
-async def client(server: FakeServer) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=server.url) as client:
-        yield client
 
 
 @pytest.mark.parametrize(
@@ -61,9 +46,7 @@ async def test_an_id_comes_back_or_is_made(
 
 
 async def test_even_a_malformed_request_has_an_id(server: FakeServer) -> None:
-    async with await trio.open_tcp_stream("127.0.0.1", server.port) as client:
-        await client.send_all(b"GET / HTTP/1.1\r\n\r\n")
-        head = (await client.receive_some()).decode()
+    head = (await raw_http.ask(server.port, b"GET / HTTP/1.1\r\n\r\n")).decode()
     assert head.startswith("HTTP/1.1 400")
     assert re.search(r"\r\nx-request-id: [0-9a-f]{32}\r\n", head)
 
