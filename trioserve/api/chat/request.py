@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from ...errors import InvalidParameter
@@ -72,12 +71,12 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
             return "max_completion_tokens"
         return "top_logprobs" if name == "logprobs" else name
 
-    def make_text_params(self) -> TextParams:
-        return replace(
-            super().make_text_params(),
+    def make_text_params(self, **others: Any) -> TextParams:
+        return super().make_text_params(
             thinking_token_budget=self.thinking_token_budget,
             parallel_tool_calls=not self.takes_one_call,
             forced_tools=list_forced(self.tool_choice, self.tools or ()),
+            **others,
         )
 
     @property

@@ -173,13 +173,18 @@ class GenerationRequest(SampledRequest, frozen=True, kw_only=True, dict=True):
         """The parameters of the text of an answer."""
         return self.make_text_params()
 
-    def make_text_params(self) -> TextParams:
-        """Make them from the fields; raises as TextParams."""
+    def make_text_params(self, **others: Any) -> TextParams:
+        """Make them from the fields; raises as TextParams.
+
+        Args:
+          others: parameters that other requests do not have.
+        """
         return TextParams(
             stop=self.stop_strings,
             include_stop_str_in_output=bool(self.include_stop_str_in_output),
             skip_special_tokens=self.skips_special_tokens,
             structured=self.structure,
+            **others,
         )
 
     @property
