@@ -8,20 +8,30 @@ from functools import cache
 from pathlib import Path
 import re
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "trioserve"
 PAGE = (ROOT / "docs" / "architecture.rst").read_text()
 
-NAMES = sorted({*re.findall(r"``([\w./-]+\.(?:py|rst)(?::[\w.]+)?)``", PAGE)})
-FOLDERS = sorted({*re.findall(r"``([\w./-]+/)``", PAGE)})
+QUOTED = {*re.findall(r"``([^`]+)``", PAGE)}
+FILE = re.compile(r"([\w./-]+\.(?:py|rst|cfg|html|cpp|h|md))(?::([\w.]+))?")
+FOLDER = re.compile(r"[\w.-]+(/[\w-]+)*/?(?<=/)|[\w-]+(/[\w-]+)+")
+BARE_NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
+
+# Names of others.
+FOREIGN = {
+    "AttentionInterface",
+    "CapacityLimiter",
+    "None",
+    "PYTHONPATH",
+    "SO_REUSEPORT",
+}
+FOREIGN |= {"mutmut", "trio", "varlen"}
 
 
 def find(path: str) -> Path:
     """Return the file or folder: in the package, unless its path begins elsewhere."""
-    is_outside = path.split("/")[0] in ("docs", "tests", "bench", "trioserve")
-    return (ROOT if is_outside else PACKAGE) / path
+    is_outside = path.split("/")[0] in (".ci", "bench", "docs", "tests", "trioserve")
+    return (ROOT if is_outside or path == "setup.cfg" else PACKAGE) / path
 
 
 @cache
@@ -38,18 +48,43 @@ def _walk(node: ast.Module | ast.ClassDef, prefix: str) -> Iterator[str]:
             yield from _walk(child, f"{prefix}{child.name}.")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_file_and_a_function_exist(name: str) -> None:
-    path, _, definition = name.partition(":")
-    assert find(path).is_file()
-    if definition:
-        assert definition in list_definitions(find(path))
+def list_names() -> Iterator[str]:
+    """Yield the names that our code defines: modules, classes, functions, fields, values."""
+    folders = (PACKAGE, ROOT / "bench", ROOT / "tests")
+    for path in (each for folder in folders for each in folder.rglob("*.py")):
+        yield from path.relative_to(ROOT).with_suffix("").parts
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                    yield node.name
+                case ast.Name(ctx=ast.Store()):
+                    yield node.id
+                case ast.Attribute(ctx=ast.Store()):
+                    yield node.attr
+                case ast.arg():
+                    yield node.arg
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_a_folder_exists(folder: str) -> None:
-    siblings = [*PACKAGE.rglob(folder)]
-    assert find(folder).is_dir() or siblings
+def test_files_and_functions_exist() -> None:
+    for name in QUOTED:
+        if matched := FILE.fullmatch(name):
+            path, definition = find(matched[1]), matched[2]
+            is_bare = "/" not in matched[1] and [*PACKAGE.rglob(matched[1])]
+            assert path.is_file() or is_bare, name
+            assert definition is None or definition in list_definitions(path), name
+
+
+def test_folders_exist() -> None:
+    for name in QUOTED:
+        if FOLDER.fullmatch(name):
+            assert find(name).is_dir() or [*PACKAGE.rglob(name)], name
+
+
+def test_bare_names_exist() -> None:
+    names = {*list_names(), *FOREIGN}
+    for name in QUOTED:
+        if BARE_NAME.fullmatch(name) and not FILE.fullmatch(name):
+            assert names >= {*name.split(".")}, name
 
 
 def read_section(title: str) -> str:
