@@ -94,7 +94,7 @@ def test_answers_match_their_schema(
     )
     matcher = open_matcher(make_form(schema))
     ended = 0
-    for seed, temperature in enumerate((0.0, 0.0, 1.0, 1.0)):
+    for seed, temperature in enumerate((0.0, 1.0)):
         writer = Writer(guidance, temperature, seed)
         answer = writer.write(Guide(matcher.deep_copy(), Grammar(text=""), [IM_END]))
         if answer is not None:

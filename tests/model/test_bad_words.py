@@ -17,6 +17,8 @@ from trioserve.types.plan import SlotStart
 from trioserve.types.prompt import NO_TOKEN
 from trioserve.types.sampling import MAX_BAD_WORD_TOKENS, SamplingParams
 
+from .starts import make_start
+
 Words = tuple[tuple[int, ...], ...]
 
 every_device = pytest.mark.parametrize(
@@ -39,25 +41,6 @@ every_device = pytest.mark.parametrize(
 def forbid(*words: Sequence[int], **params: Any) -> SamplingParams:
     bad_words = tuple(tuple(word) for word in words)
     return SamplingParams(**{"temperature": 0.0, "bad_words": bad_words, **params})
-
-
-def make_start(
-    sampling: SamplingParams,
-    *,
-    slot: int = 0,
-    prompt: Sequence[int] = (1,),
-    outputs: Sequence[int] = (),
-    seed: int = 0,
-    stops: frozenset[int] = frozenset(),
-) -> SlotStart:
-    return SlotStart(
-        slot=slot,
-        prompt_token_ids=tuple(prompt),
-        output_token_ids=tuple(outputs),
-        sampling=sampling,
-        seed=seed,
-        stop_token_ids=stops,
-    )
 
 
 def make_sampler(vocab_size: int, *starts: SlotStart, device: str = "cpu") -> Sampler:

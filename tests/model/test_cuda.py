@@ -17,6 +17,8 @@ from trioserve.testing.models import TINY_MODELS, TINY_VISION_MODELS
 from trioserve.types.plan import SlotStart
 from trioserve.types.sampling import ReasoningBudget, SamplingParams
 
+from .starts import make_start
+
 DEVICE = "cuda"
 
 pytestmark = [
@@ -108,13 +110,8 @@ def test_bad_words_and_budgets_are_the_same_without_waiting(no_sync: Any) -> Non
             is_open=slot % 2 == 0,
         )
         words = ((1, 2), (2, 1, 0), (slot, slot))
-        return SlotStart(
-            slot=slot,
-            prompt_token_ids=(0, 1),
-            output_token_ids=outputs,
-            sampling=SamplingParams(bad_words=words, reasoning_budget=thinking),
-            seed=0,
-        )
+        sampling = SamplingParams(bad_words=words, reasoning_budget=thinking)
+        return make_start(sampling, slot, prompt=(0, 1), outputs=outputs)
 
     scores, forced = [], []
     slots = [3, 0, 5, 1, 2, 4]

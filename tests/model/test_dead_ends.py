@@ -15,8 +15,9 @@ from trioserve.model.sampling.sampler import Sampler
 from trioserve.model.step.scans import TorchScans
 from trioserve.types.logits import LogitsProcessor, LogitsRow
 from trioserve.types.output import SequenceError
-from trioserve.types.plan import SlotStart
 from trioserve.types.sampling import SamplingParams
+
+from .starts import make_start
 
 VOCAB_SIZE = 40
 CPU = torch.device("cpu")
@@ -86,16 +87,8 @@ def sample(
     )
     slots = list(range(len(samplings)))
     for slot in slots:
-        sampler.start(
-            SlotStart(
-                slot=slot,
-                prompt_token_ids=(1,),
-                output_token_ids=(2,),
-                sampling=samplings[slot],
-                seed=slot,
-                stop_token_ids=frozenset({7}),
-            )
-        )
+        fields = {"outputs": (2,), "seed": slot, "stops": frozenset({7})}
+        sampler.start(make_start(samplings[slot], slot, **fields))
     logits = torch.randn((len(slots), VOCAB_SIZE), generator=torch.manual_seed(0))
     sampled = sampler.sample(slots, [1] * len(slots), logits)
     result = LaunchedStep(step_id=1, slots=tuple(slots), sampled=sampled).finish()

@@ -44,8 +44,10 @@ def draw_simply(logits: Tensor, key: int, top_k: int, top_p: float) -> int:
     return max(kept_ids, key=lambda i: float(logits[i]) + find_noise(key, i))
 
 
-@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3, 1e-6])
-@pytest.mark.parametrize("top_k", [1, 5, 300, 1000])
+@pytest.mark.parametrize(
+    ("top_k", "top_p"),
+    [(1, 0.9), (5, 1.0), (5, 0.3), (300, 0.9), (300, 1e-6), (1000, 1.0), (1000, 0.9)],
+)
 @pytest.mark.parametrize("scale", [0.01, 2.0])
 def test_draw_from_best_equals_a_sort_and_a_loop(
     top_k: int, top_p: float, scale: float, scans: Scans
@@ -74,7 +76,7 @@ def test_rows_of_draw_from_best_do_not_see_each_other(scans: Scans) -> None:
     assert together.tolist() == torch.cat(alone).tolist()
 
 
-@pytest.mark.parametrize("vocab_size", [1, 2, 31, 127, 128, 129, 1000])
+@pytest.mark.parametrize("vocab_size", [1, 31, 128, 129, 1000])
 @pytest.mark.parametrize("scale", [0.01, 2.0])
 def test_the_largest_sum_of_logit_and_noise_wins(
     vocab_size: int, scale: float, scans: Scans

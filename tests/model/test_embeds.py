@@ -18,6 +18,9 @@ from trioserve.types.tensors import TensorBytes
 
 every_model = pytest.mark.parametrize("model_type", sorted(TINY_MODELS))
 
+# Without a window, with one, and with a factor of the vectors of tokens.
+some_models = pytest.mark.parametrize("model_type", ["llama", "mistral", "gemma3_text"])
+
 
 def with_data(tensor: TensorBytes, data: Any) -> TensorBytes:
     return TensorBytes(data=data, dtype=tensor.dtype, shape=tensor.shape)
@@ -32,7 +35,7 @@ def draw_vectors(model: Any, num_vectors: int, seed: int = 0) -> torch.Tensor:
     return noise * embeddings.std()
 
 
-@every_model
+@some_models
 @pytest.mark.parametrize("chunk", [1000, 5])
 def test_alone(
     tiny_by_kernels: Callable[..., Any],
@@ -75,7 +78,7 @@ def test_vectors_of_a_text_are_the_text(
     assert sequence.outputs == expected[: len(sequence.outputs)]
 
 
-@every_model
+@some_models
 def test_after_preemption(
     tiny_by_kernels: Callable[..., Any],
     make_planner: Any,
@@ -98,7 +101,7 @@ def test_after_preemption(
     assert other.outputs[:12] == model.generate(other.prompt, 12)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "mistral", "gemma3_text"])
+@some_models
 @pytest.mark.parametrize("num_shared", [1, 2, 4])
 def test_prefix_hit(
     tiny_by_kernels: Callable[..., Any],

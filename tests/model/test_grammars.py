@@ -23,6 +23,8 @@ from trioserve.types.plan import SlotStart
 from trioserve.types.sampling import SamplingParams
 from trioserve.types.structured import Grammar, StructuredOutput
 
+from .starts import make_start
+
 VOCAB_SIZE, IM_END = 520, 1
 CPU = torch.device("cpu")
 
@@ -45,7 +47,7 @@ def sampler(guidance: LLTokenizer) -> Sampler:
     return Sampler(vocab_size=VOCAB_SIZE, device=CPU, load_tokenizer=lambda: guidance)
 
 
-def make_start(
+def start_choosing(
     slot: int,
     *choices: str,
     outputs: tuple[int, ...] = (),
@@ -56,15 +58,12 @@ def make_start(
     if choices:
         form = StructuredOutput(kind="choice", choices=choices)
         grammar = Grammar(text=compile_structure(form))
-    return SlotStart(
-        slot=slot,
-        prompt_token_ids=(300,),
-        output_token_ids=outputs,
-        sampling=SamplingParams(
-            temperature=temperature, grammar=grammar, bad_words=bad_words
-        ),
-        seed=7,
-        stop_token_ids=frozenset({IM_END}),
+    sampling = SamplingParams(
+        temperature=temperature, grammar=grammar, bad_words=bad_words
+    )
+    stops = frozenset({IM_END})
+    return make_start(
+        sampling, slot, prompt=(300,), outputs=outputs, seed=7, stops=stops
     )
 
 
@@ -108,7 +107,7 @@ def test_a_sequence_writes_one_of_its_choices(
     sampler: Sampler, tokenizer: Tokenizer, temperature: float
 ) -> None:
     torch.manual_seed(0)
-    sampler.start(make_start(0, "quick", "lazy dog", temperature=temperature))
+    sampler.start(start_choosing(0, "quick", "lazy dog", temperature=temperature))
     token_ids = write(sampler, 0, torch.randn(1, VOCAB_SIZE))
     assert token_ids[-1] == IM_END
     assert tokenizer.decode(token_ids[:-1]) in ("quick", "lazy dog")
@@ -119,9 +118,9 @@ def test_other_rows_are_not_changed(sampler: Sampler, tokenizer: Tokenizer) -> N
     logits[:, 400] = 1.0
     [x] = tokenizer.encode("x").ids
     for slot, choices in enumerate([(), ("x",), ()]):
-        sampler.start(make_start(slot, *choices))
+        sampler.start(start_choosing(slot, *choices))
     write(sampler, 1, logits[1:2], count=1)
-    sampler.start(make_start(1, "x"))
+    sampler.start(start_choosing(1, "x"))
     result = step(sampler, [0, 1, 2], 0, logits)
     while not result.sampled[1]:
         # A thread is still building the grammar.
@@ -135,14 +134,14 @@ def test_a_preempted_sequence_goes_on_where_it_was(
     sampler: Sampler, tokenizer: Tokenizer
 ) -> None:
     [x, y] = tokenizer.encode("xy").ids
-    sampler.start(make_start(0, "xy", outputs=(x,)))
+    sampler.start(start_choosing(0, "xy", outputs=(x,)))
     logits = torch.zeros(1, VOCAB_SIZE)
     assert write(sampler, 0, logits, outputs=(x,)) == [y, IM_END]
 
 
 def test_a_slot_forgets_its_former_grammar(sampler: Sampler) -> None:
-    sampler.start(make_start(0, "x"))
-    sampler.start(make_start(0))
+    sampler.start(start_choosing(0, "x"))
+    sampler.start(start_choosing(0))
     logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, 400] = 1.0
     assert step(sampler, [0], 0, logits).sampled == ((400,),)
@@ -158,8 +157,8 @@ def test_a_grammar_that_is_being_built_costs_others_nothing(
         return guidance
 
     sampler = Sampler(vocab_size=VOCAB_SIZE, device=CPU, load_tokenizer=load)
-    sampler.start(make_start(0))
-    sampler.start(make_start(1, "x"))
+    sampler.start(start_choosing(0))
+    sampler.start(start_choosing(1, "x"))
     logits = torch.zeros(2, VOCAB_SIZE)
     logits[:, 400] = 1.0
     # The row is skipped; the scheduler plans it again.
@@ -172,7 +171,7 @@ def test_a_row_without_a_token_left_is_an_error(
     sampler: Sampler, tokenizer: Tokenizer
 ) -> None:
     [x] = tokenizer.encode("x").ids
-    sampler.start(make_start(0, "x", bad_words=((x,),)))
+    sampler.start(start_choosing(0, "x", bad_words=((x,),)))
     result = StepResult(step_id=0, sampled=((),))
     while result.sampled == ((),):
         result = step(sampler, [0], 0, torch.zeros(1, VOCAB_SIZE))
@@ -184,7 +183,7 @@ def test_a_drawn_row_without_a_token_left_is_an_error(
 ) -> None:
     """A drawn row gets any token, even one that fits."""
     [x] = tokenizer.encode("x").ids
-    sampler.start(make_start(0, "x", temperature=1.0, bad_words=((x,),)))
+    sampler.start(start_choosing(0, "x", temperature=1.0, bad_words=((x,),)))
     logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, x] = 100.0
     result = StepResult(step_id=0, sampled=((),))
@@ -194,18 +193,10 @@ def test_a_drawn_row_without_a_token_left_is_an_error(
 
 
 def test_a_wrong_grammar_is_an_error(sampler: Sampler) -> None:
-    start = make_start(0, "x")
+    start = start_choosing(0, "x")
     grammar = Grammar(text='{"grammars": [{"lark_grammar": "start: <nope>"}]}')
     sampling = SamplingParams(grammar=grammar)
-    sampler.start(
-        SlotStart(
-            slot=0,
-            prompt_token_ids=start.prompt_token_ids,
-            output_token_ids=(),
-            sampling=sampling,
-            seed=1,
-        )
-    )
+    sampler.start(make_start(sampling, prompt=start.prompt_token_ids, seed=1))
     result = StepResult(step_id=0, sampled=((),))
     while result.sampled == ((),) and not result.errors:
         result = step(sampler, [0], 0, torch.zeros(1, VOCAB_SIZE))
@@ -213,7 +204,7 @@ def test_a_wrong_grammar_is_an_error(sampler: Sampler) -> None:
 
 
 def test_a_sequence_that_has_left_is_forgotten(sampler: Sampler) -> None:
-    sampler.start(make_start(0, "x"))
+    sampler.start(start_choosing(0, "x"))
     sampler.end([0, 1])
     logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, 400] = 1.0
@@ -226,7 +217,7 @@ def test_a_row_behind_a_skipped_one_is_skipped(
 ) -> None:
     """It was planned before the host knew that its token never came."""
     [x] = tokenizer.encode("x").ids
-    sampler.start(make_start(0, "xx"))
+    sampler.start(start_choosing(0, "xx"))
     logits = torch.zeros(1, VOCAB_SIZE)
     assert write(sampler, 0, logits, count=1) == [x]
     assert step(sampler, [0], 2, logits).sampled == ((),)
@@ -244,8 +235,8 @@ def test_slots_whose_masks_do_not_come_are_reported(
         return guidance
 
     sampler = Sampler(vocab_size=VOCAB_SIZE, device=CPU, load_tokenizer=load)
-    sampler.start(make_start(0))
-    sampler.start(make_start(1, "xx"))
+    sampler.start(start_choosing(0))
+    sampler.start(start_choosing(1, "xx"))
     logits = torch.zeros(2, VOCAB_SIZE)
     assert step(sampler, [0, 1], 0, logits).sampled[1] == ()
     assert sampler.list_waiting([0]) == (1,)

@@ -22,6 +22,8 @@ from trioserve.types.logits import LogitsProcessor, LogitsRow
 from trioserve.types.plan import SlotStart
 from trioserve.types.sampling import SamplingParams
 
+from .starts import make_start
+
 VOCAB_SIZE = 16
 CPU = torch.device("cpu")
 
@@ -95,18 +97,12 @@ def make(*classes: type[LogitsProcessor]) -> LogitsProcessors:
     return LogitsProcessors(classes or ALL, vocab_size=VOCAB_SIZE, device=CPU)
 
 
-def make_start(
+def start_with(
     slot: int, *names: str, outputs: tuple[int, ...] = (), **arguments: object
 ) -> SlotStart:
-    return SlotStart(
-        slot=slot,
-        prompt_token_ids=(1, -1, 3),
-        output_token_ids=outputs,
-        sampling=SamplingParams(
-            logits_processors=tuple((name, arguments) for name in names)
-        ),
-        seed=0,
-    )
+    chosen = tuple((name, arguments) for name in names)
+    sampling = SamplingParams(logits_processors=chosen)
+    return make_start(sampling, slot, prompt=(1, -1, 3), outputs=outputs)
 
 
 def apply(
@@ -129,9 +125,9 @@ def list_outputs(row: LogitsRow) -> list[int]:
 
 def test_only_rows_that_named_it_are_changed(calls: Any) -> None:
     processors = make()
-    processors.start(make_start(4, "add"))
-    processors.start(make_start(0))
-    processors.start(make_start(2, "add"))
+    processors.start(start_with(4, "add"))
+    processors.start(start_with(0))
+    processors.start(start_with(2, "add"))
     assert apply(processors, [0, 2, 3, 4], [0] * 4).tolist() == [0.0, 1.0, 0.0, 1.0]
     ((name, shape, rows),) = calls
     assert (name, shape, len(rows)) == ("add", (2, VOCAB_SIZE), 2)
@@ -140,15 +136,15 @@ def test_only_rows_that_named_it_are_changed(calls: Any) -> None:
 def test_they_come_in_the_order_in_which_they_were_loaded(calls: Any) -> None:
     for classes, expected in (((Add, Double), 4.0), ((Double, Add), 3.0)):
         processors = make(*classes)
-        processors.start(make_start(0, "double", "add"))
+        processors.start(start_with(0, "double", "add"))
         assert apply(processors, [0], [0]).tolist() == [expected]
     assert [name for name, _, _ in calls] == ["add", "double", "double", "add"]
 
 
 def test_each_is_called_once_a_step_with_the_arguments_of_requests(calls: Any) -> None:
     processors = make()
-    processors.start(make_start(0, "add", what="first"))
-    processors.start(make_start(1, "double", "add", what="second"))
+    processors.start(start_with(0, "add", what="first"))
+    processors.start(start_with(1, "double", "add", what="second"))
     assert apply(processors, [0, 1], [7, 9]).tolist() == [1.0, 4.0]
     (_, _, added), (_, _, doubled) = calls
     assert [row.arguments for row in added] == ["first", "second"]
@@ -166,8 +162,8 @@ def test_where_all_take_part_nothing_is_copied() -> None:
             self.seen.append(logits)
 
     processors = make(Keep)
-    processors.start(make_start(0, "keep"))
-    processors.start(make_start(1, "keep"))
+    processors.start(start_with(0, "keep"))
+    processors.start(start_with(1, "keep"))
     scores = torch.zeros(2, VOCAB_SIZE)
     processors.apply(scores, [1, 0], [0, 0])
     assert Keep.seen[0] is scores
@@ -175,7 +171,7 @@ def test_where_all_take_part_nothing_is_copied() -> None:
 
 def test_a_sequence_has_the_same_row_in_all_steps(calls: Any) -> None:
     processors = make()
-    processors.start(make_start(0, "add"))
+    processors.start(start_with(0, "add"))
     for number in range(3):
         apply(processors, [0], [number])
         processors.append([0], LateIds([number]))
@@ -188,8 +184,8 @@ def test_a_sequence_has_the_same_row_in_all_steps(calls: Any) -> None:
 def test_slots_with_plug_ins_are_known_before_a_step() -> None:
     processors = make()
     assert not processors.has_any([0, 1, 2])
-    processors.start(make_start(1, "add"))
-    processors.start(make_start(2, "add", "remember"))
+    processors.start(start_with(1, "add"))
+    processors.start(start_with(2, "add", "remember"))
     assert [processors.has_any([slot]) for slot in range(3)] == [False, True, True]
     assert [processors.needs_history([slot]) for slot in range(3)] == [
         False,
@@ -197,7 +193,7 @@ def test_slots_with_plug_ins_are_known_before_a_step() -> None:
         True,
     ]
     assert processors.needs_history([0, 1, 2])
-    processors.start(make_start(2))
+    processors.start(start_with(2))
     assert not processors.needs_history([0, 1, 2])
 
 
@@ -215,8 +211,8 @@ def test_a_plug_in_that_cannot_be_made_ends_the_start() -> None:
 
 def test_tokens_are_read_when_they_are_needed_and_not_before(calls: Any) -> None:
     processors = make()
-    processors.start(make_start(0, "remember"))
-    processors.start(make_start(1, "remember"))
+    processors.start(start_with(0, "remember"))
+    processors.start(start_with(1, "remember"))
     reads: list[LateIds] = []
     first = LateIds([5, 6], reads)
     apply(processors, [0, 1], [0, 0])
@@ -236,8 +232,8 @@ def test_tokens_are_read_when_they_are_needed_and_not_before(calls: Any) -> None
 
 def test_tokens_of_several_steps_are_read_in_their_order(calls: Any) -> None:
     processors = make()
-    processors.start(make_start(0, "remember"))
-    processors.start(make_start(1, "remember"))
+    processors.start(start_with(0, "remember"))
+    processors.start(start_with(1, "remember"))
     reads: list[LateIds] = []
     steps = [LateIds([5, 6], reads), LateIds([7], reads), LateIds([8, 9], reads)]
     processors.append([0, 1], steps[0])
@@ -250,8 +246,8 @@ def test_tokens_of_several_steps_are_read_in_their_order(calls: Any) -> None:
 
 def test_tokens_are_not_read_for_a_plug_in_that_does_not_need_them() -> None:
     processors = make()
-    processors.start(make_start(0, "add"))
-    processors.start(make_start(1))
+    processors.start(start_with(0, "add"))
+    processors.start(start_with(1))
     reads: list[LateIds] = []
     for number in range(5):
         apply(processors, [0, 1], [number] * 2)
@@ -268,7 +264,7 @@ def test_tokens_are_not_read_for_a_plug_in_that_does_not_need_them() -> None:
 
 def test_plug_ins_of_one_sequence_get_the_same_tokens(calls: Any) -> None:
     processors = make()
-    processors.start(make_start(0, "remember", "remember-too", "add"))
+    processors.start(start_with(0, "remember", "remember-too", "add"))
     reads: list[LateIds] = []
     for number in range(3):
         apply(processors, [0], [number])
@@ -283,13 +279,13 @@ def test_plug_ins_of_one_sequence_get_the_same_tokens(calls: Any) -> None:
 
 def test_a_slots_next_sequence_gets_none_of_the_former_ones_tokens(calls: Any) -> None:
     processors = make()
-    processors.start(make_start(0, "remember"))
-    processors.start(make_start(1, "remember"))
+    processors.start(start_with(0, "remember"))
+    processors.start(start_with(1, "remember"))
     reads: list[LateIds] = []
     apply(processors, [0, 1], [0, 0])
     processors.append([0, 1], LateIds([5, 6], reads))
     former = calls[-1][2][0]
-    processors.start(make_start(0, "remember"))
+    processors.start(start_with(0, "remember"))
     apply(processors, [0, 1], [0, 1])
     assert [list_outputs(row) for row in calls[-1][2]] == [[], [6]]
     assert list_outputs(former) == []
@@ -299,13 +295,13 @@ def test_tokens_in_flight_are_freed_with_their_sequence() -> None:
     processors = make()
     reads: list[LateIds] = []
     for number in range(4):
-        processors.start(make_start(0, "remember"))
+        processors.start(start_with(0, "remember"))
         apply(processors, [0], [0])
         late = LateIds([number], reads)
         processors.append([0], late)
     dead = weakref.ref(late)
     del late
-    processors.start(make_start(0))
+    processors.start(start_with(0))
     gc.collect(1)
     assert dead() is None
     assert reads == []
@@ -313,12 +309,12 @@ def test_tokens_in_flight_are_freed_with_their_sequence() -> None:
 
 def test_after_a_preemption_a_new_row_has_the_earlier_output(calls: Any) -> None:
     processors = make()
-    processors.start(make_start(0, "remember"))
+    processors.start(start_with(0, "remember"))
     apply(processors, [0], [0])
     processors.append([0], LateIds([5]))
     former = calls[-1][2][0]
     former.state = "anything"
-    processors.start(make_start(3, "remember", outputs=(5,)))
+    processors.start(start_with(3, "remember", outputs=(5,)))
     apply(processors, [3], [1])
     row = calls[-1][2][0]
     assert row is not former
@@ -337,7 +333,7 @@ def count_operations(name: str, num_outputs: int) -> int:
     processors = make()
     slots = [0, 1, 2, 3]
     for slot in slots:
-        processors.start(make_start(slot, name, outputs=(7,) * num_outputs))
+        processors.start(start_with(slot, name, outputs=(7,) * num_outputs))
     processors.append(slots, LateIds([1, 2, 3, 4]))
     scores = torch.zeros(len(slots), VOCAB_SIZE)
     num_calls = 0
@@ -360,16 +356,7 @@ def count_operations(name: str, num_outputs: int) -> int:
 
 def sample(sampling: SamplingParams, logits: Tensor, **start: Any) -> int:
     sampler = Sampler(vocab_size=VOCAB_SIZE, device=CPU, logits_processors=(Prefer,))
-    sampler.start(
-        SlotStart(
-            slot=0,
-            prompt_token_ids=(1,),
-            output_token_ids=(),
-            sampling=sampling,
-            seed=0,
-            **start,
-        )
-    )
+    sampler.start(make_start(sampling, **start))
     return sampler.sample([0], [0], logits).ids.read()[0]
 
 
@@ -414,7 +401,7 @@ def test_plug_ins_see_biases() -> None:
     [
         ({"bad_words": ((5,),)}, {}),
         ({"bad_words": ((1, 5),)}, {}),
-        ({"min_tokens": 3}, {"stop_token_ids": frozenset({5})}),
+        ({"min_tokens": 3}, {"stops": frozenset({5})}),
     ],
     ids=["bad word", "longer bad word", "stop token"],
 )

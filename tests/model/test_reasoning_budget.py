@@ -15,6 +15,8 @@ from trioserve.types.plan import SlotStart
 from trioserve.types.sampling import ReasoningBudget, SamplingParams
 from trioserve.types.structured import Grammar
 
+from .starts import make_start
+
 START, END = (10,), (11,)
 
 # The model's choice in each step; part of no tag.
@@ -35,21 +37,11 @@ def make_budget(
     )
 
 
-def make_start(
-    budget: ReasoningBudget | None,
-    *,
-    slot: int = 0,
-    prompt: Sequence[int] = (1,),
-    outputs: Sequence[int] = (),
-    grammar: Grammar | None = None,
+def start_thinking(
+    budget: ReasoningBudget | None, *, grammar: Grammar | None = None, **fields: Any
 ) -> SlotStart:
-    return SlotStart(
-        slot=slot,
-        prompt_token_ids=tuple(prompt),
-        output_token_ids=tuple(outputs),
-        sampling=SamplingParams(reasoning_budget=budget, grammar=grammar),
-        seed=0,
-    )
+    sampling = SamplingParams(reasoning_budget=budget, grammar=grammar)
+    return make_start(sampling, **fields)
 
 
 def start_budgets(*starts: SlotStart) -> ReasoningBudgets:
@@ -73,7 +65,10 @@ def write(
 
     A forced token replaces the model's.
     """
-    budgets, outputs = start_budgets(make_start(budget, prompt=prompt, **fields)), []
+    budgets, outputs = (
+        start_budgets(start_thinking(budget, prompt=prompt, **fields)),
+        [],
+    )
     for token_id in stream:
         forced = ask(budgets, 0)[0]
         outputs.append(token_id if forced is None else forced)
@@ -170,7 +165,7 @@ def test_a_grammar_has_one_section_at_its_beginning(
     assert write(budget, stream, grammar=grammar) == outputs
     # Also after a preemption.
     for read in range(1, len(stream)):
-        start = make_start(budget, outputs=outputs[:read], grammar=grammar)
+        start = start_thinking(budget, outputs=outputs[:read], grammar=grammar)
         forced = ask(start_budgets(start), 0)[0]
         assert forced in (None, outputs[read])
 
@@ -202,14 +197,14 @@ def test_any_tokens_in_any_batch_are_judged_as_by_the_reference(
     outputs: list[list[int]] = [[] for _ in all_budgets]
     slots = list(range(len(all_budgets)))
     budgets = start_budgets(
-        *(make_start(budget, slot=slot) for slot, budget in zip(slots, all_budgets))
+        *(start_thinking(budget, slot=slot) for slot, budget in zip(slots, all_budgets))
     )
     for _ in range(30):
         if chance.random() < 0.2:
             # All sequences start again in each other's slots.
             chance.shuffle(slots)
             for slot, budget, written in zip(slots, all_budgets, outputs):
-                budgets.start(make_start(budget, slot=slot, outputs=written))
+                budgets.start(start_thinking(budget, slot=slot, outputs=written))
         chosen = chance.sample(range(len(outputs)), chance.randint(1, len(outputs)))
         forced = ask(budgets, *(slots[i] for i in chosen))
         for i, token_id in zip(chosen, forced):
@@ -228,9 +223,9 @@ def test_any_tokens_in_any_batch_are_judged_as_by_the_reference(
 def test_tokens_that_are_not_forced_stay() -> None:
     """This holds even if the host has not read that reasoning ended or never began."""
     budgets = start_budgets(
-        make_start(make_budget(2, is_open=True), outputs=[1, 11, 5]),
-        make_start(make_budget(0), slot=1),
-        make_start(make_budget(0, is_open=True), slot=2),
+        start_thinking(make_budget(2, is_open=True), outputs=[1, 11, 5]),
+        start_thinking(make_budget(0), slot=1),
+        start_thinking(make_budget(0, is_open=True), slot=2),
     )
     budgets.append([0], torch.tensor([5]))
     chosen = torch.tensor([3, 4, 7])
@@ -242,7 +237,7 @@ def test_no_work_is_done_before_a_budget_can_be_used_up(
     record_operations: Any,
 ) -> None:
     budgets = start_budgets(
-        make_start(None), make_start(make_budget(3, is_open=True), slot=1)
+        start_thinking(None), start_thinking(make_budget(3, is_open=True), slot=1)
     )
     has_looked = []
     for token_id in range(6):
@@ -255,14 +250,14 @@ def test_no_work_is_done_before_a_budget_can_be_used_up(
 
 def test_a_slot_forgets_its_former_sequence() -> None:
     budgets = start_budgets(
-        make_start(make_budget(0, (1, 2, 3), (5, 6, 7), is_open=True), outputs=[5])
+        start_thinking(make_budget(0, (1, 2, 3), (5, 6, 7), is_open=True), outputs=[5])
     )
     assert ask(budgets, 0) == [6]
-    budgets.start(make_start(make_budget(1, (4,), (8,))))
+    budgets.start(start_thinking(make_budget(1, (4,), (8,))))
     for token_id in (1, 2, 3, 4, 5, 6):
         assert ask(budgets, 0) == [None if token_id < 6 else 8]
         budgets.append([0], torch.tensor([token_id]))
-    budgets.start(make_start(None))
+    budgets.start(start_thinking(None))
     assert ask(budgets, 0) == [None]
 
 
@@ -272,8 +267,8 @@ def test_a_step_costs_the_same_after_any_number_of_outputs(
     records = []
     for num_outputs in (100, 60_000):
         budgets = start_budgets(
-            make_start(make_budget(50, is_open=True), outputs=[1] * num_outputs),
-            make_start(make_budget(0), slot=1),
+            start_thinking(make_budget(50, is_open=True), outputs=[1] * num_outputs),
+            start_thinking(make_budget(0), slot=1),
         )
         token_ids = torch.tensor([1, 2])
         with record_operations() as record:
@@ -287,7 +282,7 @@ def test_a_step_costs_the_same_after_any_number_of_outputs(
 
 def test_no_step_waits_for_the_device(no_sync: Any) -> None:
     budgets = start_budgets(
-        *(make_start(make_budget(n, is_open=True), slot=n) for n in range(4))
+        *(start_thinking(make_budget(n, is_open=True), slot=n) for n in range(4))
     )
     token_ids = torch.ones(5, dtype=torch.int64)
     with no_sync():
@@ -300,7 +295,9 @@ def test_no_step_waits_for_the_device(no_sync: Any) -> None:
 
 def test_nothing_is_done_for_sequences_without_a_budget(record_operations: Any) -> None:
     budgets = start_budgets(
-        make_start(make_budget(0, is_open=True)), make_start(None), make_start(None)
+        start_thinking(make_budget(0, is_open=True)),
+        start_thinking(None),
+        start_thinking(None),
     )
     token_ids = torch.tensor([1])
     with record_operations() as record:

@@ -18,9 +18,10 @@ from trioserve.model.step.scans import (
     TorchScans,
 )
 from trioserve.types.output import TokenLogprobs
-from trioserve.types.plan import SlotStart
 from trioserve.types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput
 from trioserve.types.sampling import SamplingParams
+
+from .starts import make_start
 
 VOCAB_SIZE = 600
 
@@ -57,16 +58,8 @@ def make_sampler(
     """Make a sampler whose slots 0, 1, ... have these parameters."""
     sampler = Sampler(vocab_size=vocab_size, device=torch.device("cpu"), scans=scans)
     for slot, sampling in enumerate(samplings):
-        sampler.start(
-            SlotStart(
-                slot=slot,
-                prompt_token_ids=prompt,
-                output_token_ids=outputs,
-                sampling=sampling,
-                seed=sampling.seed or 0,
-                stop_token_ids=stops,
-            )
-        )
+        starts = {"prompt": prompt, "outputs": outputs, "stops": stops}
+        sampler.start(make_start(sampling, slot, seed=sampling.seed or 0, **starts))
     return sampler
 
 
@@ -193,15 +186,7 @@ def test_frequencies_are_the_distribution(sampling: SamplingParams) -> None:
     num_draws = 2000
     sampler = Sampler(vocab_size=8, device=torch.device("cpu"))
     for slot in range(num_draws):
-        sampler.start(
-            SlotStart(
-                slot=slot,
-                prompt_token_ids=(1,),
-                output_token_ids=(),
-                sampling=sampling,
-                seed=slot,
-            )
-        )
+        sampler.start(make_start(sampling, slot, seed=slot))
     sampled = sample(
         sampler, list(range(num_draws)), [0] * num_draws, logits.expand(num_draws, -1)
     )
@@ -308,15 +293,7 @@ def test_penalties_of_many_slots_and_their_followers() -> None:
         lowered[row, first[row].token_id] -= 2.0
     assert [t.token_id for t in second] == lowered.argmax(-1).tolist()
     for slot in (0, 2):
-        sampler.start(
-            SlotStart(
-                slot=slot,
-                prompt_token_ids=(1,),
-                output_token_ids=(),
-                sampling=penalized,
-                seed=0,
-            )
-        )
+        sampler.start(make_start(penalized, slot))
     third = sample(sampler, [0, 2], [0, 0], logits[[3, 1]])
     assert third == [first[3], first[1]]
 
@@ -450,15 +427,9 @@ def test_vectors_of_a_prompt_are_no_repetition() -> None:
         kind="embeds", runs=((0, 2),), keys=bytes(2 * KEY_BYTES), tensors={}
     )
     sampler = Sampler(vocab_size=4, device=torch.device("cpu"))
+    sampling = SamplingParams(temperature=0.0, repetition_penalty=2.0)
     sampler.start(
-        SlotStart(
-            slot=0,
-            prompt_token_ids=(NO_TOKEN, NO_TOKEN, 2),
-            output_token_ids=(),
-            sampling=SamplingParams(temperature=0.0, repetition_penalty=2.0),
-            seed=0,
-            embedded=(item,),
-        )
+        make_start(sampling, prompt=(NO_TOKEN, NO_TOKEN, 2), embedded=(item,))
     )
     logits = torch.tensor([[0.0, 0.5, 1.5, 1.0]])
     assert sample(sampler, [0], [0], logits)[0].token_id == 3

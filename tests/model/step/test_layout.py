@@ -15,8 +15,9 @@ from trioserve.model.attention.probe import LayerSpec
 from trioserve.model.step.layout import lay_out
 from trioserve.model.step.slots import SlotTables
 from trioserve.types.ids import BlockId
-from trioserve.types.plan import SlotStart, StepPlan, StepRow
-from trioserve.types.sampling import SamplingParams
+from trioserve.types.plan import StepPlan, StepRow
+
+from ..starts import make_start
 
 BLOCK_SIZE = 16
 
@@ -76,15 +77,8 @@ def lay_out_decodes(
     )
     backend = GatherAttention(model, tables)
     for slot in range(num_rows):
-        tables.start(
-            SlotStart(
-                slot=slot,
-                prompt_token_ids=(1, 2, 3),
-                output_token_ids=(5,) * (num_tokens - 3),
-                sampling=SamplingParams(),
-                seed=0,
-            )
-        )
+        outputs = (5,) * (num_tokens - 3)
+        tables.start(make_start(slot=slot, prompt=(1, 2, 3), outputs=outputs))
     rows = tuple(
         StepRow(
             slot=slot,
