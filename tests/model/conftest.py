@@ -33,10 +33,7 @@ from trioserve.model.loading.load import load_model
 from trioserve.model.runner import ModelRunner
 from trioserve.model.runtimes.loaded import LoadedModel
 from trioserve.model.runtimes.native.scans import NativeScans
-from trioserve.model.step.scans import (
-    Scans,
-    TorchScans,
-)
+from trioserve.model.step.scans import Scans, TorchScans
 from trioserve.testing.models import save_tiny_model, save_tiny_vision_model
 from trioserve.testing.processors import save_tiny_processor
 from trioserve.types.ids import BlockId

@@ -10,10 +10,7 @@ import torch
 from torch import Tensor
 
 from trioserve.model.sampling.draw import draw_from_best, drop_unlikely, make_key
-from trioserve.model.step.scans import (
-    Scans,
-    make_noise,
-)
+from trioserve.model.step.scans import Scans, make_noise
 
 
 def make_keys(num_rows: int) -> Tensor:

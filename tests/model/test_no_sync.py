@@ -11,10 +11,7 @@ import torch
 from torch import Tensor
 
 import trioserve
-from trioserve.model.device.tensors import (
-    send_floats,
-    send_ids,
-)
+from trioserve.model.device.tensors import send_floats, send_ids
 
 WAITING: dict[str, Callable[[Tensor], object]] = {
     "item": lambda x: x[0].item(),

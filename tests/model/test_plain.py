@@ -18,17 +18,11 @@ from trioserve.config import ModelConfig
 from trioserve.errors import InvalidConfig
 from trioserve.model.loading.load import load_model
 from trioserve.model.loading.plain.description import read_plain_config
-from trioserve.model.loading.plain.llama import (
-    load_plain,
-    outline_plain,
-)
+from trioserve.model.loading.plain.llama import load_plain, outline_plain
 from trioserve.model.loading.plain.parts import compute_rotary
 from trioserve.model.runtimes.loaded import LoadedModel
 from trioserve.model.self_check import compare
-from trioserve.model.self_check.steps import (
-    COMPARED_TOKENS,
-    make_check,
-)
+from trioserve.model.self_check.steps import COMPARED_TOKENS, make_check
 from trioserve.testing.models import save_tiny_model
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")

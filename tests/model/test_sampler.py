@@ -13,10 +13,7 @@ from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from trioserve.model.sampling.sampler import Sampler
-from trioserve.model.step.scans import (
-    Scans,
-    TorchScans,
-)
+from trioserve.model.step.scans import Scans, TorchScans
 from trioserve.types.output import TokenLogprobs
 from trioserve.types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput
 from trioserve.types.sampling import SamplingParams

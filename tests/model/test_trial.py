@@ -15,11 +15,7 @@ from trioserve.errors import InvalidConfig, NotEnoughMemory
 from trioserve.model.attention import cache_memory
 from trioserve.model.attention.cache_memory import count_fitting_blocks
 from trioserve.model.device.memory import MemoryReading
-from trioserve.model.trial import (
-    StepLimits,
-    measure_steps,
-    plan_largest_step,
-)
+from trioserve.model.trial import StepLimits, measure_steps, plan_largest_step
 
 GIB = 2**30
 

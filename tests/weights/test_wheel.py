@@ -10,10 +10,7 @@ import outcome
 import pytest
 
 from trioserve.errors import WeightsNotFound
-from trioserve.processes.threads.stopping import (
-    Stopped,
-    stopped_by,
-)
+from trioserve.processes.threads.stopping import Stopped, stopped_by
 from trioserve.weights import Weights, resolve_weights
 from trioserve.weights.cache import cache_folder
 from trioserve.weights.wheel import parse_requirement

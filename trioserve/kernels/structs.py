@@ -6,15 +6,7 @@ native/encoder.h, native/logits.h and native/exchange.h.
 
 from __future__ import annotations
 
-from ctypes import (
-    CFUNCTYPE,
-    Structure,
-    c_double,
-    c_float,
-    c_int32,
-    c_int64,
-    c_void_p,
-)
+from ctypes import CFUNCTYPE, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 
 # Adds to numbers those of other processes: (address of float32 numbers, how many).
 SUM = CFUNCTYPE(None, c_void_p, c_int64)

@@ -28,10 +28,7 @@ from .runtimes.modules.layers import ModuleLayers
 from .sampling.extensions import Extensions
 from .sampling.grammars import LoadTokenizer
 from .sampling.launched import LaunchedStep
-from .step.layout import (
-    StepInputs,
-    lay_out,
-)
+from .step.layout import StepInputs, lay_out
 from .step.slots import SlotTables
 
 # Enough for a matrix product of the kind that chunks need.

@@ -14,11 +14,7 @@ from ..errors import NotEnoughMemory
 from ..types.ids import BlockId
 from ..types.plan import SlotStart, StepPlan, StepRow
 from ..types.sampling import EACH_RULE, SamplingParams
-from .device.memory import (
-    CudaMemory,
-    DeviceMemory,
-    MemoryReading,
-)
+from .device.memory import CudaMemory, DeviceMemory, MemoryReading
 from .runner import ModelRunner
 from .runtimes.loaded import LoadedModel
 

@@ -13,12 +13,7 @@ from compiling import compile_for
 import torch
 
 from trioserve.kernels.triton.paged import PagedLayer
-from trioserve.kernels.triton.steps import (
-    Angles,
-    RotaryLayer,
-    normalize,
-    weigh_gates,
-)
+from trioserve.kernels.triton.steps import Angles, RotaryLayer, normalize, weigh_gates
 from trioserve.kernels.triton.tiles import Tiles
 from trioserve.model.attention.probe import LayerSpec
 

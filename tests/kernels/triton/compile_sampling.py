@@ -12,10 +12,7 @@ import sys
 from compiling import compile_for
 import torch
 
-from trioserve.kernels.triton.sampling import (
-    choose_tokens,
-    lower_repeated,
-)
+from trioserve.kernels.triton.sampling import choose_tokens, lower_repeated
 
 
 def main(capability: int, vocab_size: int) -> None:

@@ -14,10 +14,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="needs the extra triton")
 
 from trioserve.kernels.triton.sampling import choose_tokens  # noqa: E402
-from trioserve.model.sampling.choice import (  # noqa: E402
-    Choice,
-    prepare_choice,
-)
+from trioserve.model.sampling.choice import Choice, prepare_choice  # noqa: E402
 from trioserve.model.sampling.choose_operators import (  # noqa: E402
     choose_operators,
     find_disagreement,
@@ -30,10 +27,7 @@ from trioserve.model.sampling.operators import (  # noqa: E402
 )
 from trioserve.model.sampling.sampler import Sampler  # noqa: E402
 from trioserve.model.sampling.triton_operators import TritonOperators  # noqa: E402
-from trioserve.model.step.scans import (  # noqa: E402
-    TorchScans,
-    make_noise,
-)
+from trioserve.model.step.scans import TorchScans, make_noise  # noqa: E402
 from trioserve.types.plan import SlotStart  # noqa: E402
 from trioserve.types.sampling import SamplingParams  # noqa: E402
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from trioserve.kernels.triton.tiles import (
-    Tile,
-    count_splits,
-    cut_tiles,
-)
+from trioserve.kernels.triton.tiles import Tile, count_splits, cut_tiles
 from trioserve.types.plan import StepRow
 
 

@@ -13,10 +13,7 @@ from trioserve.config import ModelConfig
 from trioserve.kernels.library import NoKernels
 from trioserve.model.loading import choose_runtime as native
 from trioserve.model.runtimes.choice import NotRecognised, OutputDiffers
-from trioserve.model.runtimes.consensus import (
-    agreeing,
-    pack_together,
-)
+from trioserve.model.runtimes.consensus import agreeing, pack_together
 from trioserve.model.shards.group import StageLost, TensorGroup
 from trioserve.model.stages.loading import load_stage
 from trioserve.types.stage_place import Shard, StagePlace

@@ -19,10 +19,7 @@ from trioserve.errors import InvalidConfig, UnsupportedModel
 from trioserve.model.loading.load import load_model
 from trioserve.model.runner import ModelRunner
 from trioserve.model.shards.weights import PartialWeight
-from trioserve.model.stages.loading import (
-    load_stage,
-    outline_stage,
-)
+from trioserve.model.stages.loading import load_stage, outline_stage
 from trioserve.testing.models import TINY_MODELS, save_tiny_model
 from trioserve.types.sampling import SamplingParams
 from trioserve.types.stage_place import Shard, StagePlace

@@ -21,10 +21,7 @@ from trioserve.model.loading.load import load_model
 from trioserve.model.runner import ModelRunner
 from trioserve.model.runtimes.loaded import LoadedModel
 from trioserve.model.shards.group import StageLost
-from trioserve.model.stages.links import (
-    Channels,
-    StageLinks,
-)
+from trioserve.model.stages.links import Channels, StageLinks
 from trioserve.model.stages.loading import load_stage
 from trioserve.model.stages.stage import LoadedStage
 from trioserve.testing.models import save_tiny_model

@@ -8,10 +8,7 @@ import random
 import pytest
 
 from trioserve.errors import InvalidConfig
-from trioserve.model.stages.partition import (
-    HEAD_WEIGHT,
-    partition_layers,
-)
+from trioserve.model.stages.partition import HEAD_WEIGHT, partition_layers
 
 
 def count(costs: list[int], num_stages: int, head_cost: int = 0) -> list[int]:

@@ -15,18 +15,9 @@ from trioserve.config import ModelConfig
 from trioserve.errors import InvalidConfig
 from trioserve.model.loading.plain.llama import load_plain
 from trioserve.model.runtimes.loaded import LoadedModel
-from trioserve.model.self_check.steps import (
-    COMPARED_TOKENS,
-    make_check,
-)
-from trioserve.model.stages.loading import (
-    load_stage,
-    outline_stage,
-)
-from trioserve.model.stages.plain import (
-    load_plain_stage,
-    outline_plain_stage,
-)
+from trioserve.model.self_check.steps import COMPARED_TOKENS, make_check
+from trioserve.model.stages.loading import load_stage, outline_stage
+from trioserve.model.stages.plain import load_plain_stage, outline_plain_stage
 from trioserve.model.stages.stage import LoadedStage
 from trioserve.testing.models import save_tiny_model
 from trioserve.types.stage_place import StagePlace

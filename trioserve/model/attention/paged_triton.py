@@ -14,11 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ...kernels.triton.tiles import (
-    TILE_NUMBERS,
-    Tiles,
-    cut_tiles,
-)
+from ...kernels.triton.tiles import TILE_NUMBERS, Tiles, cut_tiles
 from ...types.plan import StepRow
 from ..device.tensors import send_ids
 from ..step.layout import StepInputs
@@ -44,10 +40,7 @@ class TritonAttention:
 
     def __init__(self, model: PagedModel, tables: SlotTables) -> None:
         # Only here, because a machine without a GPU may have no triton.
-        from ...kernels.triton.paged import (
-            PagedLayer,
-            count_cores,
-        )
+        from ...kernels.triton.paged import PagedLayer, count_cores
 
         self.caches = allocate(
             model.layers,

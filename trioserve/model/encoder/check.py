@@ -25,10 +25,7 @@ from ..attention.choose import choose_encoder_backend
 from ..attention.probe import probe_layers
 from ..attention.registered import IMPLEMENTATION
 from ..loading.files.architecture import check_windows
-from ..runtimes.modules.packing import (
-    fuse_activations,
-    pack_products,
-)
+from ..runtimes.modules.packing import fuse_activations, pack_products
 from ..self_check.compare import agree
 from .encoder import ForwardPass
 from .flat import FlatPass

@@ -26,10 +26,7 @@ from ...errors import InvalidConfig, UnsupportedModel, WeightsBroken, shorten_me
 from ...types.model_info import ModelInfo
 from ...types.pooling import PoolingTask
 from ...types.sentence import SentenceFolder
-from ..device.choose import (
-    resolve_device,
-    set_threads,
-)
+from ..device.choose import resolve_device, set_threads
 from ..loading.files.config_file import read_config
 from ..loading.files.positions import count_positions
 from ..loading.rotary import freeze_rotary

@@ -21,16 +21,9 @@ from ..attention.bridge import AttentionContext
 from ..attention.probe import UnfitLayer, probe_layers
 from ..attention.registered import IMPLEMENTATION
 from ..device.torch_threads import torch_threads
-from ..runtimes.choice import (
-    NotRecognised,
-    OutputDiffers,
-    try_kernels,
-)
+from ..runtimes.choice import NotRecognised, OutputDiffers, try_kernels
 from ..runtimes.native.encoder import NativeEncoder
-from ..runtimes.recognise.encoder import (
-    EncoderParts,
-    find_encoder_parts,
-)
+from ..runtimes.recognise.encoder import EncoderParts, find_encoder_parts
 from ..self_check.compare import find_difference
 from .encoder import EncodedInputs
 from .tokens import TokenRules, lay_flat, place_spans

@@ -14,15 +14,8 @@ from ...config import ModelConfig
 from ...kernels.library import open_library
 from ..attention.backend import PagedModel
 from ..attention.gather import GatherAttention
-from ..runtimes.choice import (
-    NotRecognised,
-    OutputDiffers,
-    try_kernels,
-)
-from ..runtimes.consensus import (
-    agreeing,
-    pack_together,
-)
+from ..runtimes.choice import NotRecognised, OutputDiffers, try_kernels
+from ..runtimes.consensus import agreeing, pack_together
 from ..runtimes.description import DecoderParts, MixtureParts, MlpParts
 from ..runtimes.loaded import LoadedModel
 from ..runtimes.modules.packing import pack_products

@@ -21,14 +21,8 @@ from ..attention.cache_memory import count_kv_bytes
 from ..attention.probe import LayerSpec, UnfitLayer, probe_layers
 from ..runtimes.loaded import LoadedModel
 from .choose_runtime import load_on_kernels
-from .files.architecture import (
-    check_causality,
-    check_windows,
-)
-from .files.facts import (
-    ModelFacts,
-    read_facts,
-)
+from .files.architecture import check_causality, check_windows
+from .files.facts import ModelFacts, read_facts
 from .files.generation_config import find_eos
 from .rotary import freeze_rotary
 from .weights import read_weights

@@ -22,16 +22,9 @@ from ..attention.bridge import AttentionContext
 from ..attention.cache_memory import count_kv_bytes
 from ..attention.probe import LayerSpec, UnfitLayer, probe_layers
 from .dequantise.quantisation import plan_dequantisation
-from .files.architecture import (
-    check_causality,
-    check_windows,
-    find_class,
-)
+from .files.architecture import check_causality, check_windows, find_class
 from .files.cache_outline import Outline
-from .files.facts import (
-    ModelFacts,
-    read_facts,
-)
+from .files.facts import ModelFacts, read_facts
 
 logger = logging.getLogger(__name__)
 

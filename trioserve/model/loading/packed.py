@@ -24,14 +24,8 @@ from ..runtimes.loaded import LoadedModel
 from ..runtimes.native.decoder import NativeDecoder
 from ..runtimes.native.packer import NUMBERS
 from ..runtimes.recognise.decoder import find_parts
-from .files.architecture import (
-    check_causality,
-    check_windows,
-)
-from .files.facts import (
-    ModelFacts,
-    read_facts,
-)
+from .files.architecture import check_causality, check_windows
+from .files.facts import ModelFacts, read_facts
 from .gguf.tensors import fill_model
 from .load import describe_model, make_ready, takes_logits_to_keep
 from .outline import build_on_meta

@@ -20,10 +20,7 @@ from .dequantise.quantisation import (
     forget_quantisation,
     plan_dequantisation,
 )
-from .files.config_file import (
-    find_weight_formats,
-    read_config,
-)
+from .files.config_file import find_weight_formats, read_config
 
 logger = logging.getLogger(__name__)
 

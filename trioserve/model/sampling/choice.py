@@ -9,10 +9,7 @@ from torch import Tensor
 
 from ...types.plan import SlotStart
 from ...types.sampling import SamplingParams
-from ..device.tensors import (
-    send_floats,
-    send_ids,
-)
+from ..device.tensors import send_floats, send_ids
 
 # A division by a smaller temperature overflows: vLLM's _SAMPLING_EPS.
 _LOWEST_TEMPERATURE = 1e-5

@@ -12,10 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..device.tensors import (
-    send_floats,
-    send_ids,
-)
+from ..device.tensors import send_floats, send_ids
 from ..step.scans import Scans
 from .choice import Choice
 from .draw import draw_from_best, drop_unlikely, make_key

@@ -10,10 +10,7 @@ from torch import Tensor
 from ...types.plan import SlotStart
 from ...types.prompt import NO_TOKEN
 from ...types.sampling import SamplingParams
-from ..device.tensors import (
-    send_floats,
-    send_ids,
-)
+from ..device.tensors import send_floats, send_ids
 from .choice import has_penalties
 from .operators import RepeatedTokens
 from .rows import SlotRows, grow

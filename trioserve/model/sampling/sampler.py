@@ -22,10 +22,7 @@ from torch import Tensor
 from ...types.logits import LogitsProcessor
 from ...types.plan import SlotStart
 from ..device.tensors import send_ids
-from ..step.scans import (
-    Scans,
-    TorchScans,
-)
+from ..step.scans import Scans, TorchScans
 from .bad_words import BadWords
 from .choice import Choice, prepare_choice
 from .dead_ends import DeadEnds, find_dead_ends, list_exclusions

@@ -7,19 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...kernels.triton.draw import (
-    ALL,
-    BEST,
-    CUT,
-)
-from ...kernels.triton.sampling import (
-    choose_tokens,
-    lower_repeated,
-)
-from ..device.tensors import (
-    send_doubles,
-    send_floats,
-)
+from ...kernels.triton.draw import ALL, BEST, CUT
+from ...kernels.triton.sampling import choose_tokens, lower_repeated
+from ..device.tensors import send_doubles, send_floats
 from .choice import Choice
 from .operators import RepeatedTokens, list_keys
 

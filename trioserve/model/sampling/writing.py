@@ -10,10 +10,7 @@ from ...types.plan import StepPlan, StepRow
 from ..device.tensors import send_ids
 from ..runtimes.loaded import LoadedModel
 from ..step.layout import StepInputs
-from ..step.scans import (
-    Scans,
-    TorchScans,
-)
+from ..step.scans import Scans, TorchScans
 from ..step.slots import SlotTables
 from .choose_operators import choose_operators
 from .extensions import Extensions

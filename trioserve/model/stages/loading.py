@@ -16,15 +16,9 @@ from ...types.stage_place import WHOLE_LAYERS, StagePlace
 from ..attention.bridge import AttentionContext
 from ..attention.probe import UnfitLayer
 from ..loading.choose_runtime import load_on_kernels
-from ..loading.files.architecture import (
-    check_causality,
-    check_windows,
-)
+from ..loading.files.architecture import check_causality, check_windows
 from ..loading.files.cache_outline import Outline
-from ..loading.files.facts import (
-    ModelFacts,
-    read_facts,
-)
+from ..loading.files.facts import ModelFacts, read_facts
 from ..loading.load import describe_model, make_ready, takes_logits_to_keep
 from ..loading.outline import build_on_meta, describe_outline, outline_layers
 from ..loading.weights import read_weights

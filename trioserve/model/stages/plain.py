@@ -9,10 +9,7 @@ from ...config import ModelConfig
 from ...types.stage_place import WHOLE_LAYERS, StagePlace
 from ..loading.files.cache_outline import Outline
 from ..loading.plain.description import read_plain_config
-from ..loading.plain.llama import (
-    load_plain,
-    outline_plain,
-)
+from ..loading.plain.llama import load_plain, outline_plain
 from ..loading.plain.tensors import count_parameters
 from ..runtimes.loaded import LoadedModel
 from .partition import Partition, partition_layers

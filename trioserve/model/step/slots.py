@@ -15,10 +15,7 @@ import torch
 from torch import Tensor
 
 from ...types.ids import BlockId
-from ...types.plan import (
-    SlotStart,
-    StepRow,
-)
+from ...types.plan import SlotStart, StepRow
 from ..device.tensors import send_ids
 
 

@@ -18,11 +18,7 @@ from trioserve.model.loading.choose_runtime import make_decoder
 from trioserve.model.loading.files.facts import read_facts
 from trioserve.model.loading.load import load_modules
 from trioserve.model.runtimes.choice import NotRecognised
-from trioserve.model.runtimes.fused.graphs import (
-    Capture,
-    find_size,
-    list_sizes,
-)
+from trioserve.model.runtimes.fused.graphs import Capture, find_size, list_sizes
 from trioserve.model.runtimes.loaded import LoadedModel
 
 pytest.importorskip("triton", reason="needs the extra triton")

@@ -19,15 +19,8 @@ from safetensors import SafetensorError, safe_open
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from . import (
-    NotDequantised,
-    WeightFormat,
-    find_format,
-)
-from ....errors import (
-    UnsupportedQuantization,
-    WeightsBroken,
-)
+from . import NotDequantised, WeightFormat, find_format
+from ....errors import UnsupportedQuantization, WeightsBroken
 
 # Their names in config.json; mxfp8 is fp8 with scales of one byte.
 _DEQUANTISED = frozenset({"fp8", "mxfp8", "mxfp4"})

@@ -11,14 +11,8 @@ from transformers import (
 )
 
 from ....errors import UnsupportedModel
-from ...attention.probe import (
-    LayerSpec,
-    UnfitLayer,
-)
-from ...runtimes.vision import (
-    VISION_KINDS,
-    find_vision_kind,
-)
+from ...attention.probe import LayerSpec, UnfitLayer
+from ...runtimes.vision import VISION_KINDS, find_vision_kind
 
 _PAGED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 

@@ -16,10 +16,7 @@ from ....errors import (
     shorten_message,
 )
 from ..dequantise import WeightFormat
-from ..dequantise.quantisation import (
-    check_quantisation,
-    find_formats,
-)
+from ..dequantise.quantisation import check_quantisation, find_formats
 
 
 def read_config(folder: Path) -> PreTrainedConfig:

@@ -10,14 +10,8 @@ from transformers import PreTrainedConfig
 
 from ....config import ModelConfig
 from ...attention.registered import IMPLEMENTATION
-from ...device.choose import (
-    resolve_device,
-    set_threads,
-)
-from ...runtimes.vision import (
-    VisionKind,
-    find_vision_kind,
-)
+from ...device.choose import resolve_device, set_threads
+from ...runtimes.vision import VisionKind, find_vision_kind
 from ..dequantise.quantisation import forget_quantisation
 from .architecture import check_architecture
 from .config_file import find_weight_formats, read_config

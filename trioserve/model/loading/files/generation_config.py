@@ -7,11 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ....config import ModelConfig
-from ....errors import (
-    InvalidConfig,
-    InvalidParameter,
-    shorten_message,
-)
+from ....errors import InvalidConfig, InvalidParameter, shorten_message
 from ....types.sampling import MODEL_DEFAULTS, SamplingParams
 
 if TYPE_CHECKING:

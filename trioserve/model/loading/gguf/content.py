@@ -8,10 +8,7 @@ from numpy.typing import NDArray
 import torch
 from torch import Tensor, nn
 
-from ....types.gguf import (
-    GgufFile,
-    GgufTensor,
-)
+from ....types.gguf import GgufFile, GgufTensor
 from ...runtimes.description import make_empty
 from ...runtimes.native.gguf_matrix import GgufMatrix
 

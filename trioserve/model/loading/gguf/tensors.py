@@ -16,23 +16,14 @@ from numpy.typing import NDArray
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.modeling_gguf_pytorch_utils import (
-    TENSOR_PROCESSORS,
-    TensorProcessor,
-)
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
-from ....types.gguf import (
-    GgufFile,
-    GgufTensor,
-)
+from ....types.gguf import GgufFile, GgufTensor
 from ...runtimes.choice import NotRecognised
 from ...runtimes.description import make_empty
 from ...runtimes.native.gguf_matrix import GgufMatrix
 from ...runtimes.native.packer import PACKABLE_KINDS
-from .content import (
-    GgufContent,
-    GgufEmbedding,
-)
+from .content import GgufContent, GgufEmbedding
 
 # Llama 3 divides the frequencies of rotary angles by these, and its configuration in the
 # file does not say so.

@@ -10,10 +10,7 @@ from torch import Tensor
 from ....types.gguf import GgufFile, GgufTensor
 from ...runtimes.native.gguf_matrix import GgufMatrix
 from ...runtimes.native.packer import PACKABLE_KINDS
-from ..gguf.content import (
-    GgufContent,
-    GgufEmbedding,
-)
+from ..gguf.content import GgufContent, GgufEmbedding
 from .description import PlainConfig
 from .tensors import EMBEDDING, FINAL_NORM, Shapes, name_layer
 

@@ -17,20 +17,14 @@ from ....types.model_info import ModelInfo
 from ...attention.bridge import AttentionContext
 from ...attention.cache_memory import count_kv_bytes
 from ...attention.probe import LayerSpec
-from ...device.choose import (
-    resolve_device,
-    set_threads,
-)
+from ...device.choose import resolve_device, set_threads
 from ...runtimes.choice import log_kernels
 from ...runtimes.loaded import LoadedModel
 from ...runtimes.native.decoder import NativeDecoder
 from ...runtimes.native.packer import name_kind
 from ...self_check.steps import NUM_CHECKED
 from ..files.cache_outline import Outline
-from ..files.generation_config import (
-    read_default_sampling,
-    read_eos,
-)
+from ..files.generation_config import read_default_sampling, read_eos
 from ..files.positions import choose_max_model_len
 from .check import compare_with_torch
 from .description import PlainConfig, read_plain_config

@@ -9,12 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ....kernels.triton.steps import (
-    Angles,
-    RotaryLayer,
-    normalize,
-    weigh_gates,
-)
+from ....kernels.triton.steps import Angles, RotaryLayer, normalize, weigh_gates
 from ....kernels.triton.tiles import Tiles
 from ....types.plan import StepRow
 from ...attention.backend import PagedModel

@@ -16,10 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ....kernels.triton.tiles import (
-    TILE_NUMBERS,
-    Tiles,
-)
+from ....kernels.triton.tiles import TILE_NUMBERS, Tiles
 
 # Sizes up to 8 are powers of two, because a batch of a few rows should not be padded much.
 # Larger ones are multiples, so that a batch of 65 does not cost as much as one of 128.

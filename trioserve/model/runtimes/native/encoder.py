@@ -10,18 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ....kernels.library import Library
-from ....kernels.structs import (
-    EncoderLayerSpec,
-    EncoderSpec,
-    MatrixSpec,
-    TextsSpec,
-)
+from ....kernels.structs import EncoderLayerSpec, EncoderSpec, MatrixSpec, TextsSpec
 from ....types.pooling import PoolingInput
 from ..description import release
-from ..recognise.encoder import (
-    EncoderLayerParts,
-    EncoderParts,
-)
+from ..recognise.encoder import EncoderLayerParts, EncoderParts
 from ..recognise.formulas import ACTIVATION_CODES
 from .packer import NUMBERS, Packer
 

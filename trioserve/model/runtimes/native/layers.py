@@ -11,10 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ....kernels.library import Library
-from ....kernels.structs import (
-    DecoderSpec,
-    StepSpec,
-)
+from ....kernels.structs import DecoderSpec, StepSpec
 from ....types.plan import StepRow
 from ...step.layout import StepInputs
 from ...step.slots import SlotTables

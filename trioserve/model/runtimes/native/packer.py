@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from ....kernels.library import Library
-from ....kernels.structs import (
-    MatrixSpec,
-    SourceSpec,
-)
+from ....kernels.structs import MatrixSpec, SourceSpec
 from .gguf_matrix import GgufMatrix
 
 # One product's weights: (num_outputs, num_inputs) numbers, or rows of a GGUF file.
