@@ -17,6 +17,7 @@ from trioserve.types.plan import SlotStart
 from trioserve.types.prompt import NO_TOKEN
 from trioserve.types.sampling import MAX_BAD_WORD_TOKENS, SamplingParams
 
+from .planning import Planner, make_prompt, make_vectors
 from .starts import make_start
 
 Words = tuple[tuple[int, ...], ...]
@@ -89,17 +90,13 @@ def has_word(tokens: Sequence[int], words: Words, num_prompt_tokens: int) -> boo
     ids=str,
 )
 def test_output_equals_that_of_generate(
-    tiny: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    places: list[Sequence[int]],
-    device: str,
+    tiny: Callable[..., Any], places: list[Sequence[int]], device: str
 ) -> None:
     model = tiny("llama", device)
     prompt = make_prompt(9)
     plain = model.generate(prompt, 20)
     words = [[(prompt + plain)[9 + place] for place in word] for word in places]
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     sequence = planner.begin(prompt, sampling=forbid(*words))
     planner.run(sequence, num_tokens=20, chunk=4)
     assert sequence.outputs == model.generate(prompt, 20, bad_words_ids=words)
@@ -109,11 +106,7 @@ def test_output_equals_that_of_generate(
 @every_device
 @pytest.mark.parametrize("count", [0, 3])
 def test_a_word_may_be_the_whole_prompt_and_some_output(
-    tiny: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    count: int,
-    device: str,
+    tiny: Callable[..., Any], count: int, device: str
 ) -> None:
     """generate() of transformers 5.17 lets such a word pass, so it gets the last token alone."""
     model = tiny("llama", device)
@@ -122,19 +115,17 @@ def test_a_word_may_be_the_whole_prompt_and_some_output(
     word = [*prompt, *plain[: count + 1]]
     (other,) = model.generate(word[:-1], 1, bad_words_ids=[word[-1:]])
     rest = model.generate([*word[:-1], other], 19 - count)
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     sequence = planner.begin(prompt, sampling=forbid(word))
     planner.run(sequence, num_tokens=20, chunk=4)
     assert sequence.outputs == [*plain[:count], other, *rest]
 
 
 @every_device
-def test_beside_others(
-    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, device: str
-) -> None:
+def test_beside_others(tiny: Callable[..., Any], device: str) -> None:
     """Sequences have their own bad words or none, and end at different times."""
     model = tiny("llama", device)
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     prompts = [make_prompt(length, length) for length in (12, 3, 7, 20)]
     plain = [model.generate(prompt, 16) for prompt in prompts]
     words = [
@@ -157,15 +148,13 @@ def test_beside_others(
 
 
 @pytest.mark.parametrize("num_before", [1, 3, 6])
-def test_after_preemption(
-    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, num_before: int
-) -> None:
+def test_after_preemption(tiny: Callable[..., Any], num_before: int) -> None:
     """A bad word may begin in the output before the preemption."""
     model = tiny("llama")
     prompt = make_prompt(8)
     plain = model.generate(prompt, 16)
     words = [plain[:4], plain[2:8], [prompt[-1], *plain[:2]]]
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     sequence = planner.begin(prompt, sampling=forbid(*words))
     other = planner.begin(make_prompt(5, 1), slot=1)
     planner.run(sequence, other, num_tokens=num_before)
@@ -175,15 +164,13 @@ def test_after_preemption(
     assert other.outputs == model.generate(other.prompt, 16)
 
 
-def test_vectors_are_no_part_of_a_word(
-    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, make_vectors: Any
-) -> None:
+def test_vectors_are_no_part_of_a_word(tiny: Callable[..., Any]) -> None:
     """A vector counts neither as token 0 nor as the number in its place."""
     model = tiny("llama")
     vectors = model.embed(make_prompt(9)).flip(1)
     plain = model.generate_from(vectors, 12)
     words = [[0, plain[0]], [0, 0, *plain[:2]], plain[4:7]]
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     sampling = forbid(*words, (NO_TOKEN, plain[0]))
     sequence = planner.begin(
         [0] * 9, sampling=sampling, embedded=[make_vectors(0, vectors)]

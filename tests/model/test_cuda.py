@@ -17,6 +17,7 @@ from trioserve.testing.models import TINY_MODELS, TINY_VISION_MODELS
 from trioserve.types.plan import SlotStart
 from trioserve.types.sampling import ReasoningBudget, SamplingParams
 
+from .planning import Planner, make_image, make_prompt, make_vectors
 from .starts import make_start
 
 DEVICE = "cuda"
@@ -29,10 +30,10 @@ pytestmark = [
 
 @pytest.mark.parametrize("model_type", sorted(TINY_MODELS))
 def test_mixed_batches_equal_generates_output(
-    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, model_type: str
+    tiny: Callable[..., Any], model_type: str
 ) -> None:
     model = tiny(model_type, DEVICE)
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     sequences = [
         planner.begin(make_prompt(length, slot), slot=slot)
         for slot, length in enumerate((33, 1, 12))
@@ -47,15 +48,11 @@ def test_mixed_batches_equal_generates_output(
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
 def test_vectors_equal_generates_output(
-    tiny: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    make_vectors: Any,
-    model_type: str,
+    tiny: Callable[..., Any], model_type: str
 ) -> None:
     """They come in the host's memory and go to the device chunk by chunk."""
     model = tiny(model_type, DEVICE)
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     vectors = model.embed(make_prompt(14)).flip(1)
     sequence = planner.begin([0] * 14, embedded=[make_vectors(0, vectors)])
     text = planner.begin(make_prompt(9), slot=1)
@@ -67,14 +64,10 @@ def test_vectors_equal_generates_output(
 
 @pytest.mark.parametrize("model_type", sorted(TINY_VISION_MODELS))
 def test_images_equal_generates_output(
-    tiny_vision: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    make_image: Any,
-    model_type: str,
+    tiny_vision: Callable[..., Any], model_type: str
 ) -> None:
     model = tiny_vision(model_type, DEVICE)
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     mixed = model.join(make_prompt(6), make_image(), make_prompt(5, 1))
     sequence = planner.begin(mixed.prompt, embedded=mixed.embedded)
     text = planner.begin(make_prompt(9), slot=1)
@@ -84,14 +77,12 @@ def test_images_equal_generates_output(
     assert text.outputs == model.generate(text.prompt, len(text.outputs))
 
 
-def test_a_seeded_sequence_is_the_same_in_any_batch(
-    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any
-) -> None:
+def test_a_seeded_sequence_is_the_same_in_any_batch(tiny: Callable[..., Any]) -> None:
     model = tiny("llama", DEVICE)
     sampling = SamplingParams(temperature=1.0, top_p=0.9, top_k=20, min_p=0.01)
     outputs = []
     for num_others in (0, 3):
-        planner = make_planner(model.loaded)
+        planner = Planner(model.loaded)
         sequences = [
             planner.begin(make_prompt(9, i), slot=i, sampling=sampling, seed=i)
             for i in range(1 + num_others)

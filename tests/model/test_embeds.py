@@ -16,6 +16,8 @@ from trioserve.types.prompt import EmbeddedInput
 from trioserve.types.sampling import SamplingParams
 from trioserve.types.tensors import TensorBytes
 
+from .planning import Planner, make_prompt, make_vectors
+
 every_model = pytest.mark.parametrize("model_type", sorted(TINY_MODELS))
 
 # Without a window, with one, and with a factor of the vectors of tokens.
@@ -38,14 +40,10 @@ def draw_vectors(model: Any, num_vectors: int, seed: int = 0) -> torch.Tensor:
 @some_models
 @pytest.mark.parametrize("chunk", [1000, 5])
 def test_alone(
-    tiny_by_kernels: Callable[..., Any],
-    make_planner: Any,
-    make_vectors: Any,
-    model_type: str,
-    chunk: int,
+    tiny_by_kernels: Callable[..., Any], model_type: str, chunk: int
 ) -> None:
     model = tiny_by_kernels(model_type)
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     vectors = draw_vectors(model, 19)
     sequence = planner.begin([0] * 19, embedded=[make_vectors(0, vectors)])
     planner.run(sequence, num_tokens=16, chunk=chunk)
@@ -54,15 +52,11 @@ def test_alone(
 
 @every_model
 def test_vectors_of_a_text_are_the_text(
-    tiny_by_kernels: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    make_vectors: Any,
-    model_type: str,
+    tiny_by_kernels: Callable[..., Any], model_type: str
 ) -> None:
     """Chunks cut the two runs of vectors of one prompt; the other prompt has tokens."""
     model = tiny_by_kernels(model_type)
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     prompt = make_prompt(22)
     embedded = [
         make_vectors(begin, model.embed(prompt[begin:end]))
@@ -79,16 +73,10 @@ def test_vectors_of_a_text_are_the_text(
 
 
 @some_models
-def test_after_preemption(
-    tiny_by_kernels: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    make_vectors: Any,
-    model_type: str,
-) -> None:
+def test_after_preemption(tiny_by_kernels: Callable[..., Any], model_type: str) -> None:
     """One preemption is in the middle of the vectors, and one after some output."""
     model = tiny_by_kernels(model_type)
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     vectors = draw_vectors(model, 14)
     sequence = planner.begin([0] * 14, embedded=[make_vectors(0, vectors)])
     other = planner.begin(make_prompt(11, 1), slot=1)
@@ -104,16 +92,11 @@ def test_after_preemption(
 @some_models
 @pytest.mark.parametrize("num_shared", [1, 2, 4])
 def test_prefix_hit(
-    tiny_by_kernels: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    make_vectors: Any,
-    model_type: str,
-    num_shared: int,
+    tiny_by_kernels: Callable[..., Any], model_type: str, num_shared: int
 ) -> None:
     """Blocks that hold some or all of the vectors are not computed again."""
     model = tiny_by_kernels(model_type)
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     vectors = draw_vectors(model, 13)
     sequences = []
     for seed in (1, 2):
@@ -136,16 +119,12 @@ def test_prefix_hit(
     "field, value", [("repetition_penalty", 1.7), ("presence_penalty", 2.0)]
 )
 def test_penalties_pass_over_positions_without_a_token(
-    tiny_by_kernels: Callable[..., Any],
-    make_planner: Any,
-    make_vectors: Any,
-    field: str,
-    value: float,
+    tiny_by_kernels: Callable[..., Any], field: str, value: float
 ) -> None:
     model = tiny_by_kernels("llama")
     vectors = draw_vectors(model, 9)
     sampling = SamplingParams(temperature=0.0, **{field: value})  # type: ignore
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     sequence = planner.begin(
         [0] * 9, sampling=sampling, embedded=[make_vectors(0, vectors)]
     )
@@ -159,12 +138,9 @@ def test_penalties_pass_over_positions_without_a_token(
 
 def test_slot_forgets_vectors_that_were_not_read(
     tiny_by_kernels: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    make_vectors: Any,
 ) -> None:
     model = tiny_by_kernels("llama")
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     vectors = draw_vectors(model, 12)
     left = planner.begin([0] * 12, embedded=[make_vectors(0, vectors)])
     planner.step((left, 5))
@@ -179,12 +155,9 @@ class WatchedBytes(bytearray):
 
 def test_vectors_are_gone_once_they_have_been_read(
     tiny_by_kernels: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    make_vectors: Any,
 ) -> None:
     model = tiny_by_kernels("llama")
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     item: EmbeddedInput = make_vectors(2, draw_vectors(model, 6))
     data = WatchedBytes(item.tensors["embeds"].data)
     watched = weakref.ref(data)
@@ -200,15 +173,10 @@ def test_vectors_are_gone_once_they_have_been_read(
 
 
 @pytest.mark.parametrize("as_bytes", [bytes, bytearray, memoryview])
-def test_any_kind_of_bytes(
-    tiny_by_kernels: Callable[..., Any],
-    make_planner: Any,
-    make_vectors: Any,
-    as_bytes: Any,
-) -> None:
+def test_any_kind_of_bytes(tiny_by_kernels: Callable[..., Any], as_bytes: Any) -> None:
     """Read-only bytes are accepted, too."""
     model = tiny_by_kernels("llama")
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     vectors = draw_vectors(model, 4)
     item = make_vectors(0, vectors)
     data = as_bytes(item.tensors["embeds"].data)
@@ -219,10 +187,10 @@ def test_any_kind_of_bytes(
 
 
 def test_vectors_that_nobody_will_read_are_gone_when_the_plan_says_so(
-    tiny_by_kernels: Callable[..., Any], make_planner: Any, make_vectors: Any
+    tiny_by_kernels: Callable[..., Any],
 ) -> None:
     model = tiny_by_kernels("llama")
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     item: EmbeddedInput = make_vectors(0, draw_vectors(model, 12))
     data = WatchedBytes(item.tensors["embeds"].data)
     watched = weakref.ref(data)

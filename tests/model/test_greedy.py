@@ -13,33 +13,25 @@ from trioserve.config import ModelConfig
 from trioserve.model.loading.load import load_model
 from trioserve.testing.models import TINY_MODELS, save_tiny_model
 
+from .planning import Planner, make_prompt
+
 every_model = pytest.mark.parametrize("model_type", sorted(TINY_MODELS))
 
 
 @every_model
-def test_alone_in_chunks(
-    tiny_by_kernels: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    model_type: str,
-) -> None:
+def test_alone_in_chunks(tiny_by_kernels: Callable[..., Any], model_type: str) -> None:
     model = tiny_by_kernels(model_type)
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     sequence = planner.begin(make_prompt(19))
     planner.run(sequence, num_tokens=24, chunk=5)
     assert sequence.outputs == model.generate(sequence.prompt, 24)
 
 
 @every_model
-def test_beside_others(
-    tiny_by_kernels: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    model_type: str,
-) -> None:
+def test_beside_others(tiny_by_kernels: Callable[..., Any], model_type: str) -> None:
     """Prompts have all lengths, and some come while others are being answered."""
     model = tiny_by_kernels(model_type)
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     lengths = (33, 1, 12, 4, 5)
     sequences = [
         planner.begin(make_prompt(length, slot), slot=slot)
@@ -58,15 +50,10 @@ def test_beside_others(
 
 
 @every_model
-def test_prefix_hit(
-    tiny_by_kernels: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    model_type: str,
-) -> None:
+def test_prefix_hit(tiny_by_kernels: Callable[..., Any], model_type: str) -> None:
     """Blocks that another sequence has filled are read, not computed again."""
     model = tiny_by_kernels(model_type)
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     prefix = make_prompt(12)
     first = planner.begin(prefix + make_prompt(6, 1), slot=0)
     planner.run(first, num_tokens=3)
@@ -80,15 +67,10 @@ def test_prefix_hit(
 
 
 @every_model
-def test_after_preemption(
-    tiny_by_kernels: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    model_type: str,
-) -> None:
+def test_after_preemption(tiny_by_kernels: Callable[..., Any], model_type: str) -> None:
     """The output of a sequence is computed again, in another slot and other blocks."""
     model = tiny_by_kernels(model_type)
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     sequence = planner.begin(make_prompt(10), slot=0)
     other = planner.begin(make_prompt(11, 1), slot=1)
     planner.run(sequence, other, num_tokens=6)
@@ -102,14 +84,10 @@ def test_after_preemption(
 @pytest.mark.parametrize("block_size", [1, 3, 16])
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "gpt_oss"])
 def test_block_sizes(
-    tiny_by_kernels: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    model_type: str,
-    block_size: int,
+    tiny_by_kernels: Callable[..., Any], model_type: str, block_size: int
 ) -> None:
     model = tiny_by_kernels(model_type)
-    planner = make_planner(model.loaded, block_size=block_size)
+    planner = Planner(model.loaded, block_size=block_size)
     sequences = [planner.begin(make_prompt(n, n), slot=n % 8) for n in (3, 17)]
     planner.run(*sequences, num_tokens=14, chunk=6)
     for sequence in sequences:
@@ -117,10 +95,10 @@ def test_block_sizes(
 
 
 def test_rows_share_a_block_that_is_filled_in_the_same_step(
-    tiny_by_kernels: Callable[..., Any], make_planner: Any, make_prompt: Any
+    tiny_by_kernels: Callable[..., Any],
 ) -> None:
     model = tiny_by_kernels("llama")
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     prefix = make_prompt(8)
     first = planner.begin(prefix + make_prompt(3, 1), slot=0)
     planner.step((first, 4))
@@ -133,23 +111,19 @@ def test_rows_share_a_block_that_is_filled_in_the_same_step(
         assert sequence.outputs == model.generate(sequence.prompt, 10)
 
 
-def test_slot_forgets_its_former_sequence(
-    tiny_by_kernels: Callable[..., Any], make_planner: Any, make_prompt: Any
-) -> None:
+def test_slot_forgets_its_former_sequence(tiny_by_kernels: Callable[..., Any]) -> None:
     model = tiny_by_kernels("llama")
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     planner.run(planner.begin(make_prompt(30)), num_tokens=9)
     sequence = planner.begin(make_prompt(6, 1))
     planner.run(sequence, num_tokens=9)
     assert sequence.outputs == model.generate(sequence.prompt, 9)
 
 
-def test_lengths_far_apart(
-    tiny_by_kernels: Callable[..., Any], make_planner: Any, make_prompt: Any
-) -> None:
+def test_lengths_far_apart(tiny_by_kernels: Callable[..., Any]) -> None:
     """The decodes of one step are read in several buckets, in any order."""
     model = tiny_by_kernels("mistral")
-    planner = make_planner(model.loaded, num_blocks=200)
+    planner = Planner(model.loaded, num_blocks=200)
     sequences = [
         planner.begin(make_prompt(length, slot), slot=slot)
         for slot, length in enumerate((2, 70, 9, 41, 68, 1, 22))
@@ -160,10 +134,10 @@ def test_lengths_far_apart(
 
 
 def test_two_runners_of_one_model_have_caches_of_their_own(
-    tiny_by_kernels: Callable[..., Any], make_planner: Any, make_prompt: Any
+    tiny_by_kernels: Callable[..., Any],
 ) -> None:
     model = tiny_by_kernels("llama")
-    planners = [make_planner(model.loaded) for _ in range(2)]
+    planners = [Planner(model.loaded) for _ in range(2)]
     sequences = [
         planner.begin(make_prompt(9, seed)) for seed, planner in enumerate(planners)
     ]
@@ -174,11 +148,9 @@ def test_two_runners_of_one_model_have_caches_of_their_own(
         assert sequence.outputs == model.generate(sequence.prompt, 8)
 
 
-def test_warm_up_leaves_nothing_behind(
-    tiny_by_kernels: Callable[..., Any], make_planner: Any, make_prompt: Any
-) -> None:
+def test_warm_up_leaves_nothing_behind(tiny_by_kernels: Callable[..., Any]) -> None:
     model = tiny_by_kernels("llama")
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     planner.runner.warm_up()
     sequence = planner.begin(make_prompt(5))
     planner.run(sequence, num_tokens=9)
@@ -187,13 +159,10 @@ def test_warm_up_leaves_nothing_behind(
 
 @pytest.mark.parametrize("num_blocks", [1, 2])
 def test_warm_up_of_the_smallest_cache(
-    tiny_by_kernels: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    num_blocks: int,
+    tiny_by_kernels: Callable[..., Any], num_blocks: int
 ) -> None:
     model = tiny_by_kernels("llama")
-    planner = make_planner(
+    planner = Planner(
         model.loaded, num_blocks=num_blocks, block_size=1, max_model_len=2
     )
     planner.runner.warm_up()
@@ -202,18 +171,14 @@ def test_warm_up_of_the_smallest_cache(
     assert sequence.outputs == model.generate(sequence.prompt, 1)
 
 
-def test_plan_without_rows_only_starts(
-    tiny_by_kernels: Callable[..., Any], make_planner: Any
-) -> None:
-    planner = make_planner(tiny_by_kernels("llama").loaded)
+def test_plan_without_rows_only_starts(tiny_by_kernels: Callable[..., Any]) -> None:
+    planner = Planner(tiny_by_kernels("llama").loaded)
     assert planner.step().sampled == ()
 
 
-def test_up_to_the_last_position(
-    tiny_by_kernels: Callable[..., Any], make_planner: Any, make_prompt: Any
-) -> None:
+def test_up_to_the_last_position(tiny_by_kernels: Callable[..., Any]) -> None:
     model = tiny_by_kernels("llama")
-    planner = make_planner(model.loaded, max_model_len=20)
+    planner = Planner(model.loaded, max_model_len=20)
     sequence = planner.begin(make_prompt(11))
     planner.run(sequence, num_tokens=9)
     assert sequence.outputs == model.generate(sequence.prompt, 9)
@@ -221,19 +186,19 @@ def test_up_to_the_last_position(
 
 @pytest.mark.parametrize("model_type", ["llama", "mixtral"])
 def test_broken_numbers_stay_with_their_sequence(
-    tmp_path: Path, make_planner: Any, make_prompt: Any, model_type: str
+    tmp_path: Path, model_type: str
 ) -> None:
     """A sequence of NaN affects no neighbour and no later owner of its blocks."""
     folder = save_tiny_model(model_type, tmp_path, tie_word_embeddings=False)
     model = load_model(folder, ModelConfig(device="cpu"), name="tiny")
-    whole = make_planner(model)
+    whole = Planner(model)
     prompts = [make_prompt(9, seed) for seed in (1, 2)]
     expected = [whole.begin(prompt, slot=i) for i, prompt in enumerate(prompts)]
     whole.run(*expected, num_tokens=8)
     used = {i for s in expected for i in s.prompt + s.outputs}
     spoiler = min(set(range(131)) - used)
     model.model.get_input_embeddings().weight.data[spoiler] = math.nan
-    planner = make_planner(model, num_blocks=10)
+    planner = Planner(model, num_blocks=10)
     broken = planner.begin([spoiler] * 15, slot=0)
     beside = planner.begin(prompts[0], slot=1)
     planner.run(broken, beside, num_tokens=8)

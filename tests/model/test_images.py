@@ -16,6 +16,8 @@ from trioserve.model.loading.load import load_model
 from trioserve.testing.models import TINY_VISION_MODELS
 from trioserve.types.sampling import SamplingParams
 
+from .planning import Planner, make_image, make_prompt, make_vectors
+
 every_model = pytest.mark.parametrize("model_type", sorted(TINY_VISION_MODELS))
 
 # Both kinds of positions; the other models differ only in their image encoders.
@@ -43,16 +45,11 @@ def count_encoded(model: Any) -> Iterator[list[None]]:
 @every_model
 @pytest.mark.parametrize("chunk", [1000, 5])
 def test_alone(
-    tiny_vision_by_kernels: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    make_image: Any,
-    model_type: str,
-    chunk: int,
+    tiny_vision_by_kernels: Callable[..., Any], model_type: str, chunk: int
 ) -> None:
     """Chunks end in the middle of the image, and its encoder runs once."""
     model = tiny_vision_by_kernels(model_type)
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     mixed = model.join(make_prompt(6), make_image(), make_prompt(5, 1))
     sequence = begin(planner, mixed)
     with count_encoded(model) as encoded:
@@ -63,14 +60,10 @@ def test_alone(
 
 @every_model
 def test_another_image_gets_another_answer(
-    tiny_vision: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    make_image: Any,
-    model_type: str,
+    tiny_vision: Callable[..., Any], model_type: str
 ) -> None:
     model = tiny_vision(model_type)
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     sequences = [
         begin(
             planner,
@@ -84,14 +77,9 @@ def test_another_image_gets_another_answer(
 
 
 @every_model
-def test_text_alone(
-    tiny_vision: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    model_type: str,
-) -> None:
+def test_text_alone(tiny_vision: Callable[..., Any], model_type: str) -> None:
     model = tiny_vision(model_type)
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     sequence = planner.begin(make_prompt(19))
     planner.run(sequence, num_tokens=16, chunk=7)
     assert sequence.outputs == model.generate(sequence.prompt, 16)
@@ -99,15 +87,11 @@ def test_text_alone(
 
 @every_model
 def test_beside_others(
-    tiny_vision_by_kernels: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    make_image: Any,
-    model_type: str,
+    tiny_vision_by_kernels: Callable[..., Any], model_type: str
 ) -> None:
     """Two images of two shapes in one prompt, one in another, and text in between."""
     model = tiny_vision_by_kernels(model_type)
-    planner = make_planner(model.loaded, num_blocks=128)
+    planner = Planner(model.loaded, num_blocks=128)
     small, wide = make_image(3, (30, 30)), make_image(4, (150, 60))
     mixed_prompts = [
         model.join(make_prompt(3), wide, make_prompt(4, 1), small, make_prompt(9, 2)),
@@ -124,16 +108,10 @@ def test_beside_others(
 
 
 @every_model
-def test_after_preemption(
-    tiny_vision: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    make_image: Any,
-    model_type: str,
-) -> None:
+def test_after_preemption(tiny_vision: Callable[..., Any], model_type: str) -> None:
     """One preemption is in the middle of the image, and one after some output."""
     model = tiny_vision(model_type)
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     mixed = model.join(make_prompt(2), make_image(), make_prompt(5, 1))
     sequence = begin(planner, mixed, slot=0)
     other = planner.begin(make_prompt(11, 1), slot=1)
@@ -150,16 +128,13 @@ def test_after_preemption(
 @pytest.mark.parametrize("num_shared, num_encoded", [(2, 1), (-2, 0)])
 def test_prefix_hit(
     tiny_vision_by_kernels: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    make_image: Any,
     model_type: str,
     num_shared: int,
     num_encoded: int,
 ) -> None:
     """Blocks hold half of the image, or all of it; then nothing is encoded."""
     model = tiny_vision_by_kernels(model_type)
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     pieces = (make_prompt(3), make_image())
     first = begin(planner, model.join(*pieces, make_prompt(9, 1)), slot=0)
     planner.run(first, num_tokens=2)
@@ -174,16 +149,11 @@ def test_prefix_hit(
 
 @every_model
 def test_images_and_vectors(
-    tiny_vision_by_kernels: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    make_image: Any,
-    make_vectors: Any,
-    model_type: str,
+    tiny_vision_by_kernels: Callable[..., Any], model_type: str
 ) -> None:
     """Vectors of a text before and after an image count as that text."""
     model = tiny_vision_by_kernels(model_type)
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     mixed = model.join(make_prompt(7), make_image(), make_prompt(8, 1))
     length = len(mixed.prompt)
     sequence = planner.begin(
@@ -199,15 +169,9 @@ def test_images_and_vectors(
 
 
 @every_model
-def test_vectors_alone(
-    tiny_vision: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    make_vectors: Any,
-    model_type: str,
-) -> None:
+def test_vectors_alone(tiny_vision: Callable[..., Any], model_type: str) -> None:
     model = tiny_vision(model_type)
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     prompt = make_prompt(13)
     sequence = planner.begin(prompt, embedded=[make_vectors(0, model.embed(prompt))])
     planner.run(sequence, num_tokens=12, chunk=8)
@@ -215,20 +179,14 @@ def test_vectors_alone(
 
 
 @every_model
-def test_in_bfloat16(
-    tiny_vision: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    make_image: Any,
-    model_type: str,
-) -> None:
+def test_in_bfloat16(tiny_vision: Callable[..., Any], model_type: str) -> None:
     """The tensors of an image come in float32, whatever the type of the model."""
     model = tiny_vision(model_type)
     loaded = load_model(
         model.folder, ModelConfig(device="cpu", dtype="bfloat16"), name="tiny"
     )
     assert loaded.info.dtype == "bfloat16"
-    planner = make_planner(loaded)
+    planner = Planner(loaded)
     mixed = model.join(make_prompt(6), make_image(), make_prompt(5, 1))
     sequence = begin(planner, mixed)
     planner.run(sequence, num_tokens=2)
@@ -236,14 +194,10 @@ def test_in_bfloat16(
 
 @some_models
 def test_sequences_encode_an_image_once_while_one_of_them_needs_it(
-    tiny_vision: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    make_image: Any,
-    model_type: str,
+    tiny_vision: Callable[..., Any], model_type: str
 ) -> None:
     model = tiny_vision(model_type)
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     mixed_prompts = [
         model.join(make_prompt(3 + i), make_image(), make_prompt(4)) for i in range(2)
     ]
@@ -260,15 +214,11 @@ def test_sequences_encode_an_image_once_while_one_of_them_needs_it(
 
 @some_models
 def test_slot_forgets_its_former_image(
-    tiny_vision: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    make_image: Any,
-    model_type: str,
+    tiny_vision: Callable[..., Any], model_type: str
 ) -> None:
     """The next sequence inherits neither vectors nor shifted positions."""
     model = tiny_vision(model_type)
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     left = begin(planner, model.join(make_prompt(2), make_image(), make_prompt(4)))
     planner.step((left, 5))
     sequence = planner.begin(make_prompt(20))
@@ -278,15 +228,11 @@ def test_slot_forgets_its_former_image(
 
 @some_models
 def test_repetition_penalty_counts_image_tokens(
-    tiny_vision: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    make_image: Any,
-    model_type: str,
+    tiny_vision: Callable[..., Any], model_type: str
 ) -> None:
     """`generate` counts them, too."""
     model = tiny_vision(model_type)
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     mixed = model.join(make_prompt(6), make_image(), make_prompt(5, 1))
     sampling = SamplingParams(temperature=0.0, repetition_penalty=1.7)
     sequence = begin(planner, mixed, sampling=sampling)
@@ -300,16 +246,13 @@ def test_repetition_penalty_counts_image_tokens(
 @some_models
 def test_vectors_that_were_counted_wrong_stay_with_their_sequence(
     tiny_vision: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    make_image: Any,
     caplog: pytest.LogCaptureFixture,
     model_type: str,
     num_missing: int,
 ) -> None:
     """The step goes on, the log names the error, and other sequences are correct."""
     model = tiny_vision(model_type)
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     mixed = model.join(make_prompt(6), make_image(), make_prompt(9, 1))
     (item,) = mixed.embedded
     *runs, (run_begin, run_end) = item.runs
@@ -325,13 +268,10 @@ def test_vectors_that_were_counted_wrong_stay_with_their_sequence(
 
 def test_positions_are_those_of_transformers(
     tiny_vision_by_kernels: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    make_image: Any,
 ) -> None:
     """Images are higher or wider, at the beginning and near the end."""
     model = tiny_vision_by_kernels("qwen2_vl")
-    planner = make_planner(model.loaded, num_blocks=128)
+    planner = Planner(model.loaded, num_blocks=128)
     high, wide = make_image(1, (30, 150)), make_image(2, (150, 30))
     pieces: list[Any] = [[high, [5]], [high, wide, [5]], [make_prompt(3), wide, [5]]]
     mixed_prompts = [model.join(*piece) for piece in pieces]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 import re
-from typing import Any
 
 import pytest
 import torch
@@ -16,6 +15,8 @@ from trioserve.errors import InvalidConfig, UnsupportedModel, WeightsBroken
 from trioserve.model.loading.load import load_model
 from trioserve.model.runtimes.loaded import LoadedModel
 from trioserve.testing.models import TINY_MODELS, TINY_VISION_MODELS, save_tiny_model
+
+from .planning import Planner, make_prompt
 
 
 def load(folder: Path, **fields: object) -> LoadedModel:
@@ -224,11 +225,7 @@ def test_rotary_embeddings_are_those_of_the_longest_sequence(
     [("llama", DYNAMIC), ("phi3", LONGROPE), ("gemma3_text", LAYERED)],
 )
 def test_rotary_embeddings_do_not_depend_on_neighbours(
-    tmp_path: Path,
-    make_planner: Any,
-    make_prompt: Any,
-    model_type: str,
-    rope: dict[str, object],
+    tmp_path: Path, model_type: str, rope: dict[str, object]
 ) -> None:
     """A short sequence gets the same output beside one that is beyond the scaling."""
     folder = save_tiny_model(
@@ -237,7 +234,7 @@ def test_rotary_embeddings_do_not_depend_on_neighbours(
     model = load(folder)
     outputs = []
     for has_neighbour in (False, True):
-        planner = make_planner(model, num_blocks=200, max_model_len=160)
+        planner = Planner(model, num_blocks=200, max_model_len=160)
         sequences = [planner.begin(make_prompt(6))]
         if has_neighbour:
             sequences.append(planner.begin(make_prompt(140, 1), slot=1))

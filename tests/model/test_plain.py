@@ -25,6 +25,8 @@ from trioserve.model.self_check import compare
 from trioserve.model.self_check.steps import COMPARED_TOKENS, make_check
 from trioserve.testing.models import save_tiny_model
 
+from .planning import Planner, make_prompt
+
 pytestmark = pytest.mark.usefixtures("needs_kernels")
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -91,18 +93,13 @@ def compute(loaded: LoadedModel) -> Tensor:
     ],
 )
 def test_the_output_is_that_of_transformers(
-    tmp_path: Path,
-    make_planner: Callable[..., Any],
-    make_prompt: Callable[..., list[int]],
-    model_type: str,
-    changes: dict[str, Any],
-    fields: dict[str, Any],
+    tmp_path: Path, model_type: str, changes: dict[str, Any], fields: dict[str, Any]
 ) -> None:
     folder = save_tiny_model(model_type, tmp_path, **changes)
     change(folder, **fields)
     loaded = load(folder)
     assert loaded is not None
-    planner = make_planner(loaded)
+    planner = Planner(loaded)
     sequence = planner.begin(make_prompt(70))
     planner.run(sequence, num_tokens=12)
     reference = AutoModelForCausalLM.from_pretrained(folder)

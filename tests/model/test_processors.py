@@ -22,6 +22,7 @@ from trioserve.types.logits import LogitsProcessor, LogitsRow
 from trioserve.types.plan import SlotStart
 from trioserve.types.sampling import SamplingParams
 
+from .planning import Planner, make_prompt
 from .starts import make_start
 
 VOCAB_SIZE = 16
@@ -431,12 +432,10 @@ class NoRepeat(LogitsProcessor):
             logits[index] = process(ids, logits[index : index + 1])[0]
 
 
-def test_a_batch_of_all_kinds_equals_generates_output(
-    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any
-) -> None:
+def test_a_batch_of_all_kinds_equals_generates_output(tiny: Callable[..., Any]) -> None:
     """They run together, one is preempted, and slots are reused."""
     model = tiny("llama")
-    planner = make_planner(model.loaded, logits_processors=(Add, NoRepeat))
+    planner = Planner(model.loaded, logits_processors=(Add, NoRepeat))
     sizes = [2, None, 3, 1]
     sequences = []
     for slot, size in enumerate(sizes):

@@ -10,19 +10,17 @@ import pytest
 from trioserve.types.output import TokenLogprobs
 from trioserve.types.sampling import SamplingParams
 
+from .planning import Planner, make_prompt
+
 
 @pytest.mark.parametrize("chunk", [1000, 7, 1])
 @pytest.mark.parametrize("model_type", ["llama", "gemma2"])
 def test_prompt_logprobs_are_those_of_one_forward_pass(
-    tiny_by_kernels: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    model_type: str,
-    chunk: int,
+    tiny_by_kernels: Callable[..., Any], model_type: str, chunk: int
 ) -> None:
     """Each prompt token except the first has one, in chunks of any size."""
     model = tiny_by_kernels(model_type)
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     sequence = planner.begin(
         make_prompt(18), sampling=SamplingParams(temperature=0.0, prompt_logprobs=3)
     )
@@ -46,10 +44,10 @@ def test_prompt_logprobs_are_those_of_one_forward_pass(
 
 
 def test_a_prompts_tokens_may_have_the_whole_vocabulary(
-    tiny_by_kernels: Callable[..., Any], make_planner: Any, make_prompt: Any
+    tiny_by_kernels: Callable[..., Any],
 ) -> None:
     model = tiny_by_kernels("llama")
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     sequence = planner.begin(
         make_prompt(4), sampling=SamplingParams(temperature=0.0, prompt_logprobs=-1)
     )
@@ -62,9 +60,9 @@ def test_a_prompts_tokens_may_have_the_whole_vocabulary(
 
 
 def test_outputs_that_are_computed_again_are_not_the_prompt(
-    tiny_by_kernels: Callable[..., Any], make_planner: Any, make_prompt: Any
+    tiny_by_kernels: Callable[..., Any],
 ) -> None:
-    planner = make_planner(tiny_by_kernels("llama").loaded)
+    planner = Planner(tiny_by_kernels("llama").loaded)
     sequence = planner.begin(
         make_prompt(5), sampling=SamplingParams(temperature=0.0, prompt_logprobs=0)
     )
@@ -77,10 +75,10 @@ def test_outputs_that_are_computed_again_are_not_the_prompt(
 
 
 def test_prompts_longer_than_one_conversion(
-    tiny_by_kernels: Callable[..., Any], make_planner: Any, make_prompt: Any
+    tiny_by_kernels: Callable[..., Any],
 ) -> None:
     model = tiny_by_kernels("gpt_neox")
-    planner = make_planner(model.loaded, num_blocks=200, max_model_len=700)
+    planner = Planner(model.loaded, num_blocks=200, max_model_len=700)
     sequence = planner.begin(
         make_prompt(600), sampling=SamplingParams(temperature=0.0, prompt_logprobs=1)
     )

@@ -17,6 +17,8 @@ from trioserve.model.attention.cache_memory import count_fitting_blocks
 from trioserve.model.device.memory import MemoryReading
 from trioserve.model.trial import StepLimits, measure_steps, plan_largest_step
 
+from .planning import Planner, make_prompt
+
 GIB = 2**30
 
 
@@ -93,11 +95,7 @@ def test_what_a_trial_needs(free: int, reserved: int, peak: int, expected: int) 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
 def test_a_model_runs_the_largest_step_and_runs_as_before_afterwards(
-    tiny: Callable[..., Any],
-    make_planner: Any,
-    make_prompt: Any,
-    caplog: pytest.LogCaptureFixture,
-    model_type: str,
+    tiny: Callable[..., Any], caplog: pytest.LogCaptureFixture, model_type: str
 ) -> None:
     caplog.set_level(logging.INFO)
     model = tiny(model_type)
@@ -112,7 +110,7 @@ def test_a_model_runs_the_largest_step_and_runs_as_before_afterwards(
     assert measure_steps(model.loaded, make_limits(), memory) == 6 * GIB
     assert memory.calls == ["clear", "read", "read", "clear"]
     assert caplog.messages == []
-    planner = make_planner(model.loaded)
+    planner = Planner(model.loaded)
     assert caplog.messages != []
     sequence = planner.begin(make_prompt(9))
     planner.run(sequence, num_tokens=4)

@@ -13,6 +13,7 @@ from trioserve.model.attention.backend import PagedModel
 from trioserve.model.attention.paged_triton import TritonAttention
 from trioserve.model.attention.probe import LayerSpec
 
+from ..planning import Planner, make_prompt
 from .steps import DEVICE, LAYERS, Steps, make_layer, make_model, run_story
 
 pytest.importorskip("triton", reason="needs the extra triton")
@@ -88,10 +89,10 @@ def test_its_limits(model: PagedModel, obstacle: str | None) -> None:
     "model_type", ["llama", pytest.param("gemma3_text", marks=pytest.mark.matrix)]
 )
 def test_a_model_writes_what_generate_writes(
-    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, model_type: str
+    tiny: Callable[..., Any], model_type: str
 ) -> None:
     model = tiny(model_type, DEVICE.type)
-    planner = make_planner(replace(model.loaded, attention_backend="triton"))
+    planner = Planner(replace(model.loaded, attention_backend="triton"))
     sequences = [planner.begin(make_prompt(9, slot), slot=slot) for slot in (0, 1)]
     planner.step((sequences[0], 5))
     planner.step((sequences[1], 9), (sequences[0], 4))

@@ -27,6 +27,8 @@ from trioserve.types.sampling import SamplingParams
 from trioserve.types.stage_place import StagePlace
 from trioserve.types.transfers import list_transfers
 
+from ..planning import make_image, make_prompt, make_vectors
+
 # A sibling is run, not imported: tests are no package (import-mode=importlib).
 _LAUNCHING = runpy.run_path(str(Path(__file__).parent.parent / "test_launching.py"))
 answer_all = _LAUNCHING["answer_all"]
@@ -227,9 +229,7 @@ def test_sequences_that_are_cancelled_in_flight(
     assert_exchanged(pipeline, 3)
 
 
-def test_vectors_of_prompts(
-    cut: Callable[..., Any], make_pipeline: Any, make_vectors: Any
-) -> None:
+def test_vectors_of_prompts(cut: Callable[..., Any], make_pipeline: Any) -> None:
     """Only the first stage reads them."""
     model = cut()
     embedding = model.loaded.model.get_input_embeddings().weight.detach()
@@ -256,8 +256,6 @@ def test_vectors_of_prompts(
 def test_images(
     tiny_vision: Callable[..., Any],
     make_pipeline: Any,
-    make_image: Any,
-    make_prompt: Any,
     choose_kernels: Callable[[str], str],
     model_type: str,
 ) -> None:

@@ -21,6 +21,8 @@ from trioserve.model.runtimes.choice import NotRecognised
 from trioserve.model.runtimes.fused.graphs import Capture, find_size, list_sizes
 from trioserve.model.runtimes.loaded import LoadedModel
 
+from ...planning import Planner, make_prompt
+
 pytest.importorskip("triton", reason="needs the extra triton")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -64,10 +66,10 @@ def load(model: Any, capture: Capture | None = None) -> LoadedModel:
 
 @pytest.mark.parametrize("model_type", TYPES)
 def test_a_model_writes_what_generate_writes(
-    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, model_type: str
+    tiny: Callable[..., Any], model_type: str
 ) -> None:
     model = tiny(model_type, DEVICE)
-    planner = make_planner(load(model))
+    planner = Planner(load(model))
     sequences = [planner.begin(make_prompt(9, slot), slot=slot) for slot in (0, 1)]
     planner.step((sequences[0], 5))
     planner.step((sequences[1], 9), (sequences[0], 4))
@@ -79,9 +81,7 @@ def test_a_model_writes_what_generate_writes(
 
 # Padding computes with what its memory held before.
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_graphs_write_the_same_with_padding(
-    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any
-) -> None:
+def test_graphs_write_the_same_with_padding(tiny: Callable[..., Any]) -> None:
     graphs: list[Repeated] = []
 
     def capture(function: Callable[[], Tensor]) -> Repeated:
@@ -89,7 +89,7 @@ def test_graphs_write_the_same_with_padding(
         return graphs[-1]
 
     model = tiny("qwen2", DEVICE)
-    planner = make_planner(load(model, capture), max_num_seqs=4)
+    planner = Planner(load(model, capture), max_num_seqs=4)
     planner.runner.warm_up()
     sequences = [planner.begin(make_prompt(9, slot), slot=slot) for slot in range(3)]
     planner.step(*((sequence, 9) for sequence in sequences))

@@ -25,6 +25,8 @@ from trioserve.types.logits import LogitsProcessor, LogitsRow
 from trioserve.types.sampling import SamplingParams
 from trioserve.types.stage_place import StagePlace
 
+from ...planning import Planner, make_prompt
+
 pytestmark = pytest.mark.usefixtures("needs_kernels")
 
 
@@ -84,8 +86,6 @@ def test_a_model_whose_output_differs_runs_by_its_modules(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
-    make_planner: Any,
-    make_prompt: Any,
     tiny: Callable[..., Any],
     tolerance: float,
 ) -> None:
@@ -95,7 +95,7 @@ def test_a_model_whose_output_differs_runs_by_its_modules(
     loaded = load(model.folder)
     assert loaded.info.kernels == "torch"
     assert "kernels: torch, because its output would differ by" in caplog.text
-    planner = make_planner(loaded)
+    planner = Planner(loaded)
     sequence = planner.begin(make_prompt(9))
     planner.run(sequence, num_tokens=8)
     assert sequence.outputs == model.generate(sequence.prompt, 8)
@@ -210,13 +210,13 @@ class CountThreads(LogitsProcessor):
 
 @pytest.mark.parametrize(("kernels", "expected"), [("native", 1), ("torch", 2)])
 def test_pytorch_takes_no_core_from_the_kernels(
-    tmp_path: Path, make_planner: Callable[..., Any], kernels: str, expected: int
+    tmp_path: Path, kernels: str, expected: int
 ) -> None:
     before = torch.get_num_threads()
     folder = save_tiny_model("llama", tmp_path / "model")
     loaded = load(folder, kernels=kernels, num_threads=2)
     try:
-        planner = make_planner(loaded, logits_processors=(CountThreads,))
+        planner = Planner(loaded, logits_processors=(CountThreads,))
         sampling = SamplingParams(logits_processors=((CountThreads.name, {}),))
         CountThreads.counts.clear()
         planner.run(planner.begin([1, 2, 3], sampling=sampling), num_tokens=2)
