@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_float, c_void_p
 
-from hypothesis import HealthCheck, example, given, settings, strategies as st
+from hypothesis import example, given, strategies as st
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -17,21 +17,9 @@ from trioserve.kernels.structs import (
     TextsSpec,
 )
 
-# The examples are the same in every run, so that a failure is not one by chance. The
-# fixture is the same for all of them.
-by_chance = settings(
-    derandomize=True,
-    max_examples=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+from .chance import FORMATS, by_chance, make_numbers
 
-FORMATS = {torch.float32: 0, torch.bfloat16: 1}
 EPSILON = 1e-5
-
-
-def make_numbers(seed: int, *shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 @by_chance

@@ -7,7 +7,7 @@ from ctypes import Structure, c_float, c_int32, c_void_p
 import math
 
 import gguf
-from hypothesis import HealthCheck, example, given, settings, strategies as st
+from hypothesis import example, given, strategies as st
 import numpy as np
 import pytest
 import torch
@@ -16,20 +16,12 @@ from torch.nn import functional
 
 from trioserve.kernels.structs import MatrixSpec, SourceSpec
 
-# The examples are the same in every run, so that a failure is not one by chance. The
-# fixture is the same for all of them.
-by_chance = settings(
-    derandomize=True,
-    max_examples=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+from .chance import FORMATS, by_chance, make_numbers
 
-# FormatCode of native/matrix.h, and SourceKind of native/gguf.h.
-FORMATS = {torch.float32: 0, torch.bfloat16: 1}
 # The largest codes of inputs: of the formats for 8 bits, and of those for 16.
 INPUT_LIMITS = [127, 32767]
 GGUF_KINDS = "F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K".split()
+# SourceKind of native/gguf.h.
 SOURCE_KINDS = {
     name: code for code, name in enumerate(["torch.float32", *GGUF_KINDS])
 } | {"torch.bfloat16": 2}
@@ -40,10 +32,6 @@ SCALE_BYTES = {
     **{kind: [1, 3] for kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K")},
     "Q6_K": [209],
 }
-
-
-def make_numbers(seed: int, *shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def misalign(tensor: Tensor, offset: int) -> Tensor:

@@ -7,19 +7,12 @@ from contextlib import contextmanager
 import ctypes
 from ctypes import c_void_p
 
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, strategies as st
 import numpy as np
 
 from trioserve.kernels.structs import LogitsSpec
 
-# The examples are the same in every run, so that a failure is not one by chance. The
-# fixture is the same for all of them.
-by_chance = settings(
-    derandomize=True,
-    max_examples=80,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+from .chance import by_chance
 
 KINDS = ["normal", "equal", "ties", "zeros", "rising", "infinite", "broken", "nan"]
 
