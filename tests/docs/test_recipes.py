@@ -53,9 +53,22 @@ def find_sampling_field() -> set[str]:
     return {*find_uses("min_p"), *kernels} - others
 
 
+def find_vision_family() -> set[str]:
+    """Return the files of SmolVLM, a family that takes images."""
+    # Its processor of images is tiny, too, which is for tests alone.
+    return {*find_uses("smolvlm")} - {"testing/processors.py"}
+
+
+def find_capability() -> set[str]:
+    """Return the files of a fact about a decoder that few models have."""
+    return {*find_uses("logit_softcap")}
+
+
 # The title of a section, and the files by the code. No change needs more files.
 RECIPES: dict[str, tuple[Callable[[], set[str]], int]] = {
     "A new sampling field": (find_sampling_field, 6),
+    "A new capability of decoders": (find_capability, 5),
+    "A new model family": (find_vision_family, 2),
 }
 
 

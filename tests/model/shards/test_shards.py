@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-import runpy
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,21 +23,16 @@ from trioserve.testing.models import TINY_MODELS, save_tiny_model
 from trioserve.types.sampling import SamplingParams
 from trioserve.types.stage_place import Shard, StagePlace
 
-# A sibling is run, not imported: tests are no package (import-mode=importlib).
-_PIPELINE = runpy.run_path(
-    str(Path(__file__).parent.parent / "stages/test_pipeline.py")
+from ..stages.test_pipeline import (
+    SIZES as PIPELINE_SIZES,
+    end_one,
+    make_prompts,
+    make_sequences,
+    write_all,
 )
-write_all = _PIPELINE["write_all"]
-make_sequences = _PIPELINE["make_sequences"]
-make_prompts = _PIPELINE["make_prompts"]
-end_one = _PIPELINE["end_one"]
-SIZES = {**_PIPELINE["SIZES"], "max_model_len": 64}
+from ..test_launching import SAMPLINGS, answer_all, assert_alike
 
-
-_LAUNCHING = runpy.run_path(str(Path(__file__).parent.parent / "test_launching.py"))
-answer_all = _LAUNCHING["answer_all"]
-assert_alike = _LAUNCHING["assert_alike"]
-SAMPLINGS = _LAUNCHING["SAMPLINGS"]
+SIZES = {**PIPELINE_SIZES, "max_model_len": 64}
 
 CPU = ModelConfig(device="cpu", kernels="torch")
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 import dataclasses
-from pathlib import Path
 import random
-import runpy
 import threading
 from typing import Any
 
@@ -25,10 +23,9 @@ from trioserve.types.plan import StepPlan
 from trioserve.types.sampling import SamplingParams
 from trioserve.types.structured import Grammar
 
-# A sibling is run, not imported: tests are no package (import-mode=importlib).
-_LAUNCHING = runpy.run_path(str(Path(__file__).parent.parent / "test_launching.py"))
-SAMPLINGS: dict[str, list[SamplingParams]] = _LAUNCHING["SAMPLINGS"]
-PROCESSORS = (_LAUNCHING["NoRepeat"], _LAUNCHING["Counting"])
+from ..test_launching import SAMPLINGS, Counting, NoRepeat
+
+PROCESSORS = (NoRepeat, Counting)
 
 VOCAB_SIZE = 97
 

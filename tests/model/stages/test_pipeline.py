@@ -6,9 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
-from pathlib import Path
 import random
-import runpy
 import threading
 from typing import Any
 
@@ -28,12 +26,7 @@ from trioserve.types.stage_place import StagePlace
 from trioserve.types.transfers import list_transfers
 
 from ..planning import make_image, make_prompt, make_vectors
-
-# A sibling is run, not imported: tests are no package (import-mode=importlib).
-_LAUNCHING = runpy.run_path(str(Path(__file__).parent.parent / "test_launching.py"))
-answer_all = _LAUNCHING["answer_all"]
-assert_alike = _LAUNCHING["assert_alike"]
-SAMPLINGS = _LAUNCHING["SAMPLINGS"]
+from ..test_launching import SAMPLINGS, answer_all, assert_alike
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10)
 SIZES: dict[str, int] = {"num_blocks": 64, "block_size": 4, "max_num_seqs": 5}

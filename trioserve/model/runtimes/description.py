@@ -70,15 +70,15 @@ class LayerParts:
     attention: LayerSpec
     input_norm: Tensor
     qkv: tuple[nn.Linear, ...]
-    query_norm: Tensor | None
-    key_norm: Tensor | None
+    query_norm: Tensor | None = None
+    key_norm: Tensor | None = None
     cos: Tensor
     sin: Tensor
     output: nn.Linear
-    post_attention_norm: Tensor | None
+    post_attention_norm: Tensor | None = None
     mlp_norm: Tensor
     mlp: MlpParts | MixtureParts
-    post_mlp_norm: Tensor | None
+    post_mlp_norm: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,13 +96,13 @@ class DecoderParts:
     """
 
     layers: tuple[LayerParts, ...]
-    embedding_scale: float
+    embedding_scale: float = 1.0
     final_norm: Tensor | None
     head: nn.Linear | None
     activation: str
     epsilon: float
-    logit_softcap: float | None
-    plane_rotary: nn.Module | None
+    logit_softcap: float | None = None
+    plane_rotary: nn.Module | None = None
 
     @property
     def hidden_size(self) -> int:

@@ -50,13 +50,10 @@ class PartsBuilder:
             layers=tuple(
                 self._build_layer(name_layer(i), call) for i, call in zip(layers, calls)
             ),
-            embedding_scale=1.0,
             final_norm=self._tensors.read_vector(FINAL_NORM) if has_head else None,
             head=self._multiply(name_head(self._described)) if has_head else None,
             activation="silu",
             epsilon=self._described.rms_norm_eps,
-            logit_softcap=None,
-            plane_rotary=None,
         )
 
     def _build_layer(self, name: str, call: LayerSpec) -> LayerParts:
@@ -70,12 +67,9 @@ class PartsBuilder:
                 self._multiply(f"{name}.self_attn.k_proj"),
                 self._multiply(f"{name}.self_attn.v_proj"),
             ),
-            query_norm=None,
-            key_norm=None,
             cos=cos,
             sin=sin,
             output=self._multiply(f"{name}.self_attn.o_proj"),
-            post_attention_norm=None,
             mlp_norm=read(f"{name}.post_attention_layernorm"),
             mlp=MlpParts(
                 gate_up=(
@@ -84,7 +78,6 @@ class PartsBuilder:
                 ),
                 down=self._multiply(f"{name}.mlp.down_proj"),
             ),
-            post_mlp_norm=None,
         )
 
     def _multiply(self, name: str) -> nn.Linear:
