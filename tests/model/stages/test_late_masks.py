@@ -20,7 +20,6 @@ from trioserve.scheduler.generation.scheduler import Scheduler
 from trioserve.scheduler.generation.sequence import Sequence as Scheduled
 from trioserve.types.ids import SequenceId
 from trioserve.types.plan import StepPlan
-from trioserve.types.sampling import SamplingParams
 from trioserve.types.structured import Grammar
 
 from ..test_launching import SAMPLINGS, Counting, NoRepeat
