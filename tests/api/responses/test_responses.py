@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import msgspec
-from openai.types import Completion as OpenAICompletion, Model
+from openai.types import Completion as OpenAICompletion
 from openai.types.chat import ChatCompletion as OpenAIChatCompletion
 import pytest
 
@@ -26,18 +26,12 @@ from trioserve.api.shared.logprobs import (
     build_chat_logprobs,
     build_prompt_logprobs,
 )
+from trioserve.api.tokens.answers import Detokenized, Tokenized
 from trioserve.errors import EngineDied, InvalidParameter, ModelNotFound, QueueFull
-from trioserve.http.record.cards import (
-    Detokenized,
-    ModelList,
-    Tokenized,
-    Version,
-    describe_model,
-)
 from trioserve.http.record.usage import Usage
 from trioserve.http.wire.encode import encode
 from trioserve.http.wire.error_body import ErrorBody
-from trioserve.types.model_info import ModelInfo
+from trioserve.server.admin.status import Version
 from trioserve.types.output import TokenLogprobs
 
 # Token 3 is the first half of a character.
@@ -97,21 +91,6 @@ def test_the_official_client_parses_a_completion() -> None:
     assert parsed.choices[0].text == "hello"
     logprobs = parsed.choices[0].logprobs
     assert logprobs and logprobs.tokens == ["bc", "\ufffd"]
-
-
-def test_the_official_client_parses_the_list_of_models() -> None:
-    info = ModelInfo(
-        name="m",
-        architecture="LlamaForCausalLM",
-        vocab_size=9,
-        max_model_len=64,
-        eos_token_ids=frozenset(),
-    )
-    listed = load(ModelList(data=(describe_model(info, task="generate", created=7),)))
-    assert listed["object"] == "list"
-    (card,) = listed["data"]
-    assert card["max_model_len"] == 64
-    assert Model.model_validate(card, strict=True).id == "m"
 
 
 def test_null_is_sent_where_openai_sends_it_and_extras_only_on_demand() -> None:
