@@ -23,9 +23,9 @@ from trioserve.api.anthropic.requests import (
     MessagesRequest,
 )
 from trioserve.api.chat.request import ChatRequest
+from trioserve.api.cohere.requests import CohereEmbedRequest
 from trioserve.api.completions.request import CompletionRequest
 from trioserve.api.pooling.requests import (
-    CohereEmbedRequest,
     EmbeddingRequest,
     RerankRequest,
 )

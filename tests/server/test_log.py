@@ -53,14 +53,10 @@ async def test_clients_cannot_write_a_line_of_the_log(
 
 
 async def test_unknown_fields_are_logged_in_one_line(
-    tokenizer_folder: Path, caplog: pytest.LogCaptureFixture
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "trioserve.api.decode.body")
-    async with (
-        open_fake_server(tokenizer_folder) as server,
-        httpx.AsyncClient(base_url=server.url) as client,
-    ):
-        await client.post("/v1/chat/completions", json=CHAT | {FORGED: 1, "other": 2})
+    await client.post("/v1/chat/completions", json=CHAT | {FORGED: 1, "other": 2})
     (record,) = (
         each for each in caplog.records if each.name == "trioserve.api.decode.body"
     )

@@ -183,7 +183,7 @@ class _Front:
             self._state.engine.engine.set_peer(front, None)
 
     async def answer(self, question: bytes) -> bytes:
-        from ..server.admin.live_answers import answer_sibling
+        from ..server.admin.live_requests import answer_sibling
 
         return await answer_sibling(self._state, question)
 

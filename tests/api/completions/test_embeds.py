@@ -156,11 +156,9 @@ async def test_one_wrong_tensor_ends_the_decoding_of_its_siblings(
 
 
 async def test_vectors_are_refused_unless_they_are_enabled(
-    tokenizer_folder: Path,
+    client: httpx.AsyncClient,
 ) -> None:
-    async with open_fake_server(tokenizer_folder) as server:
-        async with httpx.AsyncClient(base_url=server.url) as client:
-            answer = await client.post(PATH, json={"prompt_embeds": make(1)})
+    answer = await client.post(PATH, json={"prompt_embeds": make(1)})
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["param"] == "prompt_embeds"

@@ -11,10 +11,10 @@ from msgspec import inspect
 import pytest
 
 from trioserve.api.chat.request import ChatRequest
+from trioserve.api.cohere.requests import CohereEmbedRequest
 from trioserve.api.completions.request import CompletionRequest
 from trioserve.api.decode.fields import ModelRequest
 from trioserve.api.pooling.requests import (
-    CohereEmbedRequest,
     EmbeddingRequest,
     ScoreRequest,
 )

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
+from trioserve.api.cohere.body import COHERE_EMBED_BODY
+from trioserve.api.cohere.requests import COHERE_TYPES
 from trioserve.api.decode.decoder import BodyDecoder
 from trioserve.api.pooling.body import (
     CLASSIFICATION_BODY,
-    COHERE_EMBED_BODY,
     EMBEDDING_BODY,
     POOLING_BODY,
     RERANK_BODY,
     SCORE_BODY,
 )
 from trioserve.api.pooling.requests import (
-    COHERE_TYPES,
     MAX_DOCUMENTS,
     MAX_INPUTS,
     EmbeddingRequest,

@@ -86,20 +86,19 @@ async def test_each_way_to_cancel_is_measured(
 
 
 async def test_a_request_that_is_rendered_is_free_when_its_worker_is(
-    tokenizer_folder: Path,
+    server: FakeServer,
 ) -> None:
-    async with open_fake_server(tokenizer_folder) as server:
-        assert server.state.engine is not None
-        workers = server.state.engine.renderer.workers
-        workers.resize(1)
-        gate = threading.Event()
-        with trio.fail_after(60):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(workers.run, gate.wait)
-                async with send(server):
-                    await wait_phase(server, "render")
-                await wait_for(server, {"render": 1})
-                gate.set()
+    assert server.state.engine is not None
+    workers = server.state.engine.renderer.workers
+    workers.resize(1)
+    gate = threading.Event()
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(workers.run, gate.wait)
+            async with send(server):
+                await wait_phase(server, "render")
+            await wait_for(server, {"render": 1})
+            gate.set()
 
 
 async def test_the_time_ends_with_the_blocks_of_the_other_process(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -12,7 +11,7 @@ import trio
 from trioserve.config import HttpConfig
 from trioserve.errors import InvalidConfig
 from trioserve.http.wire.hosts import AllowedHosts
-from trioserve.testing.server import open_fake_server
+from trioserve.testing.server import FakeServer
 
 OWN = [
     *("", "localhost", "LocalHost:8000", "localhost.", "localhost.:80", "a.localhost"),
@@ -104,51 +103,46 @@ def test_a_name_that_no_request_can_have_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("is_http2", [False, True])
+@pytest.mark.server(http=HttpConfig(enable_h2c=True))
 async def test_a_foreign_name_is_answered_421(
-    tokenizer_folder: Path, is_http2: bool
+    server: FakeServer, is_http2: bool
 ) -> None:
-    async with open_fake_server(
-        tokenizer_folder, http=HttpConfig(enable_h2c=True)
-    ) as server:
-        server.state.hosts = AllowedHosts(HttpConfig())
-        headers = {"Host": "evil.example:8000"}
-        with trio.fail_after(60):
-            async with httpx.AsyncClient(
-                base_url=server.url, http1=not is_http2, http2=is_http2
-            ) as client:
-                for method, path in (
-                    *(("GET", "/health"), ("GET", "/metrics"), ("GET", "/")),
-                    *(("DELETE", "/v1/requests"), ("POST", "/v1/completions")),
-                    *(("OPTIONS", "/v1/requests"), ("GET", "/nowhere")),
-                ):
-                    answer = await client.request(method, path, headers=headers)
-                    assert answer.status_code == 421
-                    error = answer.json()["error"]
-                    assert error["type"] == "MisdirectedRequest"
-                    assert "'evil.example'" in error["message"]
-                    assert "--allowed-host" in error["message"]
-                if not is_http2:
-                    # RFC 9112, 3.2.2: the name in a whole address counts.
-                    request = (
-                        b"GET http://evil.example/ HTTP/1.1\r\nHost: localhost\r\n\r\n"
-                    )
-                    async with await trio.open_tcp_stream(
-                        "127.0.0.1", server.port
-                    ) as stream:
-                        await stream.send_all(request)
-                        assert b" 421 " in await stream.receive_some()
-                for path in ("/health", "/v1/requests", "/"):
-                    assert (await client.get(path)).status_code == 200
+    server.state.hosts = AllowedHosts(HttpConfig())
+    headers = {"Host": "evil.example:8000"}
+    with trio.fail_after(60):
+        async with httpx.AsyncClient(
+            base_url=server.url, http1=not is_http2, http2=is_http2
+        ) as client:
+            for method, path in (
+                *(("GET", "/health"), ("GET", "/metrics"), ("GET", "/")),
+                *(("DELETE", "/v1/requests"), ("POST", "/v1/completions")),
+                *(("OPTIONS", "/v1/requests"), ("GET", "/nowhere")),
+            ):
+                answer = await client.request(method, path, headers=headers)
+                assert answer.status_code == 421
+                error = answer.json()["error"]
+                assert error["type"] == "MisdirectedRequest"
+                assert "'evil.example'" in error["message"]
+                assert "--allowed-host" in error["message"]
+            if not is_http2:
+                # RFC 9112, 3.2.2: the name in a whole address counts.
+                request = (
+                    b"GET http://evil.example/ HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                )
+                async with await trio.open_tcp_stream(
+                    "127.0.0.1", server.port
+                ) as stream:
+                    await stream.send_all(request)
+                    assert b" 421 " in await stream.receive_some()
+            for path in ("/health", "/v1/requests", "/"):
+                assert (await client.get(path)).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 64, "a..localhost"])
 async def test_no_host_is_a_fault_of_the_server(
-    tokenizer_folder: Path, host: str
+    client: httpx.AsyncClient, host: str
 ) -> None:
     """Werkzeug fails at labels that are empty or long, and would log that for any stranger."""
-    async with open_fake_server(tokenizer_folder) as server:
-        with trio.fail_after(60):
-            async with httpx.AsyncClient(base_url=server.url) as client:
-                for path in ("/livez", "/v1/requests", "/nowhere"):
-                    answer = await client.get(path, headers={"Host": host})
-                    assert answer.status_code == (404 if path == "/nowhere" else 200)
+    for path in ("/livez", "/v1/requests", "/nowhere"):
+        answer = await client.get(path, headers={"Host": host})
+        assert answer.status_code == (404 if path == "/nowhere" else 200)

@@ -19,25 +19,16 @@ from ...render import TextOptions
 from ...render.pooling.vectors import VectorFormat, pack_bits, write_base64, write_json
 from ...types.tensors import TensorBytes
 from ..decode.body import read_pooling_request
-from ..pooling.answers import (
-    CohereEmbeddings,
-    CohereFloats,
-    CohereMeta,
-    CohereVectors,
-    splice,
-)
-from ..pooling.body import COHERE_EMBED_BODY
-from ..pooling.requests import (
-    COHERE_TYPES,
-    CohereEmbedRequest,
-    CohereType,
-)
+from ..pooling.answers import CohereMeta, splice
 from ..pooling.steps import (
     Header,
     PoolingCall,
     make_params,
     require_task,
 )
+from .answers import CohereEmbeddings, CohereFloats, CohereVectors
+from .body import COHERE_EMBED_BODY
+from .requests import COHERE_TYPES, CohereEmbedRequest, CohereType
 
 # Input types that Cohere's models are trained for. Other models may have no prompt for
 # them; then the texts are embedded without a prompt.

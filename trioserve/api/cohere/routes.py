@@ -6,8 +6,8 @@ from typing import Final
 
 from ...http.route import Route
 from ...http.wire.respond import JSON
-from ..pooling.answers import CohereEmbeddings, CohereFloats
-from ..pooling.body import COHERE_EMBED_BODY
+from .answers import CohereEmbeddings, CohereFloats
+from .body import COHERE_EMBED_BODY
 from .handler import answer_embed, answer_embed_v1
 
 _EXAMPLE: Final = {

@@ -1,4 +1,4 @@
-"""The answers of models that pool, in the shapes of vLLM and of Cohere.
+"""The answers of models that pool, in the shapes of vLLM.
 
 Numbers are `msgspec.Raw`: JSON that a renderer worker has written. `splice` inserts the
 lists of an answer, which may be megabytes long.
@@ -186,42 +186,6 @@ class RankedList(msgspec.Struct, frozen=True, kw_only=True):
     usage: BriefUsage
     results: tuple[Ranked, ...] = ()
     meta: CohereMeta
-
-
-class CohereVectors(
-    msgspec.Struct, frozen=True, kw_only=True, rename={"float_": "float"}
-):
-    """Vectors in each requested form.
-
-    Args:
-      binary, ubinary: bits, eight to a number.
-      base64: of little-endian float32.
-    """
-
-    float_: tuple[Numbers, ...] | UnsetType = UNSET
-    binary: tuple[Numbers, ...] | UnsetType = UNSET
-    ubinary: tuple[Numbers, ...] | UnsetType = UNSET
-    base64: tuple[str, ...] | UnsetType = UNSET
-
-
-class CohereEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of POST /v2/embed, and of POST /v1/embed with embedding_types."""
-
-    id: str
-    embeddings: CohereVectors
-    texts: tuple[str, ...] | UnsetType = UNSET
-    meta: CohereMeta
-    response_type: Literal["embeddings_by_type"] = "embeddings_by_type"
-
-
-class CohereFloats(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of POST /v1/embed."""
-
-    id: str
-    embeddings: tuple[Numbers, ...] = ()
-    texts: tuple[str, ...] | UnsetType = UNSET
-    meta: CohereMeta
-    response_type: Literal["embeddings_floats"] = "embeddings_floats"
 
 
 def splice(content: msgspec.Struct, lists: Mapping[str, Sequence[bytes]]) -> bytes:

@@ -15,14 +15,11 @@ from .inputs import (
     decode_inputs,
     decode_query,
     decode_score_texts,
-    decode_texts,
-    decode_wrapped,
 )
 from .requests import (
     DOCUMENT_FIELDS,
     QUERY_FIELDS,
     ClassificationRequest,
-    CohereEmbedRequest,
     EmbeddingRequest,
     PoolingRequest,
     RerankRequest,
@@ -103,10 +100,4 @@ RERANK_BODY: Final = _Decoder(
     {"query": decode_query, "documents": decode_documents},
     refused=_UNSUPPORTED_SCORING,
     foreign=_FOREIGN,
-)
-COHERE_EMBED_BODY: Final = BodyDecoder(
-    CohereEmbedRequest,
-    {"texts": decode_texts, "inputs": decode_wrapped},
-    refused={"images": ([],)},
-    bounds_ids=False,
 )

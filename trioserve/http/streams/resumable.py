@@ -34,7 +34,7 @@ from ..live.live_requests import (
 )
 from ..record.stream_meter import StreamMeter
 from .background import BackgroundTasks
-from .stream_log import StreamLog
+from .event_log import StreamLog
 
 HEADER: Final = "Last-Event-ID"
 

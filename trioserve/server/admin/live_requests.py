@@ -5,16 +5,25 @@ With several front processes, all of them are asked.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
 from quart import Response
 
 from ...errors import InvalidParameter, RequestNotFound
+from ...http.keys.key_file import name_key
 from ...http.keys.siblings import (
     Cards,
     DescribeRequests,
     Details,
     ListRequests,
+    Question,
+    ReadMetrics,
     ask_siblings,
 )
+from ...http.live.live_requests import LiveRequest
+from ...http.live.request_details import describe_request
 from ...http.record.cards import (
     RequestDetailsList,
     RequestList,
@@ -22,11 +31,10 @@ from ...http.record.cards import (
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
 from ...http.wire.respond import respond_json
-from .live_answers import (
-    cancel_requests,
-    describe_requests,
-    select_requests,
-)
+from ..metrics import list_samples
+
+# Each has a tree of tasks, of some kilobytes.
+_MAX_DETAILED: Final = 16
 
 
 async def answer_requests(state: ServerState, request: ScopedRequest) -> Response:
@@ -37,7 +45,7 @@ async def answer_requests(state: ServerState, request: ScopedRequest) -> Respons
 async def answer_request(state: ServerState, request: ScopedRequest) -> Response:
     """Show the requests with an id, and everything that they hold."""
     question = DescribeRequests(asker=request.live.key, request_id=_read_id(request))
-    own = await describe_requests(state, question, request.live)
+    own = await _describe(state, question, request.live)
     parts = [own, *await ask_siblings(state.siblings, question, Details)]
     shown = [each for part in parts for each in part.shown]
     if not shown:
@@ -80,7 +88,7 @@ async def _answer(
     question = ListRequests(
         asker=request.live.key, wanted=wanted, request_id=request_id, cancels=cancels
     )
-    own = select_requests(state, question, request.live)
+    own = _select(state, question, request.live)
     cards = [each.describe() for each in own]
     # With those of other processes, the order is that of their ages.
     for others in await ask_siblings(state.siblings, question, Cards):
@@ -88,7 +96,7 @@ async def _answer(
     if request_id is not None and not cards:
         raise RequestNotFound(request_id)
     if cancels:
-        cancel_requests(own)
+        _cancel(own)
     return respond_json(RequestList(data=tuple(cards)))
 
 
@@ -111,3 +119,53 @@ def _read_key(request: ScopedRequest) -> str | None:
     if len(keys) > 1:
         raise InvalidParameter("key", "may be given once")
     return keys[0] if keys else None
+
+
+async def answer_sibling(state: ServerState, question: bytes) -> bytes:
+    """Answer a question of another front process."""
+    answer: object
+    match msgspec.msgpack.decode(question, type=Question):
+        case ListRequests() as listing:
+            found = _select(state, listing)
+            answer = [each.describe() for each in found]
+            if listing.cancels:
+                _cancel(found)
+        case DescribeRequests() as describing:
+            answer = await _describe(state, describing)
+        case ReadMetrics():
+            answer = list_samples(state)
+    return msgspec.msgpack.encode(answer)
+
+
+def _select(
+    state: ServerState, question: ListRequests, asker: LiveRequest | None = None
+) -> list[LiveRequest]:
+    """Return the requests of this process that a question asks for, the oldest first.
+
+    Args:
+      asker: the request that asks, which is not shown; None if it is in another process.
+    """
+    return [
+        each
+        for each in state.live.list_for(question.asker)
+        if each is not asker
+        and question.wanted in (None, name_key(each.key))
+        and question.request_id in (None, each.id)
+    ]
+
+
+def _cancel(found: Iterable[LiveRequest]) -> None:
+    for each in found:
+        each.cancel()
+
+
+async def _describe(
+    state: ServerState, question: DescribeRequests, asker: LiveRequest | None = None
+) -> Details:
+    """Describe the requests of this process with an id."""
+    listing = ListRequests(asker=question.asker, request_id=question.request_id)
+    found = _select(state, listing, asker)
+    shown = [
+        await describe_request(each, state.engine) for each in found[:_MAX_DETAILED]
+    ]
+    return Details(shown=shown, num_left_out=len(found) - len(shown))
