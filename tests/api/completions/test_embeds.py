@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable
 import io
-from pathlib import Path
 
 import httpx2 as httpx
 import pytest
@@ -16,18 +15,15 @@ import trio.testing
 
 from trioserve.config import RenderConfig
 from trioserve.render.workers.threads import RendererWorkers
-from trioserve.testing.server import FakeServer, open_fake_server
+from trioserve.testing.server import FakeServer
 
 HIDDEN_SIZE = 8
 PATH = "/v1/completions"
 
 
-@pytest.fixture
-async def server(tokenizer_folder: Path) -> FakeServer:
-    render = RenderConfig(enable_prompt_embeds=True, renderer_num_workers=2)
-    async with open_fake_server(tokenizer_folder, render=render) as server:
-        with trio.fail_after(30):
-            yield server
+pytestmark = pytest.mark.server(
+    render=RenderConfig(enable_prompt_embeds=True, renderer_num_workers=2)
+)
 
 
 def encode(vectors: torch.Tensor) -> str:
@@ -155,6 +151,7 @@ async def test_one_wrong_tensor_ends_the_decoding_of_its_siblings(
     assert (statistics.busy, statistics.waiting) == (0, 0)
 
 
+@pytest.mark.server(render=RenderConfig())
 async def test_vectors_are_refused_unless_they_are_enabled(
     client: httpx.AsyncClient,
 ) -> None:
