@@ -267,6 +267,16 @@ def test_errors_list_the_values_of_each_field_with_few_values(
             assert choice in str(caught.value)
 
 
+def test_errors_list_the_values_of_a_field_in_a_list() -> None:
+    call = {"type": "custom", "function": {"name": "f"}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    refusal = read_refusal(ChatRequest, {"messages": [message]})
+    assert (
+        refusal
+        == "messages[0].tool_calls[0].type: must be one of function, not 'custom'"
+    )
+
+
 def list_choices(struct: type[msgspec.Struct]) -> Iterator[tuple[str, Any]]:
     """Yield each field of a struct that takes only certain values, and the values."""
     for field in inspect.type_info(struct).fields:  # type: ignore[attr-defined]

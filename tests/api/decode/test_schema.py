@@ -728,4 +728,5 @@ def test_the_form_of_an_answer_is_read_once(
     params = request.text_params
     request.forget(**dict.fromkeys(MINIMAL[kind]))
     assert request.text_params is params
+    assert not any(getattr(request, name) for name in MINIMAL[kind])
     assert len(read) == 1
