@@ -97,7 +97,7 @@ def list_names(path: Path, statement: ast.stmt) -> Iterator[tuple[Path | None, s
 def find_files(folder: Path | None, name: str) -> tuple[Path, ...]:
     """Return the files of ours that an import runs; none for other packages."""
     parts = name.split(".")
-    roots = [folder] if folder else [ROOT, ROOT / "bench"]
+    roots = [folder] if folder else [ROOT, ROOT / "bench", ROOT / "tests/support"]
     files = []
     for root in roots:
         for depth in range(len(parts) + 1):

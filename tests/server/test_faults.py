@@ -12,17 +12,17 @@ import time
 import pytest
 import trio
 import trio.testing
-
-from trioserve.config import HttpConfig
-from trioserve.http.record.progress import Phase
-from trioserve.testing.simulate import (
+from whole_server import (
     SimulatedLimits,
     SimulatedModel,
     SimulatedServer,
     open_simulated_server,
     run_virtually,
 )
-from trioserve.testing.simulate.sockets import MemorySocket
+from whole_server.sockets import MemorySocket
+
+from trioserve.config import HttpConfig
+from trioserve.http.record.progress import Phase
 from trioserve.types.plan import StepPlan
 
 # Behind it, no timeout of the server is left.

@@ -23,17 +23,18 @@ from hypercorn.typing import (
 )
 import trio
 
-from ...http.connection import (
+from trioserve.http.connection import (
     guard_connections,
     make_config,
 )
-from ...http.connection.server import GuardedServer, make_context
-from ...http.state import ServerState
-from ...render import RendererWorkers
-from ...server.app import create_http_app
-from ...server.lifespan import open_lifespan
-from ...server.metrics import collect_families
-from ...types.logits import LogitsProcessor
+from trioserve.http.connection.server import GuardedServer, make_context
+from trioserve.http.state import ServerState
+from trioserve.render import RendererWorkers
+from trioserve.server.app import create_http_app
+from trioserve.server.lifespan import open_lifespan
+from trioserve.server.metrics import collect_families
+from trioserve.types.logits import LogitsProcessor
+
 from .engines import make_generation, make_pooling
 from .model import SimulatedLimits, SimulatedModel
 from .sockets import make_socket_pair

@@ -11,7 +11,8 @@ from multiprocessing import get_context
 from pathlib import Path
 import tempfile
 
-from ..tokenizer import tiny_tokenizer
+from trioserve.testing.tokenizer import tiny_tokenizer
+
 from .model import SimulatedModel
 from .run import Report, simulate
 

@@ -8,10 +8,10 @@ import random
 import numpy as np
 from tokenizers import Tokenizer
 
-from ...grammar.guide import Guide, count_words
-from ...grammar.matchers import Matchers, make_tokenizer
-from ...types.structured import Grammar
-from ..tokenizer import IM_END
+from trioserve.grammar.guide import Guide, count_words
+from trioserve.grammar.matchers import Matchers, make_tokenizer
+from trioserve.testing.tokenizer import IM_END
+from trioserve.types.structured import Grammar
 
 # Otherwise answers would hardly end before their length.
 _END_PROBABILITY = 0.5

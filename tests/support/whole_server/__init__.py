@@ -1,6 +1,6 @@
 """Deterministic simulation: a whole server in virtual time, and histories from a seed.
 
-    python -m trioserve.testing.simulate --seed 7
+    python -m whole_server --seed 7
 
 order       runs trio in virtual time, in an order that a seed decides
 sockets     connected sockets in memory

@@ -15,6 +15,19 @@ from typing import Any, get_args
 
 import pytest
 import trio
+from whole_server import (
+    SimulatedLimits,
+    SimulatedModel,
+    open_simulated_server,
+    run_virtually,
+    simulate,
+)
+from whole_server.history import make_history
+from whole_server.order import check_names
+from whole_server.plans import Leave
+from whole_server.pooling_requests import EmbeddingPlan
+from whole_server.sockets import make_socket_pair
+from whole_server.text_requests import TextPlan
 
 from trioserve.engine.generation.backlog import Backlog
 from trioserve.engine.generation.engine import TokenEngine
@@ -35,25 +48,15 @@ from trioserve.http.streams.resumable import (
 )
 from trioserve.render.workers.turns import Turn, Turns
 from trioserve.scheduler.generation.block_tables import BlockTables
-from trioserve.testing.simulate import (
-    SimulatedLimits,
-    SimulatedModel,
-    open_simulated_server,
-    run_virtually,
-    simulate,
-)
-from trioserve.testing.simulate.history import make_history
-from trioserve.testing.simulate.order import check_names
-from trioserve.testing.simulate.plans import Leave
-from trioserve.testing.simulate.pooling_requests import EmbeddingPlan
-from trioserve.testing.simulate.sockets import make_socket_pair
-from trioserve.testing.simulate.text_requests import TextPlan
 from trioserve.types.ids import SequenceId
 from trioserve.types.output import TextDelta, TokenDelta
 from trioserve.types.pooling import PoolingRow
 from trioserve.types.structured import StructuredOutput
 
-# 10,000 take some minutes: python -m trioserve.testing.simulate --count 10000
+# `python -m whole_server` finds its package here.
+SUPPORT = Path(__file__).parents[1] / "support"
+
+# 10,000 take some minutes: python -m whole_server --count 10000
 NUM_HISTORIES = 120
 
 # A planted bug shows within so many histories.
@@ -80,13 +83,14 @@ def test_a_seed_replays(model: SimulatedModel) -> None:
 
 
 def test_a_seed_replays_in_another_process(model: SimulatedModel) -> None:
-    command = [sys.executable, "-m", "trioserve.testing.simulate", "--seed", "7"]
+    command = [sys.executable, "-m", "whole_server", "--seed", "7"]
     done = subprocess.run(
         command,
         capture_output=True,
         text=True,
         check=True,
         env={**os.environ, "PYTHONHASHSEED": "1"},
+        cwd=SUPPORT,
     )
     assert f"digest {simulate(model, 7).digest}" in done.stdout
 
@@ -414,9 +418,13 @@ def test_sockets_in_memory_end_as_real_ones() -> None:
 
 
 def test_several_processes_play_the_histories_of_one_command() -> None:
-    command = [sys.executable, "-m", "trioserve.testing.simulate", "--count", "4"]
+    command = [sys.executable, "-m", "whole_server", "--count", "4"]
     done = subprocess.run(
-        [*command, "--jobs", "2"], capture_output=True, text=True, timeout=100
+        [*command, "--jobs", "2"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=SUPPORT,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("4 histories")

@@ -6,7 +6,8 @@ import json
 import math
 from typing import cast
 
-from ..fake_device import fake_vector
+from trioserve.testing.fake_device import fake_vector
+
 from .model import SimulatedModel
 from .pooling_requests import EmbeddingPlan
 from .reading import claim, read_error

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ...http.keys.key_use import KeyUses
+from trioserve.http.keys.key_use import KeyUses
+
 from .history import History
 from .plans import ControlPlan, RequestPlan
 from .reading import Wrong, claim

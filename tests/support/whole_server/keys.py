@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...http.keys.key_file import Key
+from trioserve.http.keys.key_file import Key
+
 from .dice import Dice
 from .plans import ControlPlan, KeyPlan
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ...types.logits import LogitsProcessor, LogitsRow
+from trioserve.types.logits import LogitsProcessor, LogitsRow
+
 from .answers import find_key
 from .checks import Controlled, check_history
 from .client import Client, send_control

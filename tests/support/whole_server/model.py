@@ -8,9 +8,15 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from ...config import HttpConfig, MediaConfig, RenderConfig
-from ...render import PoolingParts, TextParts, load_pooling_parts, load_text_parts
-from ...types.plan import StepPlan
+from trioserve.config import HttpConfig, MediaConfig, RenderConfig
+from trioserve.render import (
+    PoolingParts,
+    TextParts,
+    load_pooling_parts,
+    load_text_parts,
+)
+from trioserve.types.plan import StepPlan
+
 from .device import Texts
 
 

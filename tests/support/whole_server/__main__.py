@@ -1,7 +1,7 @@
 """Plays random histories against a whole server, and prints the seeds that fail.
 
-python -m trioserve.testing.simulate --count 10000 --jobs 2
-python -m trioserve.testing.simulate --seed 7
+python -m whole_server --count 10000 --jobs 2
+python -m whole_server --seed 7
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .run import Report
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m trioserve.testing.simulate")
+    parser = argparse.ArgumentParser(prog="python -m whole_server")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument(
         "--count", type=int, default=1, help="the number of seeds, one after the other"
@@ -40,9 +40,7 @@ def _show_summary(reports: list[Report], seconds: float) -> None:
     if len(reports) == 1:
         print(f"digest {reports[0].digest}")
     if failed:
-        print(
-            f"play one again: python -m trioserve.testing.simulate --seed {failed[0]}"
-        )
+        print(f"play one again: python -m whole_server --seed {failed[0]}")
 
 
 if __name__ == "__main__":

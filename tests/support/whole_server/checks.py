@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVarTuple, cast
 
-from ...http.keys.key_use import KeyUses
+from trioserve.http.keys.key_use import KeyUses
+
 from .answers import AnswerChecks, find_prompt
 from .history import History
 from .key_checks import KeyChecks

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...config import HttpConfig, RenderConfig
-from ...types.plan import StepPlan
+from trioserve.config import HttpConfig, RenderConfig
+from trioserve.types.plan import StepPlan
+
 from .dice import Dice
 from .keys import draw_controls, draw_key, draw_keys
 from .model import SimulatedLimits

@@ -11,22 +11,23 @@ from typing import cast
 
 import trio
 
-from ...engine.generation.core import LocalCore
-from ...engine.generation.engine import TokenEngine
-from ...engine.pooling.core import LocalPoolingCore
-from ...engine.pooling.engine import TensorEngine
-from ...frontend import PoolingEngine, TextEngine
-from ...render import RendererWorkers, make_pooling_renderer, make_renderer
-from ...scheduler.generation.scheduler import Scheduler
-from ...scheduler.pooling import PoolingScheduler
-from ...types.logits import LogitsProcessor
-from ...types.pooling import PoolingPlan
-from ..fake_device import (
+from trioserve.engine.generation.core import LocalCore
+from trioserve.engine.generation.engine import TokenEngine
+from trioserve.engine.pooling.core import LocalPoolingCore
+from trioserve.engine.pooling.engine import TensorEngine
+from trioserve.frontend import PoolingEngine, TextEngine
+from trioserve.render import RendererWorkers, make_pooling_renderer, make_renderer
+from trioserve.scheduler.generation.scheduler import Scheduler
+from trioserve.scheduler.pooling import PoolingScheduler
+from trioserve.testing.fake_device import (
     FakeExecutor,
     FakePoolingDevice,
     make_info,
     make_pooling_info,
 )
+from trioserve.types.logits import LogitsProcessor
+from trioserve.types.pooling import PoolingPlan
+
 from .device import TellingDevice
 from .guided import find_end
 from .model import SimulatedLimits, SimulatedModel

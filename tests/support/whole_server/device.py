@@ -11,10 +11,11 @@ import string
 
 from tokenizers import Tokenizer
 
-from ...types.output import SequenceError, StepResult
-from ...types.plan import SlotStart, StepPlan
-from ...types.structured import Grammar
-from ..fake_device import FakeDevice
+from trioserve.testing.fake_device import FakeDevice
+from trioserve.types.output import SequenceError, StepResult
+from trioserve.types.plan import SlotStart, StepPlan
+from trioserve.types.structured import Grammar
+
 from .guided import GuidedText, GuidedTexts
 
 _LETTERS = string.ascii_lowercase + string.digits
