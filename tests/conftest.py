@@ -17,6 +17,7 @@ import hypercorn.trio.run
 from hypothesis import settings
 import pytest
 import trio
+from warm_start import warm_start
 from xdist.scheduler import LoadFileScheduling
 
 from trioserve.kernels.library import NoKernels, open_library
@@ -145,6 +146,17 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_processes() -> Iterator[None]:
+    """Start most processes of trioserve by a fork, without the seconds of their imports.
+
+    These are real executions: the server of tests/e2e/conftest.py with its engine process,
+    and wherever a test asks for `executable`.
+    """
+    with warm_start():
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -139,15 +139,25 @@ def plugin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def begin_process(
-    stack: ExitStack, command: list[str], **variables: str
+    stack: ExitStack,
+    command: list[str],
+    executable: str | None = None,
+    **variables: str,
 ) -> Callable[[], ServerProcess]:
     """Start a server and return a function that waits until it is ready.
 
     Tests start several at once: one alone leaves a core idle during its imports.
+
+    Args:
+      executable: sys.executable starts a new interpreter; see warm_start.py.
     """
     process = stack.enter_context(
         subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True, env={**os.environ, **variables}
+            command,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **variables},
+            executable=executable,
         )
     )
     log: list[str] = []
@@ -179,9 +189,12 @@ def begin_process(
 
 
 def start_process(
-    stack: ExitStack, command: list[str], **variables: str
+    stack: ExitStack,
+    command: list[str],
+    executable: str | None = None,
+    **variables: str,
 ) -> ServerProcess:
-    return begin_process(stack, command, **variables)()
+    return begin_process(stack, command, executable, **variables)()
 
 
 @pytest.fixture(scope="module")
@@ -189,8 +202,9 @@ def start_server() -> Iterator[Callable[..., ServerProcess]]:
     """Return a function that starts `trioserve serve` with some arguments."""
     with ExitStack() as stack:
 
-        def start(*arguments: str) -> ServerProcess:
-            return start_process(stack, [*SERVE, *arguments, "--port", "0"])
+        def start(*arguments: str, executable: str | None = None) -> ServerProcess:
+            command = [*SERVE, *arguments, "--port", "0"]
+            return start_process(stack, command, executable)
 
         yield start
 
@@ -199,7 +213,7 @@ def start_server() -> Iterator[Callable[..., ServerProcess]]:
 def server(model_folder: Path, plugin_folder: Path) -> Iterator[ServerProcess]:
     """One server for all tests that leave it as they found it.
 
-    A start takes seconds, most of them for the import of torch.
+    Its interpreters are new: `trioserve serve` and the engine process.
     """
     with ExitStack() as stack:
         yield start_process(
@@ -210,5 +224,6 @@ def server(model_folder: Path, plugin_folder: Path) -> Iterator[ServerProcess]:
                 *("--progress-timeout", "2", "--max-logprobs", "-1"),
                 *("--logits-processor", "my_processors:NoRepeat"),
             ],
+            sys.executable,
             PYTHONPATH=str(plugin_folder),
         )

@@ -95,8 +95,10 @@ def test_an_engine_without_memory_tells_its_clients_and_ends_the_server(
 
 @pytest.fixture(scope="module")
 def plain_server(start_server: Start, model_folder: Path) -> Any:
-    """A server without plug-ins, which may import torch."""
-    return start_server(str(model_folder), "--kv-cache-memory", "16MiB")
+    """A server without plug-ins, which may import torch, in a new interpreter."""
+    return start_server(
+        *(str(model_folder), "--kv-cache-memory", "16MiB"), executable=sys.executable
+    )
 
 
 def test_the_servers_process_imports_neither_torch_nor_transformers(

@@ -19,6 +19,7 @@ import sys
 import time
 
 import httpx2 as httpx
+import psutil
 import pytest
 import trio
 
@@ -70,9 +71,13 @@ class SilentServer:
 
     @property
     def engine_pid(self) -> int:
-        pid = self.process.pid
-        [child] = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return int(child)
+        children = psutil.Process(self.process.pid).children()
+        [engine] = [
+            each
+            for each in children
+            if "trioserve.startup.engine_process" in each.cmdline()
+        ]
+        return engine.pid
 
     def ask(self) -> httpx.Response:
         return httpx.post(f"{self.url}/v1/completions", json=SHORT, timeout=30)
