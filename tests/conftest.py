@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 import functools
 import gc
 import os
@@ -10,6 +10,7 @@ from pathlib import Path
 import sys
 from typing import TYPE_CHECKING, Any
 
+from examples import THOROUGH
 import httpx2 as httpx
 import hypercorn.protocol
 import hypercorn.protocol.h2
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
     from trioserve.testing.server import FakeServer
 
 # No deadlines, because the machine may be busy and no test is about them.
-settings.register_profile("no_deadline", deadline=None)
-settings.load_profile("no_deadline")
+settings.register_profile(THOROUGH, deadline=None)
+settings.register_profile("quick", deadline=None, max_examples=25)
+settings.load_profile("quick")
 
 # Some eighty processes of the tests import trioserve. They keep what they have compiled of
 # it, in __pycache__, even where a machine's setting says otherwise.
@@ -39,19 +41,25 @@ sys.dont_write_bytecode = False
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 
-# These tests start many processes. One process of pytest runs them, because they share a
-# server. Pipelines have their own processes, so another process of pytest runs them.
-E2E = "tests/e2e/"
-PIPELINES = ("tests/e2e/test_pipeline.py", "tests/e2e/test_torchrun.py")
+# One process of pytest runs these, because they share a server.
+SERVER = (
+    "tests/e2e/test_anthropic_client.py",
+    "tests/e2e/test_logits_processors.py",
+    "tests/e2e/test_openai_client.py",
+    "tests/e2e/test_run_batch.py",
+    "tests/e2e/test_structured.py",
+)
 
-# One process runs these, because they share a library that takes half a minute to compile.
-KERNELS = "tests/kernels/"
+# One process runs each of these, because its tests share a library that takes half a minute
+# to compile, a server, or a browser.
+TOGETHER = (SERVER, "tests/kernels/", "tests/clients/", "tests/ui/")
 
-# One process runs these, because they share a server.
-CLIENTS = "tests/clients/"
-
-# One process runs these, because they share a browser.
-UI = "tests/ui/"
+# These take longest, so they begin first; the others fill the gaps.
+LONGEST = (
+    *("tests/kernels/", "tests/e2e/", "tests/server/test_schemathesis.py"),
+    *("tests/ui/", "tests/clients/", "tests/deploy/", "tests/http/connection/"),
+    *("tests/docs/test_programs.py", "tests/whole_server/"),
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -119,13 +127,24 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 class _Scheduling(LoadFileScheduling):
-    """Gives whole files, whose tests share models, to a process, and some folders."""
+    """Gives whole files, whose tests share models, to a process, and some groups of files."""
 
     def _split_scope(self, nodeid: str) -> str:
-        for folder in (E2E, KERNELS, CLIENTS, UI):
-            if nodeid.startswith(folder) and not nodeid.startswith(PIPELINES):
-                return folder
+        for number, group in enumerate(TOGETHER):
+            if nodeid.startswith(group):
+                return str(number)
         return super()._split_scope(nodeid)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_rank)
+
+
+def _rank(item: pytest.Item) -> int:
+    for number, prefix in enumerate(LONGEST):
+        if item.nodeid.startswith(prefix):
+            return number
+    return len(LONGEST)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
@@ -149,14 +168,15 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def warm_processes() -> Iterator[None]:
+def start_helper() -> Iterator[Callable[[], object]]:
     """Start most processes of trioserve by a fork, without the seconds of their imports.
 
     These are real executions: the server of tests/e2e/conftest.py with its engine process,
-    and wherever a test asks for `executable`.
+    and wherever a test asks for `executable`. The function that this returns starts the helper
+    before a test counts the children of this process.
     """
-    with warm_start():
-        yield
+    with warm_start() as start:
+        yield start
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -94,6 +94,12 @@ def open_stream() -> Callable[[str], AbstractContextManager[EventStream]]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def helper(start_helper: Callable[[], object]) -> None:
+    """Start the helper of warm_start.py, a child of this process, before tests count them."""
+    start_helper()
+
+
+@pytest.fixture(scope="session", autouse=True)
 def interruptible() -> None:
     """Let interrupts reach servers when pytest is a script's background process."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

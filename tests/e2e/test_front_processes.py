@@ -290,7 +290,7 @@ def test_a_killed_engine_gives_every_client_an_error_and_ends_the_server(
     servers: list[Server],
 ) -> None:
     server = servers[1]
-    children = server.process.children()
+    children = server.list_children("trioserve")
     [engine] = server.list_children("engine_process")
     with ExitStack() as stack:
         streams = [
@@ -311,7 +311,7 @@ def test_a_killed_engine_gives_every_client_an_error_and_ends_the_server(
 
 def test_a_second_signal_ends_all_processes_at_once(servers: list[Server]) -> None:
     server = servers[2]
-    children = server.process.children()
+    children = server.list_children("trioserve")
     with ExitStack() as stack:
         for each in server.fronts:
             begin_stream(stack.enter_context(server.connect(each)))
@@ -350,7 +350,7 @@ def test_a_front_process_that_has_stopped_does_not_hold_a_stop_up(
     servers: list[Server],
 ) -> None:
     server = servers[4]
-    children = server.process.children()
+    children = server.list_children("trioserve")
     server.fronts[0].suspend()
     server.process.terminate()
     assert server.started.process.wait(LATE) == 0

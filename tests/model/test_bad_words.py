@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from examples import examples
 from hypothesis import given, settings, strategies as st
 import pytest
 import torch
@@ -191,7 +192,7 @@ some_words = st.lists(
     prompt=st.lists(tokens, min_size=1, max_size=6),
     num_before=st.integers(0, 6),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_the_tokens_left_are_those_that_transformers_leaves(
     words: Words, prompt: list[int], num_before: int
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from examples import examples
 from hypothesis import given, settings, strategies as st
 import pytest
 import torch
@@ -157,7 +158,7 @@ def test_drop_unlikely() -> None:
 
 
 @given(st.integers(-(2**63), 2**63 + 128), st.integers(0, 2**31))
-@settings(max_examples=50, derandomize=True)
+@settings(max_examples=examples(50), derandomize=True)
 def test_a_key_has_64_bits_and_is_repeatable(seed: int, index: int) -> None:
     key = make_key(seed, index)
     assert -(2**63) <= key < 2**63

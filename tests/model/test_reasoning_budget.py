@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import random
 from typing import Any
 
+from examples import examples
 from hypothesis import given, settings, strategies as st
 import pytest
 import torch
@@ -188,7 +189,7 @@ some_budgets = st.builds(make_budget, st.integers(0, 9), tags, tags, st.booleans
     seed=st.integers(0, 2**32),
     obeys=st.booleans(),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_any_tokens_in_any_batch_are_judged_as_by_the_reference(
     all_budgets: list[ReasoningBudget | None], seed: int, obeys: bool
 ) -> None:

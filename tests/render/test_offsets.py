@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from examples import examples
 from hypothesis import given, settings, strategies as st
 import msgspec
 import pytest
@@ -46,7 +47,7 @@ def read(
 
 
 @given(ids=ids_lists, skips=st.booleans(), size=st.integers(1, 5))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_a_token_has_the_offset_of_the_character_of_its_first_byte(
     subject: Subject, ids: list[int], skips: bool, size: int
 ) -> None:
@@ -63,7 +64,7 @@ def test_a_token_has_the_offset_of_the_character_of_its_first_byte(
 
 
 @given(text=texts.filter(bool))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_a_prompt_and_its_answer_have_the_same_offsets(
     subject: Subject, text: str
 ) -> None:
@@ -77,7 +78,7 @@ def test_a_prompt_and_its_answer_have_the_same_offsets(
 
 
 @given(ids=ids_lists.filter(bool))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_a_prompt_of_ids_is_located_in_its_text(
     byte_level: Subject, ids: list[int]
 ) -> None:

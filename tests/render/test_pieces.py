@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
+from examples import examples
 from hypothesis import given, settings, strategies as st
 import pytest
 from tokenizers import Encoding, Tokenizer
@@ -114,7 +115,7 @@ def backends(pooling_folders: dict[str, Path]) -> dict[str, Tokenizer]:
     }
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     runs=st.lists(
         st.tuples(st.sampled_from(FRAGMENTS), st.integers(1, 600)), min_size=1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from examples import examples
 from hypothesis import given, settings, strategies as st
 import pytest
 import trio
@@ -105,7 +106,7 @@ async def test_a_bad_word_without_a_token_is_refused(
     assert caught.value.param == "bad_words"
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(texts=st.lists(st.sampled_from(["a", " b", "the dog", "\n"]), min_size=1))
 def test_special_tokens_stand_around_parts_as_around_a_text(
     sentencepiece: Subject, texts: list[str]

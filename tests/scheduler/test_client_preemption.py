@@ -7,6 +7,7 @@ import sys
 from types import FrameType
 from typing import Any
 
+from examples import examples
 from hypothesis import given, settings, strategies as st
 import pytest
 
@@ -399,7 +400,7 @@ def test_a_token_that_is_computed_again_is_no_new_prompt() -> None:
     assert stranger.slot is not None
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     max_num_seqs=st.integers(1, 6),
     arrivals=st.lists(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import random
 from types import MappingProxyType
 
+from examples import examples
 from hypothesis import given, settings, strategies as st
 import pytest
 
@@ -89,7 +90,7 @@ def count_to(count: int, *numbers: int) -> dict[int, list[int]]:
     return {n: [count_up(n, i) for i in range(count)] for n in numbers}
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(
     num_stages=st.integers(1, 4),
     num_blocks=st.integers(8, 40),

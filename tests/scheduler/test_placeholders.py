@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import sys
 import tracemalloc
 
+from examples import examples
 from hypothesis import given, settings, strategies as st
 import pytest
 
@@ -446,7 +447,7 @@ def play(
     return {n: (tokens, loop.ended[n]) for n, tokens in loop.written.items()}
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(
     requests=st.lists(sequences, min_size=1, max_size=7),
     depth=st.integers(2, 4),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 import pickle
 
+from examples import examples
 from hypothesis import given, settings, strategies as st
 import pytest
 
@@ -201,7 +202,7 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(REQUESTS)
 def test_every_input_is_read_once_and_a_requests_first_before_its_others(
     requests: list[tuple[int, list[int], int]],

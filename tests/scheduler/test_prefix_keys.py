@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from examples import examples
 from hypothesis import given, settings, strategies as st
 
 from trioserve.scheduler.generation.scheduler import Scheduler
@@ -69,7 +70,7 @@ def make_device() -> FakeDevice:
     st.lists(positions, min_size=4, max_size=12),
     st.lists(positions, min_size=4, max_size=12),
 )
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_blocks_have_the_same_hash_if_and_only_if_all_up_to_them_is_the_same(
     one: list[Position], other: list[Position]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 import math
 
+from examples import examples
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -220,6 +221,6 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=60, deadline=None
+    max_examples=examples(150), stateful_step_count=60, deadline=None
 )
 test_random_histories_keep_every_invariant = SchedulerMachine.TestCase

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from examples import examples
 from hypothesis import given, settings, strategies as st
 import pytest
 
@@ -52,7 +53,7 @@ def is_repeating(tokens: list[int], rule: RepetitionDetection) -> bool:
 
 
 @given(rules(), outputs())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_a_repetition_is_found_with_its_last_token(
     rule: RepetitionDetection, tokens: list[int]
 ) -> None:
@@ -123,7 +124,7 @@ def write(
 
 
 @given(rules(), outputs(), st.integers(1, 3), st.integers(1, 4), st.integers(0, 20))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_sequences_end_so_with_steps_in_flight_and_preemptions(
     rule: RepetitionDetection,
     output: list[int],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from examples import examples
 from hypothesis import given, settings, strategies as st
 import pytest
 
@@ -147,7 +148,7 @@ def test_a_prompt_that_comes_is_planned_at_once_beside_the_micro_batch() -> None
     assert [row.num_tokens for row in plan.rows] == [1, 1, 1, 13]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     num_stages=st.integers(2, 5),
     num_sequences=st.integers(1, 11),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 
+from examples import examples
 from hypothesis import given, settings, strategies as st
 import pytest
 
@@ -138,7 +139,7 @@ def test_steps_without_time_or_rows_are_not_learned() -> None:
     assert cost.predict(make_size((0, 16))) == 0.0
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.integers(0, 8000), st.floats(0.001, 2.0))
 def test_a_chunk_has_the_most_tokens_that_fit(context: int, seconds: float) -> None:
     cost = StepCost()

@@ -104,17 +104,23 @@ class _Client:
             and len("\0".join(arguments)) < len(_PLACE)
         )
 
-    def start(self, job: _Job, descriptors: list[int]) -> int:
-        """Start a process and return its number."""
-        body = json.dumps(vars(job)).encode()
+    def connect(self) -> socket.socket:
+        """Start the helper, if nobody has."""
         with self._lock:
             if self._sock is None:
                 self._sock = self._open_helper()
+            return self._sock
+
+    def start(self, job: _Job, descriptors: list[int]) -> int:
+        """Start a process and return its number."""
+        body = json.dumps(vars(job)).encode()
+        sock = self.connect()
+        with self._lock:
             _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             try:
-                socket.send_fds(self._sock, [b"%8d" % len(body)], descriptors)
-                self._sock.sendall(body)
-                return int(self._sock.recv(8))
+                socket.send_fds(sock, [b"%8d" % len(body)], descriptors)
+                sock.sendall(body)
+                return int(sock.recv(8))
             finally:
                 _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
@@ -146,8 +152,13 @@ class _WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
 
 
 @contextmanager
-def warm_start() -> Iterator[None]:
-    """Replace subprocess.Popen; the first command starts the helper."""
+def warm_start() -> Iterator[Callable[[], object]]:
+    """Replace subprocess.Popen.
+
+    Yields:
+      a function that starts the helper; otherwise the first command starts it. The helper is
+      a child of this process.
+    """
     ours, theirs = socket.socketpair()
     helpers = []
 
@@ -166,19 +177,20 @@ def warm_start() -> Iterator[None]:
         return ours
 
     original = subprocess.Popen
-    _replace_popen(open_helper)
+    client = _replace_popen(open_helper)
     try:
         with ours, theirs:
-            yield
+            yield client.connect
     finally:
         subprocess.Popen = original  # type: ignore[misc]
         for helper in helpers:
             helper.wait()
 
 
-def _replace_popen(open_helper: Callable[[], socket.socket]) -> None:
-    _WarmPopen.client = _Client(open_helper)
+def _replace_popen(open_helper: Callable[[], socket.socket]) -> _Client:
+    client = _WarmPopen.client = _Client(open_helper)
     subprocess.Popen = _WarmPopen  # type: ignore[misc]
+    return client
 
 
 def _serve(sock: socket.socket) -> _Job:

@@ -5,6 +5,7 @@ from pathlib import Path
 import stat
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
+from examples import examples
 from hypothesis import HealthCheck, given, settings, strategies as st
 import pytest
 
@@ -78,7 +79,10 @@ def test_a_wheel_that_would_fill_the_disk_is_refused(tmp_path: Path) -> None:
 
 
 # All examples may write into the same folder of the fixture.
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(60),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(data=st.data())
 def test_a_damaged_wheel_is_refused_in_a_sentence(
     model_wheel: Path, tmp_path: Path, data: st.DataObject

@@ -7,6 +7,7 @@ import json
 import threading
 from typing import Any
 
+from examples import examples
 from hypothesis import given, settings, strategies as st
 import pytest
 
@@ -435,7 +436,7 @@ FIELDS = st.sampled_from(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     turns=st.lists(TURN, min_size=1, max_size=4),
     fields=st.dictionaries(FIELDS, VALUE, max_size=2),

@@ -6,6 +6,7 @@ from functools import partial
 import json
 from typing import Any
 
+from examples import examples
 from hypothesis import given, settings, strategies as st
 import msgspec
 import pytest
@@ -115,7 +116,7 @@ OTHER = st.dictionaries(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(
     parts=st.lists(PART, min_size=1, max_size=5),
     before=OTHER,
@@ -141,7 +142,7 @@ def test_any_chat_is_the_same_without_its_payloads(
     assert read_chat(encoded, 5) == read_chat(encoded, 10**9)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(
     embeds=PAYLOAD | st.lists(PAYLOAD, min_size=1, max_size=4),
     prompt=PAYLOAD.filter(bool)
@@ -156,7 +157,7 @@ def test_any_completion_is_the_same_without_its_payloads(
     assert read_completion(encoded, 5) == read_completion(encoded, 10**9)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(data=PAYLOAD, url=PAYLOAD, input_=OTHER, inner=OTHER)
 def test_any_messages_of_anthropics_api_are_the_same_without_their_payloads(
     data: str, url: str, input_: dict[str, Any], inner: dict[str, Any]

@@ -14,6 +14,7 @@ from typing import (
     get_type_hints,
 )
 
+from examples import examples
 from hypothesis import given, settings, strategies as st
 import msgspec
 import pytest
@@ -253,7 +254,7 @@ def count_fields(value: Any) -> int:
     return max([own, *map(count_fields, inner)])
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(value=VALUES, ascii_only=st.booleans(), piece_bytes=st.integers(1, 9))
 def test_objects_lists_and_fields_are_counted_as_they_are_decoded(
     value: Any, ascii_only: bool, piece_bytes: int
@@ -301,7 +302,7 @@ CHATS: Final = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(chat=CHATS | VALUES)
 @pytest.mark.parametrize("kind", [Messages, Turns])
 def test_pieces_are_decoded_as_the_whole(kind: Any, chat: Any) -> None:

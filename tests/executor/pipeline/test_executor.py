@@ -369,11 +369,14 @@ async def test_a_stage_that_hangs_up_before_it_is_ready_is_named(
             await make_pipeline(stages).connect(EngineConfig(), 77)
 
 
-async def test_a_wrong_model_gives_the_same_error_as_in_one_process() -> None:
+async def test_a_wrong_model_gives_the_same_error_as_in_one_process(
+    start_helper: Callable[[], object],
+) -> None:
     config = build_config(
         EngineConfig, {"model": "/no/such/folder", "pipeline_parallel_size": 2}
     )
-    # Servers that other tests share are children, too.
+    # The helper, and servers that other tests share, are children, too.
+    start_helper()
     before = set(psutil.Process().children())
     with trio.fail_after(60), pytest.raises(WeightsNotFound, match="/no/such/folder"):
         async with open_pipeline(config):

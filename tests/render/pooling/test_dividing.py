@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from examples import examples
 from hypothesis import HealthCheck, given, settings, strategies as st
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
@@ -39,7 +40,7 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["wordpiece", "roberta", "qwen", "unigram"])
 @settings(
-    max_examples=100,
+    max_examples=examples(100),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from examples import examples
 from hypothesis import HealthCheck, given, settings, strategies as st
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -56,7 +57,7 @@ long_texts = st.builds(
 )
 sides = st.sampled_from(["left", "right"])
 fuzz = settings(
-    max_examples=60,
+    max_examples=examples(60),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

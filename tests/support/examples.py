@@ -1,0 +1,20 @@
+"""How many examples tests by random values try."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+THOROUGH = "thorough"
+
+# The least examples of a test; fewer would be none.
+_LEAST = 10
+
+
+def examples(thorough: int) -> int:
+    """Return the number of examples of a test.
+
+    Args:
+      thorough: the number with `pytest --hypothesis-profile=thorough`, which .ci/run uses.
+    """
+    is_thorough = settings.get_current_profile_name() == THOROUGH
+    return thorough if is_thorough else max(_LEAST, thorough // 4)
