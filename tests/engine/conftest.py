@@ -6,7 +6,6 @@ from collections.abc import Callable
 import math
 from typing import Any
 
-from hosted_cores import HostedCore
 import pytest
 
 from trioserve.config import SchedulingPolicy
@@ -17,6 +16,7 @@ from trioserve.engine.generation.core import (
 from trioserve.engine.generation.engine import TokenEngine
 from trioserve.scheduler.generation.scheduler import Scheduler
 from trioserve.testing.fake_device import FakeDevice, FakeExecutor
+from trioserve.testing.processes import HostedCore
 from trioserve.types.model_info import ModelInfo
 
 

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hosted_cores import open_streams
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -37,6 +36,7 @@ from trioserve.testing.fake_device import (
     make_info,
     make_pooling_info,
 )
+from trioserve.testing.processes import open_streams
 from trioserve.types.client import Client
 from trioserve.types.pooling import PoolingInput, PoolingParams
 from trioserve.types.prompt import Prompt

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import re
 import struct
 
-from hosted_cores import HostedPoolingCore
 import pytest
 import trio
 import trio.testing
@@ -31,6 +30,7 @@ from trioserve.testing.fake_device import (
     make_info,
     make_pooling_info,
 )
+from trioserve.testing.processes import HostedPoolingCore
 from trioserve.types.client import Client
 from trioserve.types.pooling import PoolingInput, PoolingParams, PoolingTask
 from trioserve.types.tensors import TensorBytes

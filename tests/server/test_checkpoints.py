@@ -17,7 +17,6 @@ import json
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hosted_cores import HostedCore, HostedPoolingCore
 import pytest
 from tokenizers import Tokenizer
 import trio
@@ -40,6 +39,7 @@ from trioserve.testing.fake_device import (
     make_info,
     make_pooling_info,
 )
+from trioserve.testing.processes import HostedCore, HostedPoolingCore
 from trioserve.testing.renderers import load_pooling_renderer, load_renderer
 
 T = TypeVar("T")

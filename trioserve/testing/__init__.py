@@ -5,4 +5,5 @@ server                         a server over a fake device
 renderers                      a model's folder -> its renderer
 models, encoders               tiny models with random weights
 tokenizer, processors          tiny tokenizers and image processors
+processes                      cores behind a connection, in the same event loop
 """

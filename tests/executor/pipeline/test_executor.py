@@ -8,7 +8,6 @@ from functools import partial
 import os
 from typing import Any
 
-from hosted_cores import open_streams
 import psutil
 import pytest
 import trio
@@ -36,6 +35,7 @@ from trioserve.executor.pipeline.pipeline import (
 )
 from trioserve.processes import MessageStream
 from trioserve.testing.fake_device import make_info
+from trioserve.testing.processes import open_streams
 from trioserve.types.output import StepResult
 from trioserve.types.plan import SlotStart, StepPlan
 from trioserve.types.prompt import EmbeddedInput

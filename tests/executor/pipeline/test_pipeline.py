@@ -8,7 +8,6 @@ from dataclasses import replace
 import logging
 from typing import Any
 
-from hosted_cores import open_streams
 from msgspec.structs import replace as change
 import pytest
 import trio
@@ -31,6 +30,7 @@ from trioserve.executor.pipeline.pipeline import load_stages
 from trioserve.executor.pipeline.stages import StartedStage
 from trioserve.processes import MessageStream
 from trioserve.testing.fake_device import make_info
+from trioserve.testing.processes import open_streams
 from trioserve.types.not_loaded import NotLoaded
 from trioserve.types.stage_place import StagePlace
 

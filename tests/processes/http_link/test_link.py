@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
-from hosted_cores import open_streams
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -23,6 +22,7 @@ from trioserve.processes.http_link.messages import (
     OrderKind,
     ToFront,
 )
+from trioserve.testing.processes import open_streams
 
 
 class Front:

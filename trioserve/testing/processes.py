@@ -10,16 +10,16 @@ from typing import Any
 
 import trio
 
-from trioserve.engine.process.core_server import (
+from ..engine.process.core_server import (
     host_core,
     host_pooling_core,
 )
-from trioserve.engine.process.messages import FromEngine, ToEngine
-from trioserve.engine.process.remote import (
+from ..engine.process.messages import FromEngine, ToEngine
+from ..engine.process.remote import (
     RemoteCore,
     RemotePoolingCore,
 )
-from trioserve.processes import MessageStream
+from ..processes import MessageStream
 
 _Stream = MessageStream[Any]
 
