@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "startup": {"config", "engine", "errors", "executor", "frontend", "grammar"}
     | {"http", "model", "observe", "processes", "render", "scheduler", "server"}
     | {"types", "weights"},
-    "testing": {"config", "engine", "executor", "frontend", "grammar", "http"}
+    "testing": {"config", "engine", "executor", "frontend", "http"}
     | {"observe", "processes", "render", "scheduler", "server", "startup", "types"},
     "programs": {"config", "engine", "errors", "executor", "frontend", "kernels"}
     | {"observe", "processes", "scheduler", "startup", "types", "weights"},
