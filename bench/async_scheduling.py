@@ -7,7 +7,7 @@ Question
 
 Machine
   Any; run it alone. There is no model: the device is an executor whose steps take as
-  long as those of a GPU.
+  long as a GPU's.
 
 How to read the answer
   128 tasks read 128 streams, as token ids ("tokens") or as text ("text"). The loop, the

@@ -21,7 +21,7 @@ How to read the answer
            had freed the blocks: its log says so, at level debug.
   gone     milliseconds from the client's close (or DELETE) until GET /v1/requests/ID answered
            404. It includes the way of both, and up to one poll of a millisecond or two.
-  Both times are those of all cancels of a phase; the phases take turns.
+  Both times are taken over all cancels of a phase; the phases take turns.
 """
 
 from __future__ import annotations

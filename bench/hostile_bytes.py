@@ -17,7 +17,7 @@ How to read the answer
                until it is closed.
   loop ms/MB   the same for each megabyte that the client could write, less the time of a
                connection with one small request (the first rows).
-  all ms/MB    that of all threads: long bodies are decoded by workers.
+  all ms/MB    of all threads: long bodies are decoded by workers.
   MB           what the client could write before the server closed.
   status       of the answer; - means that the connection was closed without one.
 

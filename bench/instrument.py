@@ -107,7 +107,7 @@ async def measure_chunks(num_rounds: int) -> list[str]:
 
 
 async def stream_chunks(port: int) -> float:
-    """Return this process's CPU seconds for a chunk, without those of the clients."""
+    """Return this process's CPU seconds for a chunk, without the clients' seconds."""
     start = time.process_time()
     await trio.run_process([sys.executable, __file__, "--read", str(port)])
     return (time.process_time() - start) / CHUNKS_PER_ROUND

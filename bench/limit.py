@@ -253,7 +253,7 @@ def read_shape(folder: Path) -> Shape:
             vocab_size=config["vocab_size"],
         )
     except KeyError as error:
-        raise ValueError(f"{folder} is no decoder: it has no {error}") from error
+        raise ValueError(f"{folder} is not a decoder: it has no {error}") from error
 
 
 def read_clients(text: str) -> tuple[int, ...]:

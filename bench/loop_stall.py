@@ -42,7 +42,7 @@ How to read the answer
   ITL p99        time between two events with text of a bystander's stream, measured by
                  the prober. It contains the engine's own step in every mode.
 
-  Every figure is the median of the rounds; the task is that of the worst round. Modes
+  Every figure is the median of the rounds; the task is from the worst round. Modes
   take turns within a round, in reversed order every other round. Each has a new server,
   so that no image is in a cache.
 
@@ -280,7 +280,7 @@ def shorten(name: str) -> str:
 
 
 def build_ratios(results: Results) -> list[list[str]]:
-    """Divide the medians of other modes by those of `threads`; empty without both."""
+    """Divide the medians of other modes by the medians of `threads`; empty without both."""
     base = {
         each.scenario: each.median for each in results.results if each.mode == "threads"
     }

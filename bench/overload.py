@@ -24,7 +24,7 @@ How to read the answer
   in time        those that had their whole answer before their deadline, per second until
                  the last of these answers. The target is that it stays above 90 % of that
                  at load 1.
-  of load 1      the same, divided by that of the same server at load 1.
+  of load 1      the same, divided by the same server's figure at load 1.
   refused, late  parts of the requests: answered 429 or 503 at once; and answered too late,
                  or with 504.
   median, p90    latency of the answers in time, in seconds.

@@ -15,7 +15,7 @@ How to read it
   one      the whole model in the bench's own process.
   two      two stages in processes of their own.
   forced   two stages, but every step sends tokens back, and the first stage waits for
-           those of the step before. This would be necessary if a plan did not say which
+           the tokens of the step before. This would be necessary if a plan did not say which
            steps sample.
   read     all prompts arrive at once and are read in chunks; they share no prefix. Each
            gets one token. Tokens read per second until the last prompt has its token;

@@ -14,7 +14,7 @@ How to read it
   scheduler   one `schedule` and one `update`, with another step in flight.
   history     the work of the device's thread for a plug-in that needs all output tokens
               of all sequences: it fills in the tokens of the last step, and records
-              those of this step.
+              the tokens of this step.
   forward     the defect: each sequence has a list with a placeholder at its end. The
               list is searched from the front by `list.index`, the fastest way in
               Python.

@@ -38,7 +38,7 @@ How to read the answer
   req/s, texts/s, tok/s  the median of the rounds; special tokens count. In a round all
                  systems get the same requests: as many as sentence-transformers does in
                  --seconds, and at least one for each client.
-  x ST           texts/s over those of sentence-transformers; the median of the rounds'
+  x ST           texts/s over sentence-transformers' texts/s; the median of the rounds'
                  ratios. sentence-transformers gets the texts of a request in one call,
                  sorts them by length and pads batches of 32.
   p50, p99       time of a request. With several clients the calls of
@@ -50,7 +50,7 @@ How to read the answer
 
   Texts are random words of one token each, the same in every run. First the vectors of
   some texts are compared: the notes give the largest difference between the server's
-  and those of sentence-transformers.
+  and sentence-transformers' vectors.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ How to read the answer
   bare model     transformers' forward pass in that process, without the tokenizer.
   HTTP alone     a request that the server refuses, `{}`: the cost of a socket, HTTP and
                  small JSON.
-  the rest       the time of `server` less those of `bare model` and `HTTP alone`. It is
+  the rest       the time of `server` less `bare model` and `HTTP alone`. It is
                  below 0 if the server's own model code is so much faster than
                  transformers'.
   Milliseconds; medians of all requests of all rounds. The four take turns within a

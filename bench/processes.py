@@ -49,7 +49,7 @@ How to read the answer
   tokens/s       of all streams, from /metrics; every token is sent and read.
   events/s       of all streams. A server that is late sends the tokens of several steps in
                  one event.
-  ratio          of tokens/s to those of the first mode, of the medians.
+  ratio          of the median tokens/s to the median of the first mode.
   first token    from sending a request to its first event, if all clients send at once;
                  median of the clients. Their prompts have about 30 tokens.
   /health        one probe every 10 ms from a process of its own, on a connection that
@@ -231,7 +231,7 @@ def build_table(results: Results) -> Iterator[list[str]]:
 
 
 def find_ratio(results: Results, result: Result) -> str:
-    """Divide tokens/s by those of the first mode; empty for itself."""
+    """Divide tokens/s by the first mode's; empty for itself."""
     first = (result.device, result.num_streams, results.load.modes[0])
     if result.mode == first[2]:
         return ""

@@ -2,7 +2,7 @@
 
 Question
   Weights that are rounded to fewer bits change what a model computes. How much worse does
-  it predict a text, and how soon do its greedy answers differ from those of the first
+  it predict a text, and how soon do its greedy answers differ from the answers of the first
   setting?
 
       python bench/quality.py --run dtype=bfloat16 --run dtype=float32
@@ -25,14 +25,14 @@ How to read the answer
 
   perplexity     exp of the mean negative log probability of all tokens of all windows,
                  the first of each excepted. Lower is better.
-  ratio          perplexity over that of the first setting. The target for int8 is at
+  ratio          perplexity over the first setting's. The target for int8 is at
                  most 1.01 beside bfloat16.
   difference     mean absolute difference of a token's log probability from the first
                  setting's. Packed weights of a GGUF file that are equal to the
                  dequantised ones differ by rounding alone: compare with float32 beside
                  bfloat16.
-  same token     share of the text's tokens before which the model's most likely token is
-                 that of the first setting.
+  same token     share of the text's tokens before which the most likely token is
+                 the same as in the first setting.
   same answer    share of greedy continuations that are equal to the first setting's.
   first change   tokens of a continuation before the first that differs, on average; all
                  of them if none does.
@@ -187,7 +187,7 @@ async def ask_window(
 def compare(
     label: str, answers: Sequence[Window], reference: Sequence[Window]
 ) -> Figures:
-    """Compare one setting's answers with those of the first.
+    """Compare one setting's answers with the first setting's.
 
     Raises:
       ValueError: their tokens differ.

@@ -77,7 +77,7 @@ async def measure_start(command: Sequence[str]) -> tuple[float, float, float]:
     """Start a server; return seconds until it is ready, and MB after an answer.
 
     Returns:
-      The seconds, the memory of all processes, and that of the server's own.
+      The seconds, the memory of all processes, and of the server's own.
     """
     async with open_server(command) as server:
         await ask(

@@ -140,7 +140,7 @@ class CpuTurns(trio.abc.Instrument):
     """Measures the processor time of the loop's thread in each turn.
 
     Attributes:
-      longest_seconds: that of the longest turn since the last reset.
+      longest_seconds: of the longest turn since the last reset.
     """
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from trioserve.server.routes import ROUTES
 
 PAGE = Path(__file__).parent / "fields.rst"
 
-# A larger number is no limit that a client would notice.
+# No client would notice a larger limit.
 _NO_LIMIT = 2**31 - 1
 
 _INTRODUCTION = """\

@@ -260,8 +260,8 @@ def test_the_value_none_unsets_an_option_of_the_file(
             ["--no-prefix-caching", "no"],
             "--prefix-caching: takes no value: write --prefix-",
         ),
-        (["-5"], "--model: '-5' is no model"),
-        (["-"], "--model: '-' is no model"),
+        (["-5"], "--model: '-5' is not a model"),
+        (["-"], "--model: '-' is not a model"),
         (["-p", "8"], "-p: there is no such option; --help lists all"),
         (
             ["--enable-h2c=5"],

@@ -201,7 +201,7 @@ def test_only_the_connection_guard_uses_hypercorns_private_names() -> None:
 
 
 def list_loaded(imports: str, names: tuple[str, ...]) -> str:
-    """Return those of some modules that a new interpreter has after an import."""
+    """Return the modules, of some, that a new interpreter has after an import."""
     script = (
         f"import sys, {imports}\n"
         f"print([name for name in {names} if name in sys.modules])"

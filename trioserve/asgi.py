@@ -55,7 +55,7 @@ def create_app(model: str = DEFAULT_MODEL, **options: object) -> ServingApp:
 
     Args:
       model: as on the command line.
-      options: options of `trioserve serve`, by name, except those of address and log.
+      options: options of `trioserve serve`, by name, except for address and log.
 
     Raises:
       SystemExit: hypercorn runs more than one worker, or runs the app on asyncio.
@@ -65,7 +65,7 @@ def create_app(model: str = DEFAULT_MODEL, **options: object) -> ServingApp:
     _refuse_asyncio()
     _refuse_workers()
     _accept_sigint()
-    # The process is that of hypercorn's command, which reports errors as tracebacks. Its
+    # hypercorn's command owns the process, and reports errors as tracebacks. Its
     # loader stands there. A program that serves the app by hypercorn handles its errors.
     is_hypercorns = _is_called_by("hypercorn.utils")
     try:

@@ -16,7 +16,7 @@ import torch
 
 Figures = dict[str, Any]
 
-# Fields of LlamaConfig. The large ones are those of Llama 3.2 1B and Llama 3.1 8B.
+# Fields of LlamaConfig. The large ones describe Llama 3.2 1B and Llama 3.1 8B.
 SHAPES: dict[str, dict[str, int]] = {
     "tiny": {
         "hidden_size": 128,
@@ -153,7 +153,7 @@ _KERNEL_TESTS = ("kernels/triton/test_steps.py", "kernels/triton/test_sampling.p
 
 
 def run_tests(emit: Callable[[Figures], None]) -> None:
-    """Run the tests that need a GPU, and those of kernels; emit pytest's last lines."""
+    """Run the tests that need a GPU, and the kernels' tests; emit pytest's last lines."""
     folder = BENCH_FOLDER.parent / "tests"
     lines = []
     for arguments in ([folder / each for each in _KERNEL_TESTS], ["-m", "gpu", folder]):
@@ -165,7 +165,7 @@ def run_tests(emit: Callable[[Figures], None]) -> None:
 
 
 def subtract(times: Sequence[float], load: Load) -> float:
-    """Return the seconds of one step, without those of the prompts."""
+    """Return the seconds of one step, without the prompts' seconds."""
     short, long = load.steps
     return (times[1] - times[0]) / (long - short)
 

@@ -120,7 +120,7 @@ def _choose(
 def _time(
     operators: SamplingOperators, logits: Tensor, choices: Sequence[Choice]
 ) -> list[float | None]:
-    """Return the median seconds of a call and, of a GPU, those of its work there."""
+    """Return the median seconds of a call and, on a GPU, of its work there."""
     whole, own = [], []
     is_gpu = logits.device.type == "cuda"
     numbers = [3] * len(choices)

@@ -86,7 +86,7 @@ def open_kernels() -> Iterator[Kernels]:
     """Compile the kernels and the doors, with the flags of an installation.
 
     With -march=native the compiler keeps other numbers in registers, and the bound would
-    be that of other kernels.
+    belong to other kernels.
 
     Raises:
       NoKernels: the installation has none for this processor.

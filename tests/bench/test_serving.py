@@ -142,7 +142,7 @@ async def test_every_request_and_token_is_counted(run_against: RunAgainst) -> No
         assert level.ttft.count == level.latency.count == 6
         # Five tokens have four gaps; the event that names the role is not a token.
         assert level.itl.count == 6 * 4
-    # A request to learn the dialect, two to warm up, and those of two levels.
+    # A request to learn the dialect, two to warm up, and the requests of two levels.
     assert len(fake.bodies) == 1 + 2 + 2 * 6
 
 

@@ -39,7 +39,7 @@ def list_panels() -> list[dict[str, Any]]:
 
 
 def list_expressions() -> dict[str, str]:
-    """Return all queries by their place; those of the board with its variables put in."""
+    """Return all queries by their place; the board's have its variables put in."""
     found = {}
     for panel in list_panels():
         for target in panel["targets"]:

@@ -24,7 +24,7 @@ import trio
 
 pytestmark = pytest.mark.slow
 
-# Another folder's kit is run, not imported: tests are no package.
+# Another folder's kit is run, not imported: tests are not a package.
 KIT = runpy.run_path(str(Path(__file__).parents[1] / "e2e" / "conftest.py"))
 begin_process, LONG = KIT["begin_process"], KIT["LONG"]
 REPLICA = (sys.executable, str(Path(__file__).with_name("replica.py")))

@@ -83,7 +83,7 @@ class SilentServer:
         return httpx.post(f"{self.url}/v1/completions", json=SHORT, timeout=30)
 
     def list_held(self) -> list[str]:
-        """Return the gauges, which are those of a fresh server if nothing is held."""
+        """Return the gauges, which are as in a fresh server if nothing is held."""
         lines = httpx.get(f"{self.url}/metrics", timeout=30).text.splitlines()
         gauges = tuple(
             line.split()[2] for line in lines if re.match("# TYPE .* gauge", line)

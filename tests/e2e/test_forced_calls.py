@@ -130,7 +130,7 @@ async def test_an_answer_has_its_form_or_calls(client: openai.AsyncOpenAI) -> No
             jsonschema.validate(json.loads(choice.message.content), schema)
         elif choice.finish_reason == "tool_calls":
             assert choice.message.tool_calls and choice.message.content is None
-    # A random model begins most answers with the part of the tag that is no special token.
+    # A random model begins most answers with the part of the tag outside of special tokens.
     assert {"stop", "tool_calls"} <= reasons
 
 

@@ -34,7 +34,7 @@ Wait = Callable[[], Any]
 # test_engine_process.py has the tests that need one.
 INSIDE = "--no-engine-process"
 
-# A sibling is run, not imported: tests are no package (import-mode=importlib).
+# A sibling is run, not imported: tests are not a package (import-mode=importlib).
 SIBLING = runpy.run_path(str(Path(__file__).parent / "conftest.py"))
 SERVE, begin_process = SIBLING["SERVE"], SIBLING["begin_process"]
 LONG = SIBLING["LONG"]

@@ -16,7 +16,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-# A sibling is run, not imported: tests are no package (import-mode=importlib).
+# A sibling is run, not imported: tests are not a package (import-mode=importlib).
 CONFTEST = runpy.run_path(str(Path(__file__).parent / "conftest.py"))
 start_process, SERVE = CONFTEST["start_process"], CONFTEST["SERVE"]
 

@@ -22,7 +22,7 @@ import trioserve
 
 pytestmark = pytest.mark.slow
 
-# A sibling is run, not imported: tests are no package (import-mode=importlib).
+# A sibling is run, not imported: tests are not a package (import-mode=importlib).
 start_process = runpy.run_path(str(Path(__file__).parent / "conftest.py"))[
     "start_process"
 ]

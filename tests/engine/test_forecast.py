@@ -79,7 +79,7 @@ def test_a_client_at_its_share_waits_for_its_own_sequences() -> None:
 
 
 def test_with_more_clients_than_slots_a_request_waits_for_a_turn() -> None:
-    """Its other turns come later, so its answer takes as long as those of others."""
+    """Its other turns come later, so its answer takes as long as other answers."""
     server = Server()
     for number in range(40):
         server.add(f"client {number}", 1, 1)

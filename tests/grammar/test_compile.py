@@ -369,5 +369,5 @@ def test_a_grammar_that_becomes_too_complex_is_explained() -> None:
     assert explain(message) == "it has become too complex"
     assert explain("LexerTooComplex\n") == "it has become too complex"
     assert explain("1(2): lexer error", "grammar") == (
-        "line 1, column 2: the text is no Lark"
+        "line 1, column 2: the text is not Lark"
     )

@@ -15,7 +15,7 @@ from trioserve.grammar.failures import GrammarError, LibraryFailed
 from trioserve.grammar.guide import Guide, count_words
 from trioserve.types.structured import Grammar, StructuredOutput
 
-# Those of conftest.guidance.
+# As in conftest.guidance.
 IM_END, VOCAB_SIZE = 1, 520
 
 OpenMatcher = Callable[[StructuredOutput], LLMatcher]

@@ -23,7 +23,7 @@ from trioserve.grammar.workers import GuideWorkers
 from trioserve.types.output import SequenceError
 from trioserve.types.structured import Grammar, StructuredOutput
 
-# Those of conftest.guidance.
+# As in conftest.guidance.
 IM_END, VOCAB_SIZE = 1, 520
 EOS = frozenset({IM_END})
 

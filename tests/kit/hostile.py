@@ -156,7 +156,7 @@ HTTP1 = {
     "HTTP/1.0": b"GET /health HTTP/1.0\r\n\r\n",
     "HTTP/0.9": b"GET /health\r\n\r\n",
     "HTTP/9.9": b"GET /health HTTP/9.9\r\nHost: h\r\n\r\n",
-    "version is no number": b"GET /health HTTP/x.y\r\nHost: h\r\n\r\n",
+    "version is not a number": b"GET /health HTTP/x.y\r\nHost: h\r\n\r\n",
     "expect and no body": (
         b"POST /echo HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n"
         b"Expect: 100-continue\r\n\r\n"

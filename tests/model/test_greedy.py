@@ -1,4 +1,4 @@
-"""The output is that of `generate`, whatever the shape of batches."""
+"""The output is the same as from `generate`, whatever the shape of batches."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class NoRepeat(LogitsProcessor):
             outputs = row.output_token_ids
             assert outputs is not None
             assert len(outputs) == row.num_output_tokens
-            assert min(outputs, default=0) >= 0, "a placeholder is no token"
+            assert min(outputs, default=0) >= 0, "a placeholder is not a token"
             for before, after in zip(outputs, outputs[1:]):
                 if before == outputs[-1]:
                     scores[after] = -torch.inf

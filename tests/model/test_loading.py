@@ -200,7 +200,7 @@ def test_rotary_embeddings_are_those_of_the_longest_sequence(
     original: int,
     longest: int,
 ) -> None:
-    """Up to the original length, they are those of transformers at every length."""
+    """Up to the original length, they equal transformers' at every length."""
     folder = save_tiny_model(
         model_type, tmp_path, rope_parameters=rope, original_max_position_embeddings=16
     )
@@ -216,7 +216,7 @@ def test_rotary_embeddings_are_those_of_the_longest_sequence(
                 if name.endswith("inv_freq") and "original" not in name
             )
             assert is_same == (max_model_len == original or length == longest)
-        logged = f"--max-model-len {original} keeps those of short texts"
+        logged = f"--max-model-len {original} keeps the embeddings for short texts"
         assert (logged in caplog.text) == (max_model_len > original)
 
 

@@ -122,7 +122,7 @@ def test_all_but_the_last_unfinished_character_is_shown_at_once(
         joined = subject.renderer.vocabulary.join(ids[:count], skip_special_tokens=True)
         whole = joined.decode(errors="replace")
         assert whole.startswith(shown)
-        # An unfinished character is one U+FFFD. A surrogate, which is no character, is
+        # An unfinished character is one U+FFFD. A surrogate, which is not a character, is
         # two: Python's decoder waits for its three bytes, and replaces each of the first
         # two.
         assert whole[len(shown) :] in ("", "\ufffd", "\ufffd\ufffd")

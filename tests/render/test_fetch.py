@@ -378,7 +378,7 @@ async def test_the_error_for_a_closed_port_does_not_name_the_address(
 async def test_https_asks_for_the_name_and_not_for_the_address(
     server: WebServer,
 ) -> None:
-    """The handshake names the server; the server's answer is no certificate."""
+    """The handshake names the server; the server's answer is not a certificate."""
     server.answers["TLS"] = b"no TLS"
     url = server.url(host="localhost").replace("http:", "https:")
     text = await refuse(url, allowed_media_domains=("localhost",))

@@ -364,7 +364,7 @@ async def test_a_template_takes_the_roles_that_it_names(
     assert await render(load(ROLES), USER, message) == f"[user:Hi]{shown}"
 
 
-# Messages of other roles are hidden, or shown as those of nobody.
+# Messages of other roles are hidden, or shown as nobody's.
 STRICT = ROLES.replace("{% else %}", "{% elif m.role in ROLES %}").replace(
     "ROLES", "['user', 'assistant', 'tool']"
 )

@@ -92,7 +92,7 @@ async def test_a_bad_word_is_banned_with_its_space_and_without(
     byte_level: Subject,
 ) -> None:
     words = await byte_level.renderer.render_bad_words(["dog", " dog", "QX"])
-    # The space of " dog" is part of its token; that of " QX" is a token.
+    # The space of " dog" is part of its token; the space of " QX" is a token.
     texts = ("dog", " dog", "QX")
     assert words == tuple(tuple(byte_level.encode(text)) for text in texts)
 

@@ -178,7 +178,7 @@ def test_rates_trust_no_prompt_that_was_not_measured() -> None:
         cost.learn(size, 0.02)
     usual = cost.list_rates().predict_decoding(4, 400)
     assert usual == pytest.approx(0.02, rel=0.05)
-    # Nothing tells the cost of a token from that of a row.
+    # Nothing tells the cost of a token from the cost of a row.
     assert cost.list_rates().predict_prompt(4000) < 0.02
     assert cost.list_rates().trusted_token == 0
     for _ in range(50):

@@ -200,7 +200,7 @@ def test_a_reset_may_come_at_each_step_of_a_request(
         while not answered:
             answered = b" 200 " in await send_until(server, packet, num_steps)
             num_steps += 3
-        # Otherwise the steps would not have been those of the request.
+        # Otherwise the steps would not belong to the request.
         assert num_steps > 60
 
     play(story)

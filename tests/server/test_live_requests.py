@@ -56,7 +56,7 @@ class Client:
         return [each["id"] for each in answer["data"]]
 
     def begin(self, request_id: str, key: str = "", /, **fields: object) -> None:
-        # The id of the header goes before that of the body.
+        # The id in the header goes before the id in the body.
         headers = {} if "request_id" in fields else {"X-Request-Id": request_id}
         if key:
             headers["X-Api-Key"] = key

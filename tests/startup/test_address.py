@@ -31,7 +31,7 @@ def test_a_path_is_free_again_behind_the_block(tmp_path: Path) -> None:
 
 def test_who_reaches_the_folder_may_connect(tmp_path: Path) -> None:
     path = tmp_path / "socket"
-    # That of the unit for systemd.
+    # The umask of the unit for systemd.
     before = os.umask(0o077)
     try:
         with open_address(BindConfig(uds=str(path))):

@@ -111,8 +111,8 @@ def test_a_name_of_another_form_is_refused(name: str) -> None:
 
 WRONG = {
     "Missing": ("", "cannot be imported: AttributeError: .*Missing"),
-    "Number": ("Number = 5", "is no subclass of trioserve.LogitsProcessor"),
-    "Stranger": ("class Stranger: pass", "is no subclass"),
+    "Number": ("Number = 5", "is not a subclass of trioserve.LogitsProcessor"),
+    "Stranger": ("class Stranger: pass", "is not a subclass"),
     "Abstract": (
         "import trioserve\n"
         "class Abstract(trioserve.LogitsProcessor):\n"

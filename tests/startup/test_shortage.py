@@ -73,7 +73,7 @@ def test_other_errors_pass_unchanged(error: Exception) -> None:
 
 
 def test_a_kv_cache_fits_the_limit_of_address_space() -> None:
-    """The limit is that of ulimit -v; the machine has more memory."""
+    """ulimit -v sets the limit; the machine has more memory."""
     limits = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0])
     limit = used * resource.getpagesize() + 64 * 2**20

@@ -111,7 +111,7 @@ def test_the_longest_token_that_fits_is_the_end(tmp_path: Path) -> None:
 def test_the_ends_that_an_author_names_are_all(tmp_path: Path) -> None:
     folder = save(tmp_path, "<|im_end|>", template=chat("<|im_end|>"), eos=EOS)
     assert find(folder) == set()
-    # Without that file they are found, as those of a GGUF file.
+    # Without that file they are found, as in a GGUF file.
     (folder / "generation_config.json").unlink()
     assert find(folder) == {2}
 

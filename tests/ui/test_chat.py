@@ -66,7 +66,7 @@ def test_an_answer_is_streamed_and_can_be_asked_for_again(
     with page.expect_request("**/v1/chat/completions"):
         page.click("text=Regenerate")
     page.wait_for_selector(ANSWERED)
-    # The first answer is gone, and was no part of the second request.
+    # The first answer is gone, and was not a part of the second request.
     assert page.locator(".message.assistant").count() == 1
     expected = {
         "messages": [

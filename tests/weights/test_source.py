@@ -124,7 +124,7 @@ def test_offline_a_hub_id_is_found_in_the_hugging_face_cache_or_nowhere(
             False,
             "HF_HUB_OFFLINE",
             "the hub is out of reach; check the network, or name a model's folder "
-            r"\(`trioserve models` lists those of the caches\)$",
+            r"\(`trioserve models` lists cached ones\)$",
         ),
     ],
 )

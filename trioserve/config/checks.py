@@ -33,7 +33,7 @@ def parse_bytes(name: str, size: Size) -> int:
 
 
 def check_at_least(name: str, value: int | None, low: int) -> None:
-    """Refuse a number below `low`; None is no number.
+    """Refuse a number below `low`; None is not a number.
 
     Raises:
       InvalidConfig
@@ -55,10 +55,10 @@ def check_seconds(name: str, value: float, *, may_be_zero: bool = False) -> None
 
 
 def check_plain_file(name: str, path: Path) -> None:
-    """Refuse a file that is there but is no plain one: to read a pipe waits for its writer.
+    """Refuse a file that exists but is not plain: reading a pipe waits for its writer.
 
     Raises:
       InvalidConfig
     """
     if path.exists() and not path.is_file():
-        raise InvalidConfig(name, f"{path} is no plain file")
+        raise InvalidConfig(name, f"{path} is not a plain file")

@@ -16,7 +16,7 @@ from .options import Option, explain_unknown, list_changes, list_options
 
 _SEE_HELP = "there is no such option; --help lists all"
 
-# A lone dash, and a negative number such as -2GiB or -.5, are no flags.
+# A lone dash, and a negative number such as -2GiB or -.5, are not flags.
 _FLAG = re.compile(r"-[^\d.]")
 
 # Values that users write behind a switch, although it has none.
@@ -76,7 +76,7 @@ class _Reader:
     Attributes:
       values: a text, a list of texts, or True or False for a switch, by the options' names.
       words: arguments that belong to no flag.
-      unknown: flags that are no options, as the user wrote them.
+      unknown: flags that are not options, as the user wrote them.
       help_word: as in CommandLine.
     """
 

@@ -108,7 +108,7 @@ _EXPLAINED = {
     "enable-expert-parallel": _NO_EXPERT_PARALLELISM,
     "distributed-executor-backend": (
         "--tensor-parallel-size and --pipeline-parallel-size start their own processes, "
-        "or find those of torchrun"
+        "or find torchrun's processes"
     ),
     "kv-cache-dtype": _ONE_KV_TYPE,
     "swap-space": _NO_OFFLOAD,

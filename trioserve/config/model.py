@@ -166,7 +166,7 @@ class PoolingConfig:
         classifies their tokens.
       pooling: How the vectors of tokens become one vector; auto decides by the model's
         files. If they say nothing, encoders take the mean and decoders the last token.
-        cls takes the vector of the first token, mean the mean of all, and last that of
+        cls takes the vector of the first token, mean the mean of all, and last the vector of
         the last token.
       matryoshka: Let requests cut vectors by `dimensions` whatever the model's files
         say. By default they may if the files say that the model was trained for that.

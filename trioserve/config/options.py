@@ -69,7 +69,7 @@ class Option:
 
     @property
     def plain_hint(self) -> Any:
-        """The type without None. That of a size is str."""
+        """The type without None. The type of a size is str."""
         if get_origin(self.hint) in (Union, types.UnionType):
             return next(each for each in get_args(self.hint) if each is not type(None))
         return self.hint

@@ -91,7 +91,7 @@ class RemoteConfig:
         """Return the key that the server wants; None if none was given.
 
         Raises:
-          InvalidConfig: the file cannot be read, or what it has is no key.
+          InvalidConfig: the file cannot be read, or its content is not a key.
         """
         field, key = "api_key", self.api_key
         if self.api_key_file is not None:

@@ -19,7 +19,7 @@ class RenderConfig:
         several, long texts leave one to short ones. With one thread a short text waits
         for a long one that has begun.
       renderer_max_requests: Most requests that are being tokenized or wait for it;
-        further ones are answered 429. The default is that of --max-queued-requests.
+        further ones are answered 429. The default is as for --max-queued-requests.
       renderer_max_text: Most text that is being tokenized or waits for it. Each
         character counts as one byte. Beyond the limit requests are answered 429. The
         default is the text of 4096 prompts of 8000 tokens. For models that pool, this

@@ -160,7 +160,7 @@ class HttpConfig:
         if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
             raise InvalidConfig(
                 "otlp_traces_endpoint",
-                f"{endpoint!r} is no http:// or https:// address",
+                f"{endpoint!r} is not an http:// or https:// address",
             )
         check_seconds("write_timeout", self.write_timeout)
         parse_bytes("max_unread_memory", self.max_unread_memory)
@@ -181,7 +181,7 @@ def _check_origins(origins: tuple[str, ...]) -> None:
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             raise InvalidConfig(
                 "allowed_origins",
-                f"{origin!r} is no origin such as https://chat.example, without a path",
+                f"{origin!r} is not an origin such as https://chat.example, without a path",
             )
 
 
@@ -190,7 +190,7 @@ def _check_hosts(names: tuple[str, ...]) -> None:
         if not _HOST_NAME.fullmatch(name):
             raise InvalidConfig(
                 "allowed_host",
-                f"{name!r} is no name such as llm.example, without a port, or *",
+                f"{name!r} is not a name such as llm.example, without a port, or *",
             )
 
 
@@ -198,7 +198,7 @@ def _check_root_path(path: str) -> None:
     if path and not _ROOT_PATH.fullmatch(path):
         raise InvalidConfig(
             "root_path",
-            f"{path!r} is no path such as /llm: it begins with a slash, and does not end "
+            f"{path!r} is not a path such as /llm: it begins with a slash, and does not end "
             "with one",
         )
 

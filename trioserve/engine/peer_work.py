@@ -82,7 +82,7 @@ class Peers:
         return sum(getattr(each, name) for each in self._works.values())
 
     def subtract(self, shares: Iterable[ClientShare]) -> tuple[ClientShare, ...]:
-        """Return the part of shares that is not the peers'; those of no work are left out."""
+        """Return the shares less the peers' part; shares without work are left out."""
         held: dict[str, Counter[str]] = {}
         for work in self._works.values():
             for share in work.clients:

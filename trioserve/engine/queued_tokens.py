@@ -23,7 +23,7 @@ def check_queued_tokens(
 
     Args:
       queued: the tokens that wait.
-      client: that of the request; None stands for any.
+      client: of the request; None stands for any.
       limit: None sets none.
 
     Raises:

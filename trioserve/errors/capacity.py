@@ -21,9 +21,9 @@ class QueueFull(Unavailable):
 
     Args:
       what: the things that need room, in the plural: "sequences" or "texts".
-      num_open: those of all open requests.
+      num_open: things of all open requests.
       num_possible: the most that one request may add now.
-      num_new: those of the refused request.
+      num_new: things of the refused request.
     """
 
     status = 429

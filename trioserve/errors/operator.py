@@ -157,7 +157,7 @@ def needing_extra(extra: str, needed_by: str) -> Iterator[None]:
 
 
 class PluginBroken(StartupError):
-    """Raised when an entry point of an installed distribution is no plug-in.
+    """Raised when an entry point of an installed distribution is not a plug-in.
 
     Args:
       distribution: its name.

@@ -84,7 +84,7 @@ class Scoring:
             return _join(await self._run_jobs(run, self.documents))
 
     async def compare(self) -> Scores:
-        """Compare the vectors of documents with those of queries."""
+        """Compare the vectors of documents with the vectors of queries."""
         params = PoolingParams(task=self.engine.pooling.task, use_activation=True)
         num_inputs = len(self.queries) + len(self.documents)
         with self._open_request(num_inputs, params) as request:

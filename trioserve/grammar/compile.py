@@ -139,7 +139,7 @@ def _write_schema(schema: str, structure: StructuredOutput) -> str:
     try:
         decoded = json.loads(schema, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
-        raise InvalidParameter(structure.param, "the schema is no JSON") from None
+        raise InvalidParameter(structure.param, "the schema is not JSON") from None
     if decoded is True:
         decoded = {}
     if not isinstance(decoded, dict):
@@ -170,7 +170,7 @@ def _list_schemas(structure: StructuredOutput) -> Iterator[tuple[str, Schema]]:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _write_choice(structure: StructuredOutput) -> str:
@@ -183,7 +183,7 @@ def _write_choice(structure: StructuredOutput) -> str:
         )
     if "" in choices:
         raise InvalidParameter(structure.param, "a choice must not be empty")
-    # JSON's escapes are also those of Lark's strings.
+    # Lark's strings have the same escapes as JSON.
     alternatives = " | ".join(json.dumps(text) for text in choices)
     return LLMatcher.grammar_from_lark(f"start: {alternatives}")
 

@@ -96,7 +96,7 @@ def _list_needed(schema: Part, part: Part) -> Iterator[Part]:
 
 
 def _find_types(schema: Part, part: Part, find: _Find) -> int:
-    """Return the types of the values of a part, as far as those of others are known."""
+    """Return the types of the values of a part, as far as other parts' types are known."""
     types = _read_types(part)
     if isinstance(part.get("$ref"), str):
         types &= find(_resolve(schema, part["$ref"]))

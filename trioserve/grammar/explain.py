@@ -68,7 +68,7 @@ _RULES: Final = tuple(
             "it has become too complex",
         ),
         (r"(?i)parser error: token.*", "the next token does not fit the grammar"),
-        (r"^lexer error$", "the text is no Lark"),
+        (r"^lexer error$", "the text is not Lark"),
         (r"NoExtension.*", "no text has the form"),
         (r"no start rule found", 'there is no rule "start"'),
         (r"; following .*", ""),

@@ -26,7 +26,7 @@ def raising_library_failures() -> Iterator[None]:
         yield
     except (GrammarError, LibraryFailed, TrioserveError):
         raise
-    # A panic of the library is no Exception. Nothing can be cancelled in these threads.
+    # A panic of the library is not an Exception. Nothing can be cancelled in these threads.
     except BaseException as error:
         logger.error("llguidance failed", exc_info=error)
         raise LibraryFailed(type(error).__name__) from error  # noqa: ASYNC104

@@ -43,7 +43,7 @@ class Answer:
       cors: adds the headers for browsers.
 
     Attributes:
-      status: that of the head; None before it is sent.
+      status: of the head; None before it is sent.
       error: the type of the error with which the answer ends.
     """
 

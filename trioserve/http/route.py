@@ -36,7 +36,7 @@ class Route:
       paths: as Werkzeug writes them. All of them lead to the same handler.
       handler: a Probe is also called without quart, and has no parameters.
       summary: one sentence that OpenAPI shows; docs/api.rst begins with it, too.
-      bodies: the decoders of its bodies; several if it takes those of other endpoints.
+      bodies: the decoders of its bodies; several if it takes bodies of other endpoints.
       example: a body that shows what the endpoint needs.
       answers: the struct or type of a successful answer, by content type. None means
         bytes, or JSON without a fixed shape. For event streams, it is the data of one

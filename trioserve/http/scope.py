@@ -81,7 +81,7 @@ class ScopedRequest(TrioRequest):
       peer: records whether the answer was sent.
       answer: sends the answer.
       meter: counts the tokens of an answer that is generated.
-      sampling: that of an answer that is generated.
+      sampling: of an answer that is generated.
       num_pooled_tokens: the tokens of texts that were pooled.
       keepalive: sends comments into streams that are silent.
       generation: closed with the resources, unless the stream outlives the connection.

@@ -74,7 +74,7 @@ class TimeLimit:
         """Take a limit that the client has named; the shortest one counts.
 
         Raises:
-          InvalidParameter: it is no time, or longer than the server allows.
+          InvalidParameter: it is not a time, or longer than the server allows.
         """
         if seconds is None:
             return

@@ -63,7 +63,7 @@ class SharedExchange:
         )
 
     def sum(self, numbers: int, count: int) -> None:
-        """Replace numbers by the sum of those of all processes.
+        """Replace numbers by their sum over all processes.
 
         All processes get the same bits.
 

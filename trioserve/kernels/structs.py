@@ -1,6 +1,6 @@
 """The structures that the kernels read, field by field.
 
-Those of native/matrix.h, native/pack.h, native/experts.h, native/decoder.h,
+They stand in native/matrix.h, native/pack.h, native/experts.h, native/decoder.h,
 native/encoder.h, native/logits.h and native/exchange.h.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ctypes import CFUNCTYPE, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 
-# Adds to numbers those of other processes: (address of float32 numbers, how many).
+# Adds the numbers of other processes to ours: (address of float32 numbers, their count).
 SUM = CFUNCTYPE(None, c_void_p, c_int64)
 
 

@@ -18,7 +18,7 @@ from .device.memory import CudaMemory, DeviceMemory, MemoryReading
 from .runner import ModelRunner
 from .runtimes.loaded import LoadedModel
 
-# Smaller than those of any other step.
+# Smaller than the ids of all other steps.
 _STEP_ID = -3
 
 
@@ -95,7 +95,7 @@ def measure_steps(
     copied where the attention backend is gather.
 
     Args:
-      memory: by default that of the model's GPU.
+      memory: by default the memory of the model's GPU.
 
     Raises:
       NotEnoughMemory: the largest step does not fit.

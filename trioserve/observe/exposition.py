@@ -26,7 +26,7 @@ ReadingT = TypeVar("ReadingT")
 Numbers = float | Mapping[tuple[str, ...], float]
 Distributions = Distribution | Mapping[tuple[str, ...], Distribution]
 
-# The number of several processes together; "own" if each of them has that of all.
+# Joins the numbers of several processes; "own" if each process has the number of all.
 Joining = Literal["sum", "max", "own"]
 
 # The samples of a metric: the name, the labels and the value of each.
@@ -127,7 +127,7 @@ def join_families(
     others: Collection[Mapping[str, Samples]],
     joinings: Mapping[str, Joining],
 ) -> Iterator[Family]:
-    """Yield the families of this process, joined with those of other processes.
+    """Yield the families of this process, joined with the families of other processes.
 
     Args:
       others: read_samples of each process.

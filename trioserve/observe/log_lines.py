@@ -1,7 +1,7 @@
 """The lines of the log: one record is one line, and quoted texts cannot forge another.
 
 Clients choose names, paths and contents. Parts of them come into the log: in our messages,
-in those of hypercorn, and in the texts of exceptions.
+in hypercorn's, and in the texts of exceptions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from ..errors import escape
 from .stderr import open_handler
 
-# A record begins with its time, so a line that begins with spaces is no record.
+# A record begins with its time, so a line that begins with spaces is not a record.
 _INDENT = "    "
 
 
@@ -39,7 +39,7 @@ def set_up_logging(level: int | str, *, origin: str = "", again: bool = False) -
     many lines as a stranger likes.
 
     Args:
-      level: that of our own loggers, as in logging.
+      level: of our own loggers, as in logging.
       origin: a name of the process for each line, if there are several of its kind.
       again: replace an earlier set-up.
     """

@@ -68,5 +68,5 @@ def _list_descriptors() -> Iterator[tuple[int, str]]:
         try:
             yield int(path.name), os.readlink(path)
         except OSError:
-            # That of the listing itself, which is closed by now.
+            # The descriptor of the listing itself, which is closed by now.
             continue

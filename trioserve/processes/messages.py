@@ -81,7 +81,7 @@ class PackedMessage:
 
     Args:
       data: the bytes, with the header.
-      memory: descriptor of the shared memory, or a copy of that of the message; None if there
+      memory: descriptor of the shared memory, or a copy of the message's; None if there
         is none.
     """
 

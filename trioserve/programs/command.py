@@ -113,5 +113,5 @@ def name_model(line: CommandLine) -> dict[str, str]:
         return {}
     [word] = line.words
     if word.startswith("-"):
-        raise InvalidConfig("model", f"{word!r} is no model")
+        raise InvalidConfig("model", f"{word!r} is not a model")
     return {"model": word}

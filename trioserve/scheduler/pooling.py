@@ -15,7 +15,7 @@ A level of priority postpones a turn by LEVEL_TOKENS. Turns are times, and later
 have later turns: so a bounded number of tokens passes each input, and none waits for ever.
 
 Clients share the device by their weights (client_shares.py), and the requests of each take
-turns in this way. The clock is then that of the client.
+turns in this way. Each client then has its own clock.
 
 Source: Goyal, Vin and Cheng 1996 (Start-time Fair Queueing), section 2. There the clock is
 the turn of the input that is being read. That clock stands still while short requests

@@ -76,7 +76,7 @@ class StepSize:
         self.num_pairs += num_tokens * (context + num_tokens / 2)
 
     def add_decoding(self, num_rows: int, context: int) -> None:
-        """Add rows of one token each; `context` is that of all rows together."""
+        """Add rows of one token each; `context` is the sum over all rows."""
         self.num_rows += num_rows
         self.num_tokens += num_rows
         self.num_context += context
@@ -123,8 +123,8 @@ class StepRates:
     def predict_prompt(self, num_tokens: float, num_cached: float = 0) -> float:
         """Return the seconds that a prompt adds to the steps that compute it.
 
-        Tokens beyond twice what was measured add nothing, unless that was enough to tell
-        the cost of a token from that of a row.
+        Tokens beyond twice the measured number add nothing, unless that number was enough
+        to tell the cost of a token from the cost of a row.
 
         Args:
           num_cached: tokens of it that are not computed.

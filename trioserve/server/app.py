@@ -102,7 +102,7 @@ def create_http_app(state: ServerState) -> ServingApp:
         return None if state.engine is None else state.engine.engine
 
     async def audit_when_loaded() -> None:
-        # What the load opens stays open, and is no leak.
+        # Things that the load opens stay open without being leaks.
         if state.engine is None:
             await state.has_loaded.wait()
         await state.audit.run()

@@ -33,12 +33,12 @@ def load_logits_processors(names: Iterable[str]) -> tuple[Found, ...]:
       names: module:Class each, as for --logits-processor.
 
     Returns:
-      Each class once, in the order in which they change logits: first those in `names`,
-      then those of installed distributions by their names.
+      Each class once, in the order in which they change logits: first the classes in
+      `names`, then the classes of installed distributions by their names.
 
     Raises:
-      InvalidConfig: one of `names` is no plug-in, or two plug-ins have the same name.
-      PluginBroken: an entry point of an installed distribution is no plug-in.
+      InvalidConfig: one of `names` is not a plug-in, or two plug-ins have the same name.
+      PluginBroken: an entry point of an installed distribution is not a plug-in.
     """
     named = [_load_named(name) for name in names]
     installed = [_load_installed(point) for point in _list_entry_points()]
@@ -99,7 +99,7 @@ def _check(found: object) -> Found:
         its name.
     """
     if not (isinstance(found, type) and issubclass(found, LogitsProcessor)):
-        raise ValueError("is no subclass of trioserve.LogitsProcessor")
+        raise ValueError("is not a subclass of trioserve.LogitsProcessor")
     if inspect.isabstract(found):
         missing = ", ".join(sorted(found.__abstractmethods__))
         raise ValueError(f"does not say how to {missing}")

@@ -124,7 +124,7 @@ def save_tiny_encoder(
       head: the classifier of texts or of their tokens; None saves no classifier.
       num_labels: number of labels of the head.
       seed: seed of the weights.
-      changes: fields of the configuration that replace those of TINY_ENCODERS.
+      changes: fields of the configuration that replace fields of TINY_ENCODERS.
 
     Returns:
       folder

@@ -194,7 +194,7 @@ def save_tiny_model(
       model_type: a key of TINY_MODELS.
       folder: the target; it is created if it does not exist.
       seed: seed of the weights.
-      changes: fields of the configuration that replace those of TINY_MODELS.
+      changes: fields of the configuration that replace fields of TINY_MODELS.
 
     Returns:
       folder
@@ -220,7 +220,7 @@ def save_tiny_vision_model(
       folder: the folder that save_tiny_processor returned; idefics3 uses the processor
         of smolvlm.
       seed: seed of the weights.
-      changes: fields of the configuration that replace those of TINY_VISION_MODELS. In
+      changes: fields of the configuration that replace fields of TINY_VISION_MODELS. In
         text_config and vision_config, only the given fields are replaced.
 
     Returns:

@@ -129,7 +129,7 @@ def save_tiny_processor(kind: ProcessorKind, folder: Path, **changes: Any) -> Pa
 def special_token_ids(folder: Path) -> dict[str, int]:
     """Return the ids of a saved tokenizer's special tokens, reserved ones included.
 
-    A model's config needs some of them: image_token_id may be that of "<|image_pad|>".
+    A model's config needs some of them: image_token_id may be the id of "<|image_pad|>".
     """
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     added = tokenizer.get_added_tokens_decoder()

@@ -98,7 +98,7 @@ async def open_fake_server(
     """Serve until the block is left; the device does not call the plug-ins.
 
     Args:
-      is_remote: the core is behind a connection, like that of an engine process.
+      is_remote: the core is behind a connection, as in an engine process.
       answer: the text of every sequence, or the texts of successive sequences with
         different seeds; the last one is repeated.
       eos_token: the token that ends it; None repeats it until max_tokens.

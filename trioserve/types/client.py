@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """A client, whose requests share the device with those of other clients.
+    """A client. It shares the device with other clients.
 
     Args:
-      name: that of its API key; all requests without one are of the same client.
+      name: of its API key; all requests without one belong to the same client.
       weight: its share beside other clients with work.
     """
 

@@ -29,7 +29,7 @@ WHOLE_LAYERS = Shard()
 class StagePlace:
     """The place of a process among those that share a model.
 
-    The processes of the first stage come first, then those of the second one:
+    The processes of the first stage come first, then the second stage's:
 
         rank     0                 1                 2                 3
         place    stage 0, shard 0  stage 0, shard 1  stage 1, shard 0  stage 1, shard 1

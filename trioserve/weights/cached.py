@@ -147,7 +147,7 @@ def _list_repositories() -> Iterator[CachedModel]:
         return
     except ValueError as error:
         raise StartupError(
-            "the cache of huggingface_hub is no folder: set HF_HUB_CACHE to one"
+            "the cache of huggingface_hub is not a folder: set HF_HUB_CACHE to one"
         ) from error
     for each in repositories:
         if each.repo_type == "model":

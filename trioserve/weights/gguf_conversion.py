@@ -40,7 +40,7 @@ def convert_gguf(path: Path, description: Path, folder: Path, source: str) -> No
     ):
         _save_model(path, description, folder)
     for file in description.glob("*"):
-        # The names that save_pretrained writes are those of the description.
+        # save_pretrained writes files with the same names as the description's.
         if file.suffix != ".gguf":
             shutil.copyfile(file, folder / file.name)
 

@@ -81,7 +81,7 @@ def _is_disk_error(error: Exception) -> bool:
 
     if isinstance(error, OSError):
         return error.errno is not None
-    # Only writing raises it here, because the file that is read is no safetensors file.
+    # Only writing raises it here, because the file that is read is not in safetensors.
     return isinstance(error, SafetensorError)
 
 
@@ -131,7 +131,7 @@ def _choose_dtype(kinds: set[str]) -> str:
     if kinds <= {"F32", "F16"}:
         return "float16"
     # Quantised weights have 2 to 8 bits, so the error of quantisation is larger than
-    # that of bfloat16's 8 bits of precision. float32 would double the folder, the
+    # the error of bfloat16's 8 bits of precision. float32 would double the folder, the
     # memory and the time of a step.
     return "bfloat16"
 

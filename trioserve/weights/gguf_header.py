@@ -133,7 +133,7 @@ def _place(
 
 
 class _Reader:
-    """Reads one value after the other; errors are those of struct, and ValueError."""
+    """Reads one value after the other; raises struct.error and ValueError."""
 
     def __init__(self, content: mmap) -> None:
         self.raw = memoryview(content)

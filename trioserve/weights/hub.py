@@ -87,7 +87,7 @@ def _explain_absence() -> str:
     if not constants.HF_HUB_OFFLINE:
         return (
             "the hub is out of reach; check the network, or name a model's folder "
-            "(`trioserve models` lists those of the caches)"
+            "(`trioserve models` lists cached ones)"
         )
     # Either variable keeps the client offline. The client reads them at its import.
     names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")

@@ -1,4 +1,4 @@
-"""Names of fields: those of other servers and misspelt ones are refused, others are ignored."""
+"""Fields of other servers and misspelt fields are refused; others are ignored."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def test_a_schema_that_would_not_hold_is_refused(
 def test_few_unknown_fields_are_looked_at() -> None:
     many = {f"unknown_{i}": i for i in range(MAX_UNKNOWN_FIELDS)}
     assert decode(ChatRequest, **many) == decode(ChatRequest)
-    # The rest of the body is not read, which is no JSON.
+    # The rest of the body, which is not JSON, is not read.
     body = json.dumps(many | {"one_more": 1}).encode()[:-1] + b", [[["
     with pytest.raises(InvalidParameter, match="at most 128 unknown fields"):
         decode_body(ChatRequest, body)

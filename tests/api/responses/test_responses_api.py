@@ -304,7 +304,7 @@ async def test_a_conversation_goes_on_from_a_stored_response(
         chat += [user(question), {"role": "assistant", "content": ANSWER}]
     await client.chat.completions.create(model="fake", messages=[*chat, user("Why?")])
     prompts = [s.prompt_token_ids for p in server.device.plans for s in p.starts]
-    # The instructions of the first response are not those of the third.
+    # The third response does not have the instructions of the first.
     assert prompts[-1] == prompts[-2]
     items = await client.responses.input_items.list(third.id, order="asc")
     texts = [each.content[0].text for each in items.data]  # type: ignore[union-attr]
@@ -544,7 +544,7 @@ async def test_a_call_that_is_incomplete_is_left_out_of_the_conversation(
         result: Any = {
             "type": "function_call_output",
             "call_id": called.call_id,  # type: ignore[union-attr]
-            "output": "The arguments are no JSON.",
+            "output": "The arguments are not JSON.",
         }
         for new in ("Go on.", [result, user("Go on.")]):
             again = await client.responses.create(

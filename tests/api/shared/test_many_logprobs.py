@@ -34,7 +34,7 @@ async def server(
     tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[FakeServer]:
     monkeypatch.setattr(admission, "MAX_LOGPROB_ENTRIES", 8)
-    # So that those of this test are many.
+    # So that this test has many.
     monkeypatch.setattr(admission, "DEFAULT_MAX_LOGPROBS", 0)
     with trio.fail_after(30):
         async with open_fake_server(tokenizer_folder) as server:

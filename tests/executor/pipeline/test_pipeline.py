@@ -65,7 +65,7 @@ async def start_stages(
     def make_stage(number: int, stream: MessageStream[Any]) -> StartedStage:
         async def describe_end() -> str:
             await trio.lowlevel.checkpoint()
-            return f"stage {number} is no more"
+            return f"stage {number} has ended"
 
         return StartedStage(
             peer=StagePeer(
@@ -155,7 +155,7 @@ async def test_a_stage_that_does_not_go_with_the_others_is_refused(
 
 async def test_a_stage_that_dies_while_it_loads_is_named() -> None:
     async with start_stages(lambda n: None if n == 1 else LOADED, []) as stages:
-        with pytest.raises(StageDied, match="stage 1 is no more"):
+        with pytest.raises(StageDied, match="stage 1 has ended"):
             await load_stages(CONFIG, stages)
 
 

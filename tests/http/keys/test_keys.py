@@ -215,7 +215,7 @@ def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         HttpConfig(guard_metrics=True)
     os.mkfifo(tmp_path / "pipe")
     for name in ("pipe", "."):
-        with pytest.raises(InvalidConfig, match="no plain file"):
+        with pytest.raises(InvalidConfig, match="not a plain file"):
             KeyRing(HttpConfig(api_key_file=str(tmp_path / name)))
     (tmp_path / "long").write_text("#" * 2**20 + "\nann sk-a")
     with pytest.raises(InvalidConfig, match="longer than 1 MiB"):

@@ -229,7 +229,7 @@ async def test_errors(open_client: Open, collector: Collector) -> None:
         with pytest.raises(httpx.ReadTimeout):
             await client.post(CHAT_PATH, json=body, timeout=0.2)
         unknown, late, left = await collector.wait_roots(3)
-    # Names and routes of clients are no names of spans.
+    # Names and routes of clients are not names of spans.
     assert unknown.name == "GET"
     assert read(unknown)["error.type"] == "NotFoundError"
     assert unknown.status.code == Status.STATUS_CODE_UNSET

@@ -98,7 +98,7 @@ def test_with_names_every_request_is_checked() -> None:
     "name", ["", "a:80", "http://a", "a/b", "*.example", "a b", "."]
 )
 def test_a_name_that_no_request_can_have_is_refused(name: str) -> None:
-    with pytest.raises(InvalidConfig, match="--allowed-host: .* is no name"):
+    with pytest.raises(InvalidConfig, match="--allowed-host: .* is not a name"):
         HttpConfig(allowed_host=(name,))
 
 

@@ -32,7 +32,7 @@ SAMPLING_KERNELS = {"find_peaks", "sum_levels", "list_tokens", "draw", "penalize
 def compile_kernels(
     tmp_path: Path, script: str, *arguments: object
 ) -> list[dict[str, str | int]]:
-    # Compiled kernels are kept, so a test would find those of the last run.
+    # Compiled kernels are kept, so a test would find the kernels of the last run.
     settings = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     settings.pop("TRITON_INTERPRET", None)
     command = [sys.executable, str(FOLDER / script), *map(str, arguments)]

@@ -96,7 +96,7 @@ class Steps(BackendPair):
 
 def run_story(steps: Steps, limit: float) -> None:
     """Prompts in chunks beside decodes, in all the ways in which rows meet."""
-    # Whole prompts, one of a single token; lengths are no multiples of anything.
+    # Whole prompts, one of a single token; lengths are not multiples of anything.
     assert steps.step((0, 13), (1, 1), (2, 7)) < limit
     # Chunks, one of them behind its prefix, beside decodes, in an order of no backend.
     assert steps.step((0, 1), (2, 9), (1, 1), (3, 38)) < limit

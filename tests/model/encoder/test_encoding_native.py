@@ -94,9 +94,9 @@ def test_what_is_no_number_does_not_agree() -> None:
     ("kind", "options", "reason"),
     [
         ("albert", {}, "not every layer calls attention once"),
-        ("modernbert", {}, "ModernBertEncoderLayer is no layer of BERT's kind"),
+        ("modernbert", {}, "ModernBertEncoderLayer is not a layer like BERT's"),
         ("mpnet", {}, "its attention is not transformers' interface"),
-        ("qwen3", {}, "is no layer of BERT's kind"),
+        ("qwen3", {}, "is not a layer like BERT's"),
         ("bert", {"dtype": "float16"}, "they have no float16"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Modules after the pooling compute the same as those of sentence-transformers."""
+"""Modules after the pooling compute the same as sentence-transformers' modules."""
 
 from __future__ import annotations
 

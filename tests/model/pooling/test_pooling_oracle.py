@@ -95,7 +95,7 @@ def tokenize(oracle: Any, texts: Sequence[Any], **options: Any) -> list[PoolingI
 
 
 def check_vectors(folder: Path, *, atol: float = 1e-5, **options: Any) -> Model:
-    """Compare a folder's vectors of TEXTS with those of the oracle."""
+    """Compare a folder's vectors of TEXTS with the oracle's vectors."""
     oracle = SentenceTransformer(str(folder), device="cpu")
     model = Model(folder)
     expected = oracle.encode(TEXTS, **options)

@@ -1,4 +1,4 @@
-"""Pooled vectors are those of sentence-transformers' Pooling."""
+"""Pooled vectors are the same as from sentence-transformers' Pooling."""
 
 from __future__ import annotations
 

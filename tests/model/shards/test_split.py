@@ -87,7 +87,7 @@ def test_a_part_of_a_weight_is_read(cut: Cut, expected: torch.Tensor) -> None:
     "cut",
     [
         lambda: Cut(axis=-2, kept=range(5, 7), size=7),
-        # Of a weight with more places, a part would be taken for that of another.
+        # A part of a weight with more places would be taken for another weight's part.
         lambda: Cut(axis=-2, kept=range(0, 2), size=4),
         lambda: Cut(axis=-2, kept=range(0, 1), size=2, num_parts=2),
     ],

@@ -79,7 +79,7 @@ def test_all_front_processes_together_keep_to_the_limit_of_a_key() -> None:
     assert not take(first) and not take(second)
     second.send(GiveBackPlace("ann"))
     assert take(first) and not take(second)
-    # Those of a process that has died are free.
+    # Places of a process that has died are free.
     hub.leave(0)
     second.read()
     assert take(second) and take(second) and not take(second)

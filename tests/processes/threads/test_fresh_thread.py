@@ -44,7 +44,7 @@ async def test_work_that_checks_has_ended_when_a_cancelled_block_is_left() -> No
                 check_stopped()
         # A library would report broken files in this way.
         except Exception:
-            raise AssertionError("it is no error") from None
+            raise AssertionError("it is not an error") from None
         finally:
             ended.set()
 

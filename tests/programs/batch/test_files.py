@@ -78,8 +78,8 @@ def test_a_line_that_is_too_long_is_not_kept_in_memory() -> None:
 @pytest.mark.parametrize(
     ("text", "reason", "custom_id"),
     [
-        (b"hello", "the line is no JSON", None),
-        (b'{"custom_id": "\xff"}', "the line is no JSON", None),
+        (b"hello", "the line is not JSON", None),
+        (b'{"custom_id": "\xff"}', "the line is not JSON", None),
         (b"[1]", "must be a JSON object", None),
         (make_request(custom_id=5), "custom_id must be a text", None),
         (b"{}", "custom_id must be a text", None),

@@ -72,7 +72,7 @@ async def test_an_interrupted_run_shows_the_rounds_that_have_ended(
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
             )
-            # Two sequences in a step are those of the second level.
+            # Two sequences in a step belong to the second level.
             while all(len(plan.rows) < 2 for plan in server.device.plans):
                 await trio.sleep(0.01)
             process.send_signal(signal.SIGINT)

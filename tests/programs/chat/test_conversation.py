@@ -111,7 +111,7 @@ def test_wrong_pictures_are_refused(
     path = tmp_path / "x"
     assert commands.run(f"/image {path}").text.endswith("No such file or directory")
     path.write_bytes(b"text")
-    assert "no PNG, JPEG" in commands.run(f"/image {path}").text
+    assert "not a PNG, JPEG" in commands.run(f"/image {path}").text
     assert commands.run("/image a\0b").is_error
     blind = open_commands(conversation, takes_images=False)
     assert blind.run(f"/image {path}").text == "tiny takes no pictures"

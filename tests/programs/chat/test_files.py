@@ -129,7 +129,7 @@ QUESTION: dict[str, Any] = {"role": "user", "content": "a?"}
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("a.json", "{", "it is no JSON: Expecting"),
+        ("a.json", "{", "it is not JSON: Expecting"),
         ("a.json", "3", "it has no list of messages"),
         ("a.json", '{"messages": {}}', "it has no list of messages"),
         ("a.json", "[]", "it has no question"),
@@ -151,7 +151,7 @@ QUESTION: dict[str, Any] = {"role": "user", "content": "a?"}
         ("a.md", "# Notes\n\n## User\n\na?\n", "it does not begin with ## System or"),
         ("a.md", "", "it does not begin with ## System or ## User"),
         ("a.md", "(picture: a)\n", "it has no question"),
-        ("a.md", "\xff", "it is no text in UTF-8"),
+        ("a.md", "\xff", "it is not text in UTF-8"),
     ],
 )
 def test_a_file_that_is_no_conversation_is_refused(
@@ -177,9 +177,9 @@ def test_what_cannot_be_read_is_refused(
     os.mkfifo(tmp_path / "pipe")
     for path, reason in (
         (tmp_path, "Is a directory"),
-        (tmp_path / "pipe", "it is no file"),
+        (tmp_path / "pipe", "it is not a file"),
         (tmp_path / "no", "No such file or directory"),
-        ("/dev/zero", "it is no file"),
+        ("/dev/zero", "it is not a file"),
     ):
         text = commands.run(f"/load {path}").text
         assert text == f"cannot load {path}: {reason}"

@@ -83,7 +83,7 @@ async def test_a_proxy_that_cannot_be_used_is_explained(
 ) -> None:
     monkeypatch.setenv("http_proxy", proxy)
     message = await fail(RemoteConfig(url="http://model.test"))
-    assert message.startswith("http_proxy in the environment is no proxy")
+    assert message.startswith("http_proxy in the environment is not a proxy")
     assert "secret" not in message
 
 

@@ -190,7 +190,7 @@ OTHER = "the server sends no events that a chat could show"
             make_answer(make_events("Hi", {"error": "It died.", "choices": []})),
             "the server broke the answer off: It died.",
         ),
-        (make_answer(b"<html>", status=404), "{url} is no server that speaks"),
+        (make_answer(b"<html>", status=404), "{url} does not speak OpenAI's API"),
         (make_answer(b"<html>", status=500), "{url} answers 500: no reason"),
         (
             make_answer(b'{"error": {"message": "no pictures"}}', status=400),
@@ -239,7 +239,7 @@ async def test_no_server_is_explained(tmp_path: Path, canned: CannedServer) -> N
     assert (await fail(RemoteConfig(url=url))).startswith(f"{url} speaks no TLS")
     canned.answers["/models"] = make_answer(b"<html>")
     assert await fail(RemoteConfig(url=canned.url)) == (
-        f"{canned.url} is no server that speaks OpenAI's API"
+        f"{canned.url} does not speak OpenAI's API"
     )
 
 

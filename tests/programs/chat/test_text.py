@@ -21,7 +21,7 @@ from trioserve.programs.chat.blocks import (
         ("one\n\n", ""),
         ("one\n\ntwo", ""),
         ("one\n\ntwo\n", "one\n\n"),
-        # The line may become "#hash", which is no heading.
+        # The line may become "#hash", which is not a heading.
         ("one\n#", ""),
         ("one\n# two\n", "one\n"),
         ("```\na\n\nb\n", ""),

@@ -302,7 +302,7 @@ def test_decoding_in_micro_batches_of_one_size_is_as_many_times_as_fast(
     def measure(num_stages: int) -> float:
         config = make_config(
             num_stages,
-            # Hidden states of eight tokens arrive sooner than those of 512.
+            # Hidden states of eight tokens arrive sooner than states of 512.
             **REAL | {"max_num_seqs": 8 * num_stages, "link_seconds": 0.000_05},
             requests=8 * num_stages,
             rate=float("inf"),

@@ -126,8 +126,8 @@ def test_a_server_below_a_path(server: Server, url: str, path: str) -> None:
             b'{"error": {"message": "\\u001b[2J\\u009b"}}',
             "{url} answers 503: \\x1b[2J\\x9b",
         ),
-        (200, b'{"data": 3}', "{url} is no trioserve server"),
-        (200, b"\xff", "{url} is no trioserve server"),
+        (200, b'{"data": 3}', "{url} is not a trioserve server"),
+        (200, b"\xff", "{url} is not a trioserve server"),
     ],
 )
 def test_failures_are_explained(
@@ -235,7 +235,7 @@ def test_one_table_is_printed(
     url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    # The output of a test is no terminal.
+    # The output of a test is not a terminal.
     assert main(["top", "--url", url]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "1 request: 1 decode"

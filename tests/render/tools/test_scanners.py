@@ -354,7 +354,7 @@ CASES = [
     ),
 ]
 
-# Texts that are no calls.
+# Texts that are not calls.
 LOOKALIKES = [
     ("hermes", "<tool_call>"),
     ("hermes", "<tool_call>\nno"),

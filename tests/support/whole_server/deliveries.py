@@ -52,7 +52,7 @@ def _draw_breaks(
     dice: Dice, is_http2: bool, resume_seconds: float
 ) -> tuple[Break, ...]:
     draw = dice.random
-    # A break is no mishap: the client gets its whole answer.
+    # A break is not a mishap: the client gets its whole answer.
     if not dice.chance(0.7):
         return ()
     return tuple(

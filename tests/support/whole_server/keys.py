@@ -46,7 +46,7 @@ def draw_controls(
     names = [f"request-{number + 1}" for number in range(num_requests)]
     controls = []
     if dice.chance(0.25):
-        # To look is no mishap.
+        # To look is not a mishap.
         cancels = not dice.is_calm
         for _ in range(draw.randint(1, 4)):
             controls.append(

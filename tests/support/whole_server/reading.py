@@ -125,7 +125,7 @@ def split_events(body: bytes) -> Iterator[bytes]:
             claim(
                 event_id == b"%s-%d" % (stream_id, number), f"{event_id!r} is missing"
             )
-        claim(event.startswith(b"data: "), f"{event!r} is no event")
+        claim(event.startswith(b"data: "), f"{event!r} is not an event")
         yield event.removeprefix(b"data: ")
 
 

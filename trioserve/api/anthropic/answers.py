@@ -52,7 +52,7 @@ class AnthropicUsage(msgspec.Struct, frozen=True, kw_only=True):
     """The number of tokens of a request.
 
     Args:
-      input_tokens: those of the prompt that were not in the prefix cache.
+      input_tokens: tokens of the prompt that were not in the prefix cache.
       cache_creation_input_tokens: 0, because tokens are put into the cache at no cost.
     """
 

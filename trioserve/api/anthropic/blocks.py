@@ -35,7 +35,7 @@ class BlockWriter:
     """Turns the deltas of one answer into events.
 
     Args:
-      signature: that of the reasoning.
+      signature: of the reasoning.
       shows_thinking: whether the block of the reasoning has the text of it.
 
     Attributes:
@@ -46,7 +46,7 @@ class BlockWriter:
         self.has_calls = False
         self._signature = signature
         self._shows_thinking = shows_thinking
-        # The open block, and its number or that of the next one.
+        # The open block, and its number or the next block's.
         self._open: Content | None = None
         self._index = 0
         # The number of the call of the open block.

@@ -1,6 +1,6 @@
 """Requests of Anthropic's API: one frozen struct for each endpoint.
 
-Ranges of sampling numbers are checked as those of chats, after `anthropic_chat` has made a
+Ranges of sampling numbers are checked as in chats, after `anthropic_chat` has made a
 chat of the request.
 """
 

@@ -1,4 +1,4 @@
-"""A conversation of Anthropic's API in the renderer's form, which is that of chats.
+"""A conversation of Anthropic's API in the renderer's form, the form of chats.
 
 One turn may become several messages: each result of a tool is a message of its own. And
 successive turns of one role become one message, as Anthropic's API joins them.

@@ -25,7 +25,7 @@ async def render_chat(
     """Admit a chat, and render its prompt.
 
     Args:
-      messages: those of the chat; the ones of `body` are not read.
+      messages: of the chat; the messages of `body` are not read.
     """
     sampling = make_sampling(body, engine)
     num_characters = await count_characters(engine.renderer.workers, messages)

@@ -122,7 +122,7 @@ class Choices:
         return (self.prompt(index).text or "") if self.body.echo else ""
 
     def list_ids(self, delta: TextDelta, *, with_prompt: bool) -> tuple[int, ...]:
-        """Return the token ids of a delta, after those of an echoed prompt."""
+        """Return the token ids of a delta, after an echoed prompt's ids."""
         if with_prompt and self.body.echo:
             return self.prompt(delta.index).token_ids + delta.token_ids
         return delta.token_ids
@@ -130,7 +130,7 @@ class Choices:
     def report(
         self, delta: TextDelta, *, with_prompt: bool
     ) -> CompletionLogprobs | None:
-        """Return the log probabilities of a delta, after those of an echoed prompt."""
+        """Return the log probabilities of a delta, after an echoed prompt's."""
         if self.body.logprobs is None:
             return None
         token_ids = self.list_ids(delta, with_prompt=with_prompt)

@@ -59,7 +59,7 @@ async def answer_completion(state: ServerState, request: ScopedRequest) -> Respo
 async def _render(
     request: ScopedRequest, engine: TextEngine, body: CompletionRequest
 ) -> tuple[list[Prompt], SamplingParams]:
-    """Render all prompts. Those of embeddings come first, as in vLLM."""
+    """Render all prompts. Prompts of embeddings come first, as in vLLM."""
     sampling = make_sampling(body, engine)
     options = make_tokenize_options(body, sampling, engine)
     engine.renderer.check_sizes(body.texts, options)

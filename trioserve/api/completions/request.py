@@ -124,7 +124,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
 
     @property
     def num_prompts(self) -> int:
-        """The number of prompts, including those of embeddings."""
+        """The number of prompts, including prompts of embeddings."""
         return len(self.prompt_embeds or ()) + len(self.prompts)
 
     @property

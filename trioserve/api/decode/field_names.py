@@ -129,7 +129,7 @@ class _Unknown(threading.local):
         self.names: list[str] = []
 
     def note(self, name: str) -> str:
-        # A name may be megabytes long. Such a name is no mistake.
+        # A name may be megabytes long. Such a name is not a typing mistake.
         self.names.append(name if len(name) <= 2 * _MOST_LETTERS else "")
         if len(self.names) > MAX_UNKNOWN_FIELDS:
             raise ValueError("too many unknown fields")
@@ -196,7 +196,7 @@ def find_inside(
     their template.
 
     Args:
-      refused: refused fields by their paths, those of other objects among them.
+      refused: refused fields by their paths, also fields of other objects.
     """
     inside = {}
     for name, kind in list_fields(struct):

@@ -146,7 +146,7 @@ def _copy_pieces(view: memoryview) -> Iterator[bytes]:
 
 
 def _cut(view: memoryview, piece_bytes: int) -> Iterator[bytes]:
-    """Cut at commas. A piece that is no list of token ids is found by the decoder."""
+    """Cut at commas. The decoder finds pieces that are not lists of token ids."""
     begin = 0
     while len(view) - begin > piece_bytes:
         piece = bytes(view[begin : begin + piece_bytes])

@@ -1,6 +1,6 @@
 """The structs of the Responses API: the response, and the items of its output.
 
-The shapes are those of openai.types.responses. Fields that OpenAI always sends are always
+The shapes come from openai.types.responses. Fields that OpenAI always sends are always
 sent here, even if they are null.
 """
 

@@ -25,7 +25,7 @@ from .items import (
     InputPart,
 )
 
-# The source of a message that is no item of the request.
+# The source of a message that is not an item of the request.
 NO_ITEM = -1
 
 

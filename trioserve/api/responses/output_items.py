@@ -68,7 +68,7 @@ class OpenItem(ABC):
 
     @abstractmethod
     def end(self) -> Events:
-        """Write the events behind the last piece, except that of the whole item."""
+        """Write the events behind the last piece, except the whole item's event."""
 
     @abstractmethod
     def to_item(self, status: ItemStatus) -> OutputItem:

@@ -73,7 +73,7 @@ async def answer_cancel_response(
 
 
 async def answer_input_items(state: ServerState, request: ScopedRequest) -> Response:
-    """List the items that a response answers, with those of the responses before it."""
+    """List the items that a response answers, with the items of earlier responses."""
     stored = _find(state, request)
     limit = _read_number(request, "limit", default=_DEFAULT_LIMIT)
     if not 1 <= limit <= _MAX_LIMIT:

@@ -184,7 +184,7 @@ async def _write_events(
 class _EventSender:
     """Writes the events of all deltas that are there at once in one piece.
 
-    They are those of a request's other choices, or those that a fast device made in the
+    They belong to a request's other choices, or a fast device made them in the
     meantime. No event waits for the next step.
 
     Args:

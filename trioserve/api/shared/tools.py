@@ -169,7 +169,7 @@ def decode_any_tools(name: str, raw: msgspec.Raw) -> tuple[dict[str, object], ..
     """Decode tools of any form.
 
     Raises:
-      InvalidParameter: the tools are no list of objects, or are too large or too deep.
+      InvalidParameter: the tools are not a list of objects, or are too large or too deep.
     """
     tools: tuple[dict[str, object], ...] | None = decode_free_form(
         name, raw, tuple[dict[str, object], ...] | None, MAX_TOOLS_BYTES

@@ -14,7 +14,7 @@ from ..client_work import ClientWork, list_parts
 from ..peer_work import TOTALS, ClientShare, Peers, PeerWork
 from .cached_prompts import CachedPrompts
 
-# The weight of a finished sequence halves after 34 others, as that of a step does in
+# The weight of a finished sequence halves after 34 others, as a step's weight does in
 # scheduler/step_cost.py.
 _KEPT = 0.98
 
@@ -102,7 +102,7 @@ class BacklogStatistics:
 
 
 class Backlog:
-    """Counts the work of open requests, and of those of peers (peer_work.py).
+    """Counts the work of open requests, also of the peers' requests (peer_work.py).
 
     Attributes:
       num_open_requests: all of them.
@@ -161,7 +161,7 @@ class Backlog:
     def expected_output_tokens(self) -> float:
         """The mean length of finished answers.
 
-        Before there are enough of them, it is that of the open ones so far.
+        Before there are enough of them, the open ones count so far.
         """
         if self._num_finished < _MIN_FINISHED:
             return self.num_output_tokens / max(1, self.num_running)
@@ -301,7 +301,7 @@ class Backlog:
         return PeerWork(clients=own, offered_seconds=offered_seconds, **totals)
 
     def _describe_share(self, name: str) -> ClientShare:
-        """Return the work of a client, that of peers included."""
+        """Return the work of a client, the peers' included."""
         queue = self._queues.get(name, ClientWork())
         return ClientShare(
             name=name,

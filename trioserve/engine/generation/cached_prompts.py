@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# The weight of a prompt halves after 34 others, as that of an answer does in backlog.py. In a
+# The weight of a prompt halves after 34 others, as an answer's weight does in backlog.py. In a
 # simulation, with 0.9 a few more requests were late.
 _KEPT = 0.98
 

@@ -62,7 +62,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
       max_num_sequences: the most sequences that run and wait together; more are refused.
       max_num_running: the most sequences that run at once.
       max_queued_tokens: the most prompt tokens of requests that have no token yet.
-      first_id: that of its first sequence; see process/client_ids.py.
+      first_id: of its first sequence; see process/client_ids.py.
     """
 
     def __init__(

@@ -7,7 +7,7 @@
     total     its other tokens, one a step, while prompts of later requests take a part of
               each step
 
-The speeds are those of the scheduler's cost model (scheduler/step_cost.py). A limit like
+The speeds come from the scheduler's cost model (scheduler/step_cost.py). A limit like
 max_tokens is a bound and no forecast: most clients send a large one, or none, and the model
 ends its answers long before it. So an answer counts as long as past answers were on average.
 Before there are enough of them, it counts as long as the open ones are so far.
@@ -82,7 +82,7 @@ class OfferedPrompts:
     make the forecasts of others later.
 
     Attributes:
-      total: the seconds of all prompts that were taken so far, without those of peers.
+      total: the seconds of all prompts that were taken so far, without the peers' prompts.
     """
 
     def __init__(self) -> None:

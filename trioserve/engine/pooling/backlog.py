@@ -32,7 +32,7 @@ class PoolingBacklogStatistics:
 
 
 class PoolingBacklog:
-    """Counts the tokens of all texts that the device has not read, also those of peers.
+    """Counts the tokens of all texts that the device has not read, also the peers' texts.
 
     Attributes:
       queued_tokens: all of them.
@@ -79,7 +79,7 @@ class PoolingBacklog:
             self.drop(job)
 
     def describe_share(self, name: str, num_places: int) -> ClientShare:
-        """Return the work of a client, that of peers included."""
+        """Return the work of a client, the peers' included."""
         work = self._work.get(name, ClientWork())
         return ClientShare(
             name=name,

@@ -32,7 +32,7 @@ JobId = NewType("JobId", int)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingBatch:
-    """Inputs of a request, which take turns with those of other requests.
+    """Inputs of a request, which take turns with the inputs of other requests.
 
     Args:
       first_job: row i is the job first_job + i.
@@ -81,7 +81,7 @@ class LocalPoolingCore:
         self._flows: dict[FlowId, PoolingFlow] = {}
         self._jobs: dict[JobId, PoolingJob] = {}
         self._ids: dict[PoolingJob, JobId] = {}
-        # Those of open flows.
+        # The keys of open flows.
         self._kept: set[QueryKey] = set()
         self._deliver: Callable[[PoolingOutputs], None]
         self._loop = StepLoop(executor, scheduler, self._hand_on)
@@ -138,7 +138,7 @@ class LocalPoolingCore:
     ) -> CoreHoldings:
         await trio.lowlevel.checkpoint()
         work = {number: flow.request_id for number, flow in self._flows.items()}
-        # Those of jobs that remain.
+        # The flows of jobs that remain.
         closed = {id(each.flow) for each in self._ids} - {
             id(each) for each in self._flows.values()
         }

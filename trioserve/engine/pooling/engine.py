@@ -45,7 +45,7 @@ class TensorEngineStatistics:
 
     Args:
       num_requests: open requests.
-      num_flows: those of them that the core may have.
+      num_flows: open requests that the core may have.
       num_reserved: inputs that they announced.
       num_jobs: inputs that have no result yet.
       num_queued_tokens: tokens of inputs that were not read.

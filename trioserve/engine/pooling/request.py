@@ -40,7 +40,7 @@ class TensorRequest(Owned):
 
     Attributes:
       kept: key -> job of each input whose result the device keeps, or will keep.
-      flow, priority, client: by these its inputs take turns with those of other requests.
+      flow, priority, client: by these its inputs take turns with inputs of other requests.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ from .messages import (
     ToEngine,
 )
 
-# A client that gets no output of a step has a report that is no older than this. It needs the
+# A client that gets no output of a step has a report at most this old. It needs the
 # state for forecasts and metrics alone.
 _STATE_SECONDS: Final = 0.05
 

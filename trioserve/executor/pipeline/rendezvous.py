@@ -11,7 +11,7 @@ it has only blocking reads of single values, and does not report that a process 
 ended. So each stage needs its own connection; the rest of this module makes those.
 
 A hello contains the secret that the store holds beside the address. So the engine can
-close stray connections and those of stages of another run. The secret does not protect
+close stray connections and stages of another run. The secret does not protect
 from attackers, because everybody can read the store.
 """
 

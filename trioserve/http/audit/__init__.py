@@ -4,7 +4,7 @@ audit        looks each minute, and reports what it finds twice in a row
 tasks        tasks, tokens of limiters and abandoned threads, by their owners
 process      descriptors and shared memory of a process, which have no owners
 
-Blocks and slots are the engine's (engine/leaks.py). Things that live longer by design are no
+Blocks and slots are the engine's (engine/leaks.py). Things that live longer by design are not
 leaks: the prefix cache, idle connections, stored responses, and responses in the background,
 which are requests of their own here.
 """

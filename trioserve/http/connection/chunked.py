@@ -16,7 +16,7 @@ from .fields import MAX_NUM_FIELDS
 MAX_CHUNKS_AT_ONCE: Final = 1024
 
 # RFC 9112, 7.1.1: the extensions of all chunks should be limited in total. The numbers are
-# those of Go's net/http: a chunk may have 16 bytes of framing and twice its content, and a
+# from Go's net/http: a chunk may have 16 bytes of framing and twice its content, and a
 # body may have 16 KiB beyond that.
 _FREE_FRAMING_BYTES: Final = 16
 _MAX_EXCESS_BYTES: Final = 16 * 1024

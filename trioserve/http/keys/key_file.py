@@ -55,7 +55,7 @@ class Key:
 
     @property
     def client(self) -> Client:
-        """Its requests as those of a client of the engine."""
+        """The client of the engine to which its requests belong."""
         return Client(name=self.name, weight=self.weight)
 
 

@@ -210,7 +210,7 @@ class KeyUses:
         return use
 
     def list_all(self) -> list[KeyUse]:
-        """Return the use of each key, but not that of everybody."""
+        """Return the use of each key, without the use of everybody."""
         return list(self._uses.values())
 
     def list_tokens(self) -> tuple[KeyTokens, ...]:

@@ -63,7 +63,7 @@ class LiveRequest:
     """A request that is being answered.
 
     Args:
-      id: that of the answer's header, as str() gives it; the body may still name it.
+      id: of the answer's header, as str() gives it; the body may still name it.
         Several requests may have the same.
       arrived_at: trio.current_time() when its head had come.
 

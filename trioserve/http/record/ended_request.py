@@ -73,7 +73,7 @@ class EndedRequest:
     """The facts about a request.
 
     Attributes:
-      id: that of the answer's header.
+      id: of the answer's header.
       key: the name of the client's key; None if the server has none.
       path: as the client has sent it.
       route: the path in the table of routes; None if there is no such path.

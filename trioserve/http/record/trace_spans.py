@@ -1,7 +1,7 @@
 """The OpenTelemetry spans of a request: one for it, and a child for each of its phases.
 
-The names of attributes are those of OpenTelemetry's semantic conventions for HTTP servers and
-for generative AI; those that begin with trioserve are our own.
+The names of attributes follow OpenTelemetry's semantic conventions for HTTP servers and
+for generative AI; names that begin with trioserve are our own.
 """
 
 from __future__ import annotations

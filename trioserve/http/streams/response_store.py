@@ -245,7 +245,7 @@ class ResponseStore:
     def drop_old(self, now: float) -> None:
         """Drop responses whose time is over."""
         old = []
-        # The order of the responses is that of their times.
+        # The responses stand in the order of their times.
         for response_id, kept in self._kept.items():
             if not kept.response.is_running:
                 if now - kept.put_at < self._max_age:

@@ -69,7 +69,7 @@ class Cors:
         """Answer the question of a browser whether a page may send a request.
 
         Returns:
-          the headers of the answer; None if it is no such question, or the page may not.
+          the headers of the answer; None if it is not such a question, or the page may not.
         """
         origin = headers.get("Origin", "").encode("latin-1")
         if method != "OPTIONS" or not self._allows(origin):

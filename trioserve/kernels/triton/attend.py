@@ -261,7 +261,7 @@ def attend(
             fading = tl.exp2(peak - base)
             total = total * fading + tl.exp2(sink - base)
             summed = summed * fading[:, None]
-        # Rows that are no tokens have seen no key.
+        # Rows without a token have seen no key.
         total = tl.where(is_row, total, 1.0)
         target = output + (
             ((begin + row_tokens) * num_heads + heads)[:, None] * VALUE_DIM

@@ -7,8 +7,8 @@
     draw         (row,)       the token
 
 The key of a row and the id of a token determine noise for the token. Among the tokens that may
-come, the one with the largest sum of scaled logit and noise is drawn. The noise is that of
-model/step/scans.py, so a seed gives the token that sampling/draw.py draws.
+come, the one with the largest sum of scaled logit and noise is drawn. The noise comes
+from model/step/scans.py, so a seed gives the token that sampling/draw.py draws.
 
 The limits of top-k and top-p are found by bisection over the values of logits. Weights are whole
 numbers, of 1 / ONE of the likeliest token's weight. Their sums are exact, so they do not depend on
@@ -52,7 +52,7 @@ def scale(logits, temperature):
 @triton.jit
 def weigh(scaled, peak):
     """Return the weights of scaled logits, int64; peak is the largest of them."""
-    # Infinity less itself is no number.
+    # Infinity less itself is not a number.
     shares = tl.where(scaled == peak, 1.0, tl.exp(scaled - peak))
     return (shares * ONE).to(tl.int64)
 
@@ -88,7 +88,7 @@ def add_noise(scaled, is_kept, tokens, settings, row, num_rows):
     bits = (bits ^ (bits >> 15)) >> 1
     uniform = (bits.to(tl.int32).to(tl.float32) + 0.5) * 4.656612873077393e-10
     uniform = tl.minimum(uniform, 0.99999994)
-    # The logarithm of `rest` is as exact as that of 1 - uniform, though that is rounded.
+    # The logarithms of `rest` and of 1 - uniform are equally exact, though 1 - uniform is rounded.
     # Source: Goldberg 1991, theorem 4.
     rest = 1.0 - uniform
     lost = tl.where(rest == 1.0, 1.0, 1.0 - rest)
@@ -236,7 +236,7 @@ def choose_level(
     """Return the first level that has all tokens which top-k and top-p leave.
 
     Returns:
-      the level, the number of its tokens, their weight, and that of all tokens
+      the level, the number of its tokens, their weight, and the weight of all tokens
     """
     levels, parts = tl.arange(0, LEVELS), tl.arange(0, WIDTH)
     places = (row * LEVELS + levels)[:, None] * NUM_PARTS + parts[None, :]
@@ -330,7 +330,7 @@ def find_key(
         for start in range(0, count, BLOCK):
             places = start + tl.arange(0, BLOCK)
             inside = places < count
-            # Where nothing is listed, some key whose weight is no more than the peak's.
+            # Where nothing is listed, some key whose weight is at most the peak's.
             here = tl.load(keys + places, mask=inside, other=high).to(tl.int64)
             is_above = inside & (here > middle)
             if COUNTS:

@@ -2,7 +2,7 @@
 
 A head's first ROTARY numbers are rotated in pairs: number i with number i + ROTARY / 2.
 
-Source: Su et al. 2021 (RoFormer); the pairs are those of transformers' rotate_half.
+Source: Su et al. 2021 (RoFormer); the pairs are as in transformers' rotate_half.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def rotate_and_write(
       qkv: (num_tokens, all heads of queries, keys and values, one after the other)
       query: (num_tokens, NUM_HEADS, KEY_DIM), rotated
       cache, tables: as in `attend`.
-      slots, positions: (num_tokens,) int64, places in the cache; a negative slot is that of
-        a token that is padding, of which nothing is written
+      slots, positions: (num_tokens,) int64, places in the cache; a negative slot belongs
+        to a token of padding, of which nothing is written
       cos, sin: (rows, ROTARY) float32
       angles: (num_tokens,) int64, the row of each token in cos and sin
       query_norm, key_norm: (KEY_DIM,) float32, if HAS_NORMS

@@ -43,7 +43,7 @@ class Tiles:
 def cut_tiles(
     rows: Sequence[StepRow], num_queries: int
 ) -> tuple[list[Tile], list[Tile]]:
-    """Return the tiles of decodes, of one token each, and those of chunks.
+    """Return the tiles of decodes, of one token each, and the tiles of chunks.
 
     Args:
       rows: in the order of the flat tokens.

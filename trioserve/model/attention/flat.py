@@ -168,8 +168,8 @@ def _attend(
         key,
         value,
         mask,
-        # Some of the last tokens may be no keys. The first key is always that of the
-        # first query.
+        # Some of the last tokens may not be keys. The first key is always the first
+        # query's.
         is_causal=call.is_causal and mask is None,
         scale=call.scaling,
         enable_gqa=query.shape[1] != key.shape[1],

@@ -68,7 +68,7 @@ class GatherAttention:
         return None
 
     def order(self, rows: Sequence[StepRow]) -> list[int]:
-        """Put single tokens first, those of the longest sequences before others."""
+        """Put single tokens first, tokens of the longest sequences before others."""
         return sorted(range(len(rows)), key=lambda i: _reading_order(rows[i]))
 
     def begin(self, step: StepInputs) -> _GatherStep:

@@ -61,7 +61,7 @@ def _compare(make_backend: MakeBackend, model: PagedModel) -> str | None:
 class BackendPair:
     """Gives a backend and the one of torch's operators the same steps of random numbers.
 
-    Blocks of sequences are not neighbours, and those of different slots alternate.
+    Blocks of sequences are not neighbours, and blocks of different slots alternate.
 
     Args:
       model: has one layer; the number of its blocks does not matter.

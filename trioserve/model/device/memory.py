@@ -32,7 +32,7 @@ class MemoryReading:
         """
         by_torch = self.peak - before.reserved - kept
         # Compiled kernels, graphs themselves, the workspaces of libraries. If something else
-        # has given memory back meanwhile, that is no gain of ours.
+        # has given memory back meanwhile, the gain is not ours.
         taken = before.free - self.free
         by_others = taken - (self.reserved - before.reserved)
         return max(0, by_torch) + max(0, by_others)

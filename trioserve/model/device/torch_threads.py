@@ -1,4 +1,4 @@
-"""The threads of PyTorch's own operations, beside those of the native kernels."""
+"""The threads of PyTorch's own operations, beside the threads of the native kernels."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The forward pass over several inputs, laid flat and never padded.
 
-Everything but attention treats each token alone, so its cost is that of the tokens.
+Everything but attention treats each token alone, and costs the same for each.
 Only attention uses the ends of inputs (attention/flat.py).
 """
 

@@ -121,7 +121,7 @@ def name_labels(config: PreTrainedConfig) -> tuple[str, ...]:
 def find_activation(config: PreTrainedConfig, folder: Path) -> Activation:
     """Return the function that turns logits into scores.
 
-    It is the one of sentence_transformers.CrossEncoder for a single label, and that of
+    It is taken from sentence_transformers.CrossEncoder for a single label, and from
     transformers' text-classification pipelines for several labels.
     """
     named = _read_activation(config, folder)

@@ -135,7 +135,7 @@ def _find_parts(
 def _check(
     forward: NativePass, probes: Sequence[PoolingInput], states: Sequence[Tensor]
 ) -> None:
-    """Compare the states of inputs that run together with those of each alone.
+    """Compare the states of inputs that run together with the states of each alone.
 
     Raises:
       OutputDiffers

@@ -37,7 +37,7 @@ class GridPositions:
         self._slots: dict[int, _Shifts] = {}
 
     def start(self, start: SlotStart) -> None:
-        """Compute a sequence's shifts, in place of those of its slot's former one."""
+        """Compute a sequence's shifts, in place of its slot's former ones."""
         self._slots.pop(start.slot, None)
         if any(item.kind == "image" for item in start.embedded):
             self._slots[start.slot] = _Shifts(start, self._merge_size)

@@ -3,7 +3,7 @@
 Vectors that came with a prompt stay in its bytes, and each goes to the device once, with
 its chunk. An image is encoded in the step that first reads one of its positions. So an
 image is not encoded if the prefix cache has all its positions. A slot forgets its vectors
-after the step that reads the last of them; its later steps cost as much as those of
+after the step that reads the last of them; its later steps cost as much as steps of
 other slots.
 """
 
@@ -84,7 +84,7 @@ class EmbeddedInputs:
         self._images: WeakValueDictionary[bytes, _Image] = WeakValueDictionary()
 
     def start(self, start: SlotStart) -> None:
-        """Take the vectors of a sequence, in place of those of its slot's former one."""
+        """Take the vectors of a sequence, in place of its slot's former ones."""
         self._slots.pop(start.slot, None)
         if start.embedded:
             self._slots[start.slot] = deque(

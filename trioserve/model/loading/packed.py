@@ -42,7 +42,7 @@ def load_packed(
     """Load a model with the weights in its GGUF file.
 
     Args:
-      folder: holds config.json; its weights are those of the file.
+      folder: holds config.json; its weights come from the file.
       config, name: as for load_model.
 
     Returns:

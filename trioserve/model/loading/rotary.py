@@ -36,8 +36,8 @@ def freeze_rotary(model: PreTrainedModel, max_model_len: int) -> None:
                 lengths.add(_find_original_length(module, layer_type, rope_type))
     if lengths and max_model_len > min(lengths):
         logger.info(
-            "rotary embeddings: those of %d tokens, for shorter texts too; "
-            "--max-model-len %d keeps those of short texts",
+            "rotary embeddings: for texts of %d tokens, used for shorter ones too; "
+            "--max-model-len %d keeps the embeddings for short texts",
             max_model_len,
             min(lengths),
         )
@@ -61,7 +61,7 @@ def _is_changing(rope_type: object) -> bool:
 def _find_original_length(
     module: Any, layer_type: str | None, rope_type: object
 ) -> int:
-    """Return the length up to which the frequencies are those of short texts."""
+    """Return the length up to which texts have the frequencies of short ones."""
     if rope_type != "longrope":
         return int(module.original_max_seq_len)
     parameters = module.config.rope_parameters

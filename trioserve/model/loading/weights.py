@@ -139,7 +139,7 @@ def _read_tensors(
 
     Args:
       formats: of weights that are dequantised as they are read.
-      dtype: of the model; None is that of its first weight.
+      dtype: of the model; None is the dtype of its first weight.
     """
     model: PreTrainedModel
     try:

@@ -1,4 +1,4 @@
-"""Bring the results of a step to the host, and cut them into those of each input."""
+"""Bring the results of a step to the host, and cut them into one for each input."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ def _find_matryoshka(path: Path, config: PoolingConfig) -> tuple[int, ...] | Non
     sizes = model.get("matryoshka_dimensions")
     if sizes is None:
         return () if model.get("is_matryoshka") else None
-    # In Python, true counts as 1; in JSON it is no number.
+    # In Python, true counts as 1; in JSON it is not a number.
     if not isinstance(sizes, list) or not all(
         type(size) is int and size > 0 for size in sizes
     ):

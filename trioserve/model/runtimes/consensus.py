@@ -32,7 +32,7 @@ def agreeing(group: TensorGroup | None, device: torch.device) -> Iterator[None]:
 
     Raises:
       NotRecognised: another process has refused.
-      NoKernels, NotRecognised: those of the block.
+      NoKernels, NotRecognised: raised by the block.
     """
     refusal: Exception | None = None
     try:

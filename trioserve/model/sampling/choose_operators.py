@@ -39,7 +39,7 @@ def choose_operators(
     """Make the fastest operators for a device, and log the choice if there is one.
 
     Args:
-      scans: those of torch's operators.
+      scans: of torch's operators.
       wants_native: whether the options let this project's kernels run.
     """
     operators = TorchOperators(scans, device)

@@ -131,7 +131,7 @@ class Grammars:
 
         Args:
           scores: (num_slots, vocab_size) float32
-          slots: without those of late rows.
+          slots: without the slots of late rows.
         """
         members = self._find_members(slots)
         masked = {row: each for row, each in members.items() if each.error is None}
@@ -229,7 +229,7 @@ class MaskedRows:
     errors: dict[int, SequenceError]
 
     def note_misfits(self, is_dead: Tensor, token_ids: Tensor) -> None:
-        """Also set those of `is_dead` whose tokens do not fit; a forced one may not.
+        """Also set `is_dead` of slots whose tokens do not fit; a forced one may not.
 
         Args:
           is_dead: (num_slots,) bool, of all rows of the step

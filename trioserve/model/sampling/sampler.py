@@ -40,8 +40,8 @@ class Sampler:
     """Samples from logits by the parameters of each slot.
 
     Args:
-      scans: by default those of torch.
-      operators: by default those of torch, with these scans.
+      scans: by default torch's.
+      operators: by default torch's, with these scans.
       load_tokenizer: see Grammars; without it no sequence may have a grammar.
     """
 

@@ -47,7 +47,7 @@ class TritonOperators:
         ]
         # One transfer for all. Whole numbers of this size are exact.
         sent = send_doubles(settings, self._device).view(-1, len(choices))
-        # The logarithm is torch's own, so that the limits are those of draw.py.
+        # The logarithm is torch's own, so that the limits equal the limits in draw.py.
         limits = send_floats([each.min_p for each in samplings], self._device).log()
         return choose_tokens(scores, sent, limits, has_cut=CUT.value in ways)
 

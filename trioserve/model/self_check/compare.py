@@ -37,7 +37,7 @@ def find_difference(
     """
     distance = measure_distance(expected, actual, dim)
     tolerance = TOLERANCES.get(dtype or expected.dtype, 0.0)
-    # Not a number is no small distance.
+    # Not a number must not pass as a small distance.
     if distance <= (_INT8_TOLERANCE if int8 else tolerance):
         return None
     return f"its output would differ by {distance:.2g} of its size"

@@ -71,7 +71,7 @@ def _cut(
 def _cut_experts(weight: object, split: Split, shard: Shard) -> Cut:
     """Return the cut of a weight of all experts, (num_experts, outputs, inputs)."""
     if not isinstance(weight, nn.Parameter) or weight.dim() != 3:
-        raise UnfitLayer(f"{split.name} is no weight of all experts")
+        raise UnfitLayer(f"{split.name} is not a weight of all experts")
     if split.style == "packed columns":
         size = weight.shape[-2] // 2
         return Cut(axis=-2, kept=split_evenly(size, shard), size=size, num_parts=2)

@@ -43,7 +43,7 @@ class Collectives(Protocol):
         """
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Replace a tensor by that of the first process.
+        """Replace a tensor by the first process's.
 
         Raises:
           StageLost
@@ -100,7 +100,7 @@ class TensorGroup:
         return torch.cat([part[..., :size] for part, size in zip(parts, sizes)], dim=-1)
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Replace a tensor by that of the first process."""
+        """Replace a tensor by the first process's."""
         if self._collectives is not None:
             self._collectives.broadcast(tensor)
 

@@ -57,7 +57,7 @@ class Split:
 
     Args:
       name: of the module or of the weight, in the whole model.
-      attention: the call of attention whose heads it computes or reads; None if it is no
+      attention: the call of attention whose heads it computes or reads; None if it is not a
         product of an attention.
     """
 
@@ -96,7 +96,7 @@ def find_plan(model: PreTrainedModel, layers: tuple[LayerSpec, ...]) -> SplitPla
     embedding: Any = model.get_input_embeddings()
     head: Any = model.get_output_embeddings()
     if type(head) is not nn.Linear or head.bias is not None:
-        raise UnfitLayer("its output projection is no product alone")
+        raise UnfitLayer("its output projection is not a product alone")
     if not isinstance(embedding, nn.Embedding):
         raise UnfitLayer("its tokens are not looked up in one table")
     if embedding.num_embeddings != head.out_features:

@@ -49,7 +49,7 @@ def split_heads(num_heads: int, num_kv_heads: int, shard: Shard) -> HeadSplit:
 
     Heads of queries stay with the head of keys that they read. If there are fewer heads of
     keys than shards, several shards have the same one, each with a part of its queries. If
-    their number is no multiple of the number of shards, some shards have one more.
+    their number is not a multiple of the number of shards, some shards have one more.
 
     Raises:
       InvalidConfig: a shard would read keys of two heads, and not all queries of both.

@@ -105,7 +105,7 @@ def _search(
 
     Args:
       sums: of the first 0, 1, 2, ... costs.
-      join: combines the rating of all parts so far with that of one more part.
+      join: combines the rating of all parts so far with the rating of one more part.
       rate: cost of a part -> its rating.
     """
     size = len(sums)

@@ -55,7 +55,7 @@ class Scans(Protocol):
 
         Each token has noise that its row's key and its id determine, and the largest sum of
         logit and noise wins. A logit that changes a little seldom changes the winner. The
-        noise has the standard Gumbel distribution, so the winners have that of the softmax.
+        noise has the standard Gumbel distribution, so the winners are distributed as the softmax.
 
         Args:
           logits: float32; a token with -inf does not win beside others.
@@ -107,7 +107,7 @@ class TorchScans:
 def make_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
     """Return noise that a key and a token determine, float32.
 
-    The native kernels and those of Triton have the same bits (native/logits.h, triton/draw.py).
+    The native and Triton kernels have the same bits (native/logits.h, triton/draw.py).
 
     Args:
       keys: int64

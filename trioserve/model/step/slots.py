@@ -30,7 +30,7 @@ class SlotTables:
       last_token_ids: (max_num_seqs,) int64, on the device, the last token that each
         slot sampled
       num_prompt_tokens: tokens of each slot's prompt.
-      num_tokens: tokens that each slot started with: those of its prompt, and those that
+      num_tokens: tokens that each slot started with: tokens of its prompt, and tokens that
         it had written before.
     """
 

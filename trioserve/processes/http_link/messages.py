@@ -8,7 +8,7 @@ ConnectEngine -->           when the engine has loaded the model
 Then, at any time:
 
 PublishState <--            the work of this front process
-PeerState, PeerGone -->     that of another one
+PeerState, PeerGone -->     the work of another one
 TakePlace <--               a request of a key with a limit begins
 PlaceTaken -->              the answer
 GiveBackPlace <--           such a request has ended
@@ -48,7 +48,7 @@ class StartFront(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     Args:
       number: no other front process of the server has it, or had it.
-      slot: the place among those that run, from 0; a successor has that of its predecessor.
+      slot: the place among running ones, from 0; a successor takes its predecessor's place.
       is_successor: the others serve until it is ready.
       log_level: as in logging.
       sock: bound; a Unix socket may listen already.

@@ -18,7 +18,7 @@ MAX_WAITING_BYTES: Final = 2**22
 # The least time between two log lines, so that a full disk does not fill the log.
 _SILENT_SECONDS: Final = 60.0
 
-# Their readers are other programs, and only those of this group.
+# Only programs of this group read the files.
 _MODE: Final = 0o640
 
 

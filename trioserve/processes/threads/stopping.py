@@ -17,7 +17,7 @@ from typing import Any
 class Stopped(BaseException):
     """Raised in work whose result is no longer needed.
 
-    It is no Exception, so that code that reports broken files as errors lets it pass.
+    It is not an Exception, so that code that reports broken files as errors lets it pass.
     """
 
 
@@ -71,7 +71,7 @@ def checking_torch_calls() -> Iterator[None]:
             args: Sequence[Any] = (),
             kwargs: Mapping[str, Any] | None = None,
         ) -> Any:
-            # Reading an attribute is no check. transformers reads some between the start
+            # Reading an attribute is not a check. transformers reads some between the start
             # of its threads and the try statement that ends them.
             if getattr(function, "__name__", None) != "__get__":
                 check_stopped()

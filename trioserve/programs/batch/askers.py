@@ -66,7 +66,7 @@ class RemoteAsker:
             answer = await self._ask("GET", "/v1/models", b"")
         except FAILURES as error:
             raise ServerGone(explain_no_answer(self.where, error)) from None
-        # Other statuses are those of servers that do not list their models.
+        # Other statuses come from servers that do not list their models.
         if answer.status == 401:
             raise StartupError(self._config.explain_unknown_key())
 

@@ -32,7 +32,7 @@ class InputLine:
     """A line that is not empty.
 
     Attributes:
-      number: that of the line in the file; the first is 1.
+      number: of the line in the file; the first is 1.
       text: the line without the space around it; cut if it is too long.
       digest: of the whole line. It tells whether an earlier run has seen the same line.
     """
@@ -144,7 +144,7 @@ class LineReader:
             while len(data) > self.max_bytes and not data.endswith(b"\n"):
                 data = self.file.readline(self.max_bytes + 1)
                 digest.update(data)
-        # gzip raises EOFError and zlib.error, which is no OSError.
+        # gzip raises EOFError, and zlib.error, which is not an OSError.
         except Exception as error:
             reason = getattr(error, "strerror", None) or error
             raise InvalidConfig("input_file", f"cannot be read: {reason}") from error

@@ -78,7 +78,7 @@ def open_output(path: str) -> Iterator[tuple[Output, Done]]:
     A torn last line, which a killed run leaves, is cut off.
 
     Raises:
-      InvalidConfig: the file cannot be used, another run is writing it, or it is no output
+      InvalidConfig: the file cannot be used, another run is writing it, or it is not output
         of this command.
     """
     if path == "-":

@@ -24,7 +24,7 @@ _LONGEST_REASON: Final = 60
 
 
 class _Usage(msgspec.Struct):
-    """Both OpenAI's names and those of its newer endpoint and of Anthropic."""
+    """Usage, by OpenAI's names, old and new, and by Anthropic's."""
 
     prompt_tokens: int | None = None
     input_tokens: int | None = None

@@ -1,7 +1,7 @@
 """The lines of the output, in OpenAI's format, and what an earlier run has written.
 
 The id of an output line has the number and the digest of the input line that it answers.
-So the output alone tells which lines are done, and whether they are those of this input.
+So the output alone tells which lines are done, and whether they belong to this input.
 """
 
 from __future__ import annotations

@@ -42,10 +42,10 @@ class BatchRequest:
 
 
 class LineRefused(Exception):
-    """Raised when a line is no request.
+    """Raised when a line is not a request.
 
     Args:
-      custom_id: that of the line, if it could be read.
+      custom_id: of the line, if it could be read.
     """
 
     def __init__(self, message: str, custom_id: str | None = None) -> None:
@@ -66,7 +66,7 @@ def read_request(line: InputLine) -> BatchRequest:
     except msgspec.ValidationError:
         raise LineRefused("the line must be a JSON object") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise LineRefused(f"the line is no JSON: {error}") from None
+        raise LineRefused(f"the line is not JSON: {error}") from None
     if not isinstance(fields.custom_id, str) or not fields.custom_id:
         raise LineRefused("custom_id must be a text")
     if reason := _find_mistake(fields):

@@ -183,7 +183,7 @@ def _find_field(answer: WholeAnswer, wanted: bytes) -> bytes:
 def _describe_answer(request: BatchRequest, answer: WholeAnswer) -> OutputLine:
     body = _compact(answer.body)
     if body is None:
-        message = f"HTTP {answer.status}, and the answer is no JSON"
+        message = f"HTTP {answer.status}, and the answer is not JSON"
         return _describe_error(request, "invalid_answer", message)
     request_id = _find_field(answer, b"x-request-id").decode("latin-1")
     return OutputLine(
@@ -197,7 +197,7 @@ def _describe_answer(request: BatchRequest, answer: WholeAnswer) -> OutputLine:
 
 
 def _compact(body: bytes) -> msgspec.Raw | None:
-    """Return JSON that takes one line; None if the body is no JSON."""
+    """Return JSON that takes one line; None if the body is not JSON."""
     try:
         if b"\n" in body:
             return msgspec.Raw(msgspec.json.encode(msgspec.json.decode(body)))

@@ -88,7 +88,7 @@ class Work:
         """Take a line apart.
 
         Raises:
-          LineRefused: the line is no request, or has the custom_id of an earlier one.
+          LineRefused: the line is not a request, or has the custom_id of an earlier one.
         """
         request = read_request(line)
         if request.custom_id in self._custom_ids:

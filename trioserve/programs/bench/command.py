@@ -37,8 +37,8 @@ class Gathered:
     """The reports of one command.
 
     Args:
-      measured: that of this run; None if nothing was measured.
-      saved: those of earlier runs.
+      measured: result of this run; None if nothing was measured.
+      saved: results of earlier runs.
       is_interrupted: the user has ended the run before its time.
     """
 

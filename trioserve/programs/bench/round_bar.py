@@ -23,7 +23,7 @@ class RoundBar(Watch):
     """A bar on standard error, if that is a terminal.
 
     Args:
-      num_rounds: those of all servers at all levels.
+      num_rounds: of all servers at all levels.
     """
 
     def __init__(self, load: Load, num_rounds: int) -> None:

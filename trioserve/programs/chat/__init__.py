@@ -1,8 +1,8 @@
 """`trioserve chat`: a conversation in the terminal, or one answer in a pipe.
 
 The answers come from an engine that this process opens, or from a server over HTTP; the rest
-of the room does not know which. Without a terminal it needs no package besides those of the
-server. The doors are read_chat_config and run_chat.
+of the room does not know which. Without a terminal it needs no package besides the
+server's. The doors are read_chat_config and run_chat.
 
 config        the options, and which of them exclude each other
 answers       what gives answers, and their pieces

@@ -85,7 +85,7 @@ def tell(message: str, code: int) -> int:
 def _run_terminal(config: ChatConfig, source: Source) -> int:
     if not sys.stdout.isatty():
         raise StartupError(
-            "chat: standard output is no terminal; give the question by --prompt, or "
+            "chat: standard output is not a terminal; give the question by --prompt, or "
             "through a pipe"
         )
     # A missing package is reported before a model is loaded.

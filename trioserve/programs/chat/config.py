@@ -34,7 +34,7 @@ class TalkConfig:
 
     Args:
       prompt: Question (-p); its answer is printed, and the program ends. Standard input
-        follows it, if that is no terminal.
+        follows it, unless that is a terminal.
       system: System message of the conversation.
       image: Pictures that belong to the first question: PNG, JPEG, GIF, WebP or BMP.
       show_reasoning: Show the reasoning of the model in the terminal, dimmed. In a pipe

@@ -20,7 +20,7 @@ _SIGNATURES: Final = {
 
 
 class ImageRefused(Exception):
-    """Raised when a file is no picture; the message is a sentence."""
+    """Raised when a file is not a picture; the message is a sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ def read_image(path: str) -> Image:
         raise ImageRefused(f"cannot read {path!r}: {error}") from None
     kind = _find_type(content)
     if kind is None:
-        raise ImageRefused(f"{path} is no PNG, JPEG, GIF, WebP or BMP picture")
+        raise ImageRefused(f"{path} is not a PNG, JPEG, GIF, WebP or BMP picture")
     text = base64.b64encode(content).decode()
     return Image(name=file.name, url=f"data:{kind};base64,{text}")
 

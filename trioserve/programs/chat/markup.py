@@ -32,7 +32,7 @@ class _Markdown(Markdown):
         # The colours of this theme are the terminal's own, on its own background.
         super().__init__("", code_theme="ansi_dark", hyperlinks=False)
         self.parsed = MARKDOWN.parse(text)
-        # Models mean their line ends, such as those of a poem.
+        # Models mean their line ends, for example in a poem.
         for token in self.parsed:
             for child in token.children or ():
                 if child.type == "softbreak":

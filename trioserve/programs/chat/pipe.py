@@ -33,7 +33,7 @@ def read_question(prompt: str) -> str:
     """
     parts = [prompt]
     if not sys.stdin.isatty():
-        # Any bytes; those that are no UTF-8 are not worth a refusal.
+        # Any bytes; wrong UTF-8 is not worth a refusal.
         parts.append(sys.stdin.buffer.read().decode(errors="replace"))
     question = "\n\n".join(part.strip() for part in parts if part.strip())
     if not question:
@@ -97,7 +97,7 @@ async def answer_once(
 class AnswerWriter:
     """Writes text at once; for a terminal, without commands.
 
-    A file or another program gets the text as it is, like that of `ls`.
+    A file or another program gets the text as it is, as from `ls`.
     """
 
     def __init__(self, file: TextIO) -> None:

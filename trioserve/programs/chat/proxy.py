@@ -71,7 +71,7 @@ def _read_address(address: str, variable: str) -> httpcore2.Proxy:
         if is_whole and parts.scheme in ("http", "https", *_SOCKS):
             return httpcore2.Proxy(address, auth=_read_secret(parts))
     raise AnswerFailed(
-        f"{variable} in the environment is no proxy that chat can use: it must be like "
+        f"{variable} in the environment is not a proxy for chat: it must be like "
         "http://127.0.0.1:3128 or socks5://127.0.0.1:1080; unset it to use none"
     )
 

@@ -122,9 +122,7 @@ class RemoteModel:
         try:
             models = msgspec.json.decode(body, type=_Models)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            raise AnswerFailed(
-                f"{self.where} is no server that speaks OpenAI's API"
-            ) from None
+            raise AnswerFailed(f"{self.where} does not speak OpenAI's API") from None
         return [each.id for each in models.data]
 
     @asynccontextmanager
@@ -216,7 +214,7 @@ class RemoteModel:
             )
         message = read_reason(body)
         if status in (404, 405) and not message:
-            return AnswerFailed(f"{self.where} is no server that speaks OpenAI's API")
+            return AnswerFailed(f"{self.where} does not speak OpenAI's API")
         return AnswerFailed(f"{self.where} answers {status}: {message or 'no reason'}")
 
 

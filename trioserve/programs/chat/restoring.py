@@ -18,7 +18,7 @@ _MAX_BYTES: Final = 256 * 2**20
 
 
 class NotRestored(Exception):
-    """Raised when a file is no conversation; the message is a sentence."""
+    """Raised when a file is not a conversation; the message is a sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,21 +68,21 @@ def _read_text(file: Path) -> str:
     size = file.stat().st_size
     # A pipe or a device might never end.
     if not (file.is_file() or file.is_dir()):
-        raise ValueError("it is no file")
+        raise ValueError("it is not a file")
     if size > _MAX_BYTES:
         raise ValueError(f"it has more than {_MAX_BYTES >> 20} MiB")
     try:
         # Line ends stay as they are.
         return file.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise ValueError("it is no text in UTF-8") from None
+        raise ValueError("it is not text in UTF-8") from None
 
 
 def _read_json(text: str) -> list[Any]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"it is no JSON: {error}") from None
+        raise ValueError(f"it is not JSON: {error}") from None
     messages = content.get("messages") if isinstance(content, dict) else content
     if not isinstance(messages, list):
         raise ValueError("it has no list of messages")

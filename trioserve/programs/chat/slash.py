@@ -20,7 +20,7 @@ Next = Literal["prompt", "answer", "exit"]
 _KEYS: Final = """\
 Enter sends. Alt-Enter, Ctrl-J or \\ before Enter begin a new line.
 Ctrl-C stops an answer, and Ctrl-D ends the conversation.
-A line that begins with a blank is no command."""
+A line that begins with a blank is not a command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -216,7 +216,7 @@ class Talk:
         )
 
     def _say(self, text: str, *, is_error: bool = False) -> None:
-        """Tell the user something that is no answer."""
+        """Tell the user something besides answers."""
         if text:
             style = "red" if is_error else "dim"
             self._console.print(make_safe(text), style=style, markup=False)

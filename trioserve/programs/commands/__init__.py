@@ -11,7 +11,7 @@ Command, and one row in COMMANDS.
 command     what a command is; reads its arguments, and writes its help
 completion  completes all of them in a shell
 output      writes to standard output
-unknown     explains a word that is no command
+unknown     explains a word that is not a command
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def find_command(arguments: Sequence[str]) -> tuple[Command, Sequence[str]] | No
 
 
 def explain_unknown_command(word: str, others: Sequence[str]) -> str:
-    """Say in one sentence what to write in place of a word that is no command.
+    """Say in one sentence what to write in place of a word that is not a command.
 
     Args:
       word: the first argument.

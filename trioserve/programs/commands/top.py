@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Show the running requests of a server in the terminal, live; keys sort and
-cancel them. If the output is no terminal, print one table.
+cancel them. If the output is not a terminal, print one table.
 Defaults are in brackets. --help=WORD explains the options whose names
 contain WORD, and --help=all explains all.
 """

@@ -1,4 +1,4 @@
-"""A word that is no command: what the user may have meant."""
+"""Explains a word that is not a command: names what the user may have meant."""
 
 from __future__ import annotations
 

@@ -108,5 +108,5 @@ def split_names(tables: Iterable[CommandTable]) -> dict[str, dict[str, str]]:
 
 
 def describe_first(seconds: dict[str, str]) -> str:
-    """Return the meaning of a first word: its own, or those of all its second words."""
+    """Return the meaning of a first word, or the meanings of all its second words."""
     return seconds.get("") or "; ".join(seconds.values())

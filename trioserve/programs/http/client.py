@@ -155,7 +155,7 @@ class Connection:
             return await self._exchange(method, path, body)
         except (trio.BrokenResourceError, h11.RemoteProtocolError):
             # A server may close an idle connection just when it is used again. That
-            # is no failure of the request (RFC 9112, section 9.3.1).
+            # is not a failure of the request (RFC 9112, section 9.3.1).
             if not reused:
                 raise
             await self.aclose()

@@ -75,7 +75,7 @@ def find_reason(error: object) -> str:
     if isinstance(error, str):
         return error
     if isinstance(error, dict):
-        # OpenAI's, FastAPI's, and those of small servers.
+        # Names of OpenAI, FastAPI, and small servers.
         for name in ("message", "detail", "error"):
             if isinstance(error.get(name), str):
                 return str(error[name])

@@ -165,7 +165,7 @@ class PipelineSimulator:
     Args:
       step: returns the result of a plan, such as FakeDevice.step.
       depth: largest number of steps in flight; N + 1 by default.
-      transfers: the messages between stages; by default those of a real pipeline.
+      transfers: the messages between stages; by default a real pipeline's.
 
     Attributes:
       record: all steps and messages so far.

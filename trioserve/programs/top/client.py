@@ -121,7 +121,7 @@ class Client:
         try:
             return msgspec.json.decode(answer.body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            raise TopError(f"{self._config.where} is no trioserve server") from None
+            raise TopError(f"{self._config.where} is not a trioserve server") from None
 
     async def _fetch(self, method: str, path: str) -> Answer:
         with trio.move_on_after(_SECONDS):

@@ -14,7 +14,7 @@ from .config import TopConfig
 from .poller import Poller
 from .table import sort, write_table
 
-# The width of a table that is no terminal's.
+# The width of a table outside of a terminal.
 _WIDTH = 120
 
 

@@ -18,7 +18,7 @@ class ScreenConfig:
     Args:
       interval: Time from one look at the server to the next, in seconds.
       sort: Order of the requests at the beginning.
-      once: Print one table and end, as if the output were no terminal.
+      once: Print one table and end, as if the output were not a terminal.
     """
 
     interval: float = 1.0

@@ -83,7 +83,7 @@ def write_details(details: Details) -> Iterator[str]:
 
 def _write_task(task: Task, indent: str) -> Iterator[str]:
     yield f"{indent}{escape_ascii(task.name)}"
-    # The innermost say most, but those of trio itself are always the same.
+    # The innermost say most, but trio's own are always the same.
     own = [each for each in task.awaits if not each.startswith("trio.")]
     for each in own[-3:]:
         yield f"{indent}  in {escape_ascii(each)}"

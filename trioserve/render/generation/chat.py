@@ -92,7 +92,7 @@ class MediaLoader:
 
         Raises:
           ContextLengthExceeded: the model could not add a single token to it.
-          InvalidParameter: it is no tensor of the model's width.
+          InvalidParameter: it is not a tensor of the model's width.
           NotSupported: the server takes none.
         """
         if not self._config.enable_prompt_embeds:

@@ -118,7 +118,7 @@ class Renderer(BaseRenderer):
 
         Raises:
           ContextLengthExceeded: the model could not add a single token to it.
-          InvalidParameter: it has no tokens, or is no Unicode text.
+          InvalidParameter: it has no tokens, or is not Unicode text.
         """
         [prompt] = await self.render_texts([text], options, param=param)
         return prompt
@@ -198,7 +198,7 @@ class Renderer(BaseRenderer):
         Raises:
           NotSupported: the server takes no tensors.
           ContextLengthExceeded: the model could not add a single token to it.
-          InvalidParameter: it is no such tensor.
+          InvalidParameter: it is not such a tensor.
         """
         decoded = await self._media.decode_embeds(payload, param)
         return embed_whole(decoded, cache_salt)
@@ -231,7 +231,7 @@ class Renderer(BaseRenderer):
         """Tokenize forbidden words: at the beginning of a text, and behind a space.
 
         Raises:
-          InvalidParameter: a word is no Unicode text, or has no token.
+          InvalidParameter: a word is not Unicode text, or has no token.
         """
         return await self.workers.run(
             partial(self._tokenize_words, words),
@@ -315,7 +315,7 @@ class Renderer(BaseRenderer):
         """Find where tokens stand in the text that a detokenizer makes of them.
 
         Args:
-          begin: the offset of this text in that of the answer.
+          begin: the offset of this text in the answer's text.
         """
         return TextOffsets(
             self.vocabulary,

@@ -76,7 +76,7 @@ def decode_image(data: bytes, *, max_pixels: int, param: str) -> Image.Image:
       An image in mode RGB.
 
     Raises:
-      InvalidParameter: it is no such file, broken, or too large.
+      InvalidParameter: it is not such a file, broken, or too large.
     """
     try:
         image = _open(data, param)

@@ -36,7 +36,7 @@ _AMBIGUOUS = re.compile(r"[\x00-\x20\x7f\\]")
 # A host's name, or an IPv6 address in brackets, without other parts of a URL.
 _HOST = re.compile(r"[^\s/@:?#%\\\[\]*]+|\[[0-9a-fA-F:.]+\]")
 
-# Errors of the network between two hosts; OSError includes those of TLS.
+# Errors of the network between two hosts; OSError includes errors of TLS.
 _NETWORK_ERRORS = (
     httpcore2.NetworkError,
     httpcore2.ProtocolError,
@@ -174,12 +174,12 @@ def _parse(text: str, param: str) -> httpx2.URL:
 
 def _join(url: httpx2.URL, location: str, param: str) -> httpx2.URL:
     if len(location) > _MAX_URL_CHARACTERS or _AMBIGUOUS.search(location):
-        raise InvalidParameter(param, "is redirected to something that is no URL")
+        raise InvalidParameter(param, "is redirected to something that is not a URL")
     try:
         return url.join(location)
     except (httpx2.InvalidURL, ValueError):
         raise InvalidParameter(
-            param, "is redirected to something that is no URL"
+            param, "is redirected to something that is not a URL"
         ) from None
 
 

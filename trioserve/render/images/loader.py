@@ -133,7 +133,7 @@ class ImageLoader:
           An upright image in mode RGB.
 
         Raises:
-          InvalidParameter: they are no image, or the image is too large.
+          InvalidParameter: they are not an image, or the image is too large.
           RendererStuck: too many images exceeded their time limit and still run.
         """
         work = partial(
@@ -264,7 +264,7 @@ def _find_file(url: str, folder: Path) -> Path:
     """Resolve a file URL, including links, to a path below the folder.
 
     Raises:
-      ValueError: it is no file URL, or leads out of the folder.
+      ValueError: it is not a file URL, or leads out of the folder.
       OSError: there is no such file.
     """
     found = _FILE_URL.fullmatch(url)

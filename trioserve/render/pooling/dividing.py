@@ -1,4 +1,4 @@
-"""Divides a long text into pieces whose tokens are those of the whole text.
+"""Divides a long text into pieces that have the tokens of the whole text.
 
 A text of megabytes that is cut to 512 tokens, or refused, must not be tokenized as a
 whole. Most tokenizers read each word for itself. Then a text is read piece by piece,

@@ -75,7 +75,7 @@ def _find_filler(expansion: QueryExpansion, tokenizer: ModelTokenizer) -> int:
     if token_id is None:
         raise WeightsBroken(
             tokenizer.source,
-            f"queries are filled up with {name!r}, which is no token",
+            f"queries are filled up with {name!r}, which is not a token",
         )
     if tokenizer.padding_side != "right":
         raise WeightsBroken(

@@ -25,7 +25,7 @@ def render_pairs(
 
     Raises:
       ContextLengthExceeded: a pair is too long.
-      InvalidParameter: a pair is empty, or no Unicode text.
+      InvalidParameter: a pair is empty or not Unicode.
     """
     queries = _Part(tokenizer, recipe, recipe.prompt.text, options.max_query_tokens)
     documents = _Part(tokenizer, recipe, "", options.max_document_tokens)

@@ -50,7 +50,7 @@ class Prompts:
         }
 
     def choose(self, kind: Kind | None, name: str | None) -> PoolingPrompt:
-        """Return the prompt of a name; without a name, that of a kind or the default.
+        """Return the prompt of a name; without a name, the prompt of a kind or the default.
 
         A kind without a prompt of its own has none: the default is for texts of no
           kind.

@@ -77,7 +77,7 @@ class PoolingRenderer(BaseRenderer):
 
         Raises:
           ContextLengthExceeded: a text is too long.
-          InvalidParameter: a text is empty or no Unicode text, or an option is wrong.
+          InvalidParameter: a text is empty or not Unicode, or an option is wrong.
           NotSupported: a conversation has more than text, or the model cannot average
             chunks.
           RendererStuck: too many templates exceeded their time limit and still run.
@@ -118,7 +118,7 @@ class PoolingRenderer(BaseRenderer):
 
         Raises:
           ContextLengthExceeded: it is longer than the model.
-          InvalidParameter: it has no tokens, or is no Unicode text.
+          InvalidParameter: it has no tokens, or is not Unicode text.
         """
         return await self.workers.run(
             partial(self._tokenize, text, options, param),

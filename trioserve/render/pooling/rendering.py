@@ -60,7 +60,7 @@ class PoolingTexts:
 
         Raises:
           ContextLengthExceeded: a text is too long.
-          InvalidParameter: a text is empty or no Unicode text, or an option is wrong.
+          InvalidParameter: a text is empty or not Unicode, or an option is wrong.
           NotSupported: the model cannot average chunks.
         """
         by_type = {each: self._choose(each, options) for each in set(map(type, texts))}
@@ -95,7 +95,7 @@ class PoolingTexts:
 
         Raises:
           ContextLengthExceeded: it is longer than the model.
-          InvalidParameter: it has no tokens, or is no Unicode text.
+          InvalidParameter: it has no tokens, or is not Unicode text.
         """
         recipe = self._recipes.for_tokenize(add_special_tokens, truncate_to, side)
         taken = self.tokenizer.take([_demand(text, recipe, param)])[0]

@@ -84,7 +84,7 @@ class PoolingTokenizer(IdDecoder):
         """Tokenize texts, each only as far as its tokens are needed.
 
         Raises:
-          InvalidParameter: a text is no Unicode text.
+          InvalidParameter: a text is not Unicode text.
         """
         taken: list[TakenTokens] = []
         for group in _group(demands):
@@ -103,7 +103,7 @@ class PoolingTokenizer(IdDecoder):
         """Return the part of a text that its first tokens cover.
 
         Raises:
-          InvalidParameter: it is no Unicode text.
+          InvalidParameter: it is not Unicode text.
         """
         for begin, piece in self._divider.divide(
             text, _choose_size(num_tokens), "right"

@@ -99,7 +99,7 @@ def pack_bits(tensor: TensorBytes, *, signed: bool) -> bytes:
         they are uint8 ("ubinary").
 
     Raises:
-      InvalidParameter: the vectors' size is no multiple of 8.
+      InvalidParameter: the vectors' size is not a multiple of 8.
     """
     numbers = _view(tensor)
     size = numbers.shape[-1]

@@ -1,7 +1,7 @@
 """Decodes prompts that are vectors: from a client's base64 to the model's own type.
 
 All checks run before memory is allocated for the result: the file is read in place, and
-its shape must be that of a prompt of this model. All work that grows with the payload
+its shape must fit a prompt of this model. All work that grows with the payload
 releases the GIL, so that the event loop continues: base64 by pybase64, work on elements
 by torch, keys by hashlib.
 """
@@ -73,7 +73,7 @@ def decode_embeds(
       param: its field in the request, for errors.
 
     Raises:
-      InvalidParameter: it is no such file, or has numbers that are not finite.
+      InvalidParameter: it is not such a file, or has numbers that are not finite.
       ContextLengthExceeded: the model could not add a single token to them.
     """
     try:

@@ -74,7 +74,7 @@ def read_torch_file(data: memoryview) -> FiledTensor:
         for name, entry in entries.items()
         if name.startswith(folder)
     }
-    # Older versions of torch write no entry; their byte order is that of their machine.
+    # Older versions of torch write no entry; they use the byte order of their machine.
     if files.get("byteorder", b"little") != sys.byteorder.encode():
         raise MalformedTensor("was written on a machine of another byte order")
     if len(files["data.pkl"]) > MAX_HEADER_BYTES:

@@ -13,7 +13,7 @@ def read_fields(value: object, param: str) -> dict[str, object]:
     """Return a new dict of an object's fields.
 
     Raises:
-      InvalidParameter: the value is no object.
+      InvalidParameter: the value is not an object.
     """
     if isinstance(value, Mapping):
         return dict(value)

@@ -59,7 +59,7 @@ def render_chat(
 def _add_reasoning_names(message: object) -> Message:
     """Give a message's reasoning the names that templates know."""
     if not isinstance(message, dict):
-        raise TypeError(f"a message is no object: {message!r}")
+        raise TypeError(f"a message is not an object: {message!r}")
     found = (message.get(name) for name in _REASONING_FIELDS)
     reasoning = next((value for value in found if value is not None), None)
     if reasoning is None:

@@ -66,7 +66,7 @@ class TextTokenizer(IdDecoder):
 
         Raises:
           ContextLengthExceeded: the model could not add a single token to it.
-          InvalidParameter: it has no tokens, or is no Unicode text.
+          InvalidParameter: it has no tokens, or is not Unicode text.
         """
         if self._must_fit(options):
             self.check_length([text], param)
@@ -104,7 +104,7 @@ class TextTokenizer(IdDecoder):
 
         Raises:
           ContextLengthExceeded: they are too long.
-          InvalidParameter: one is no Unicode text.
+          InvalidParameter: one is not Unicode text.
         """
         num_characters = sum(map(len, texts))
         self.check_num_characters(num_characters, param)
@@ -211,13 +211,13 @@ def _find(haystack: tuple[int, ...], needle: tuple[int, ...]) -> int:
 
 
 def check_encodable(text: str, param: str, begin: int = 0) -> None:
-    """Refuse a string that is no Unicode text, such as half of a surrogate pair.
+    """Refuse a string that is not Unicode text, such as half of a surrogate pair.
 
     Args:
       begin: the text's offset in the string that the client sent.
 
     Raises:
-      InvalidParameter: it is no Unicode text.
+      InvalidParameter: it is not Unicode text.
     """
     try:
         text.encode()

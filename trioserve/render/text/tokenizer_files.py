@@ -162,7 +162,7 @@ def _read_token(token: object) -> str | None:
     if isinstance(token, dict):
         token = token["content"]
     if token is not None and not isinstance(token, str):
-        raise UnknownTokenizer("a special token that is no text")
+        raise UnknownTokenizer("a special token that is not text")
     return token
 
 
@@ -185,5 +185,5 @@ def _read_templates(settings: Settings, folder: Path) -> dict[str, str]:
     if isinstance(template, list):
         template = {each["name"]: each["template"] for each in template}
     if not all(isinstance(text, str) for text in template.values()):
-        raise UnknownTokenizer("a chat template that is no text")
+        raise UnknownTokenizer("a chat template that is not text")
     return dict(template)

@@ -1,6 +1,6 @@
 """Tools, calls and results as text, for chat templates that have no place for them.
 
-The words and the form are those of Qwen 2.5's template, which many models have seen. A model
+The words and the form come from Qwen 2.5's template, which many models have seen. A model
 answers with calls that the scanner of Hermes reads (tools/hermes.py).
 """
 

@@ -9,7 +9,7 @@ from typing import Final
 from .call_form import AnswerForm
 from .literals import write_literal, write_thought
 
-# The grammars of the text and of the calls, in that of the answer.
+# The names of the grammars of the text and of the calls, in the answer's grammar.
 _TEXT: Final = "text"
 _CALLS: Final = "calls"
 
@@ -26,7 +26,7 @@ def write_answer(
       form: what stands around the text; None for nothing.
       special_tags: ids of the format's tags that are special tokens.
       text: the grammar of the text, as llguidance takes it: JSON, or its variant of Lark.
-      calls: that of an answer that calls tools instead; None if it may not.
+      calls: the grammar of an answer that calls tools instead; None if it may not.
     """
     if form is None and calls is None:
         return text

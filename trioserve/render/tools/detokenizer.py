@@ -46,7 +46,7 @@ class ToolDetokenizer:
         scanner = self._scanner
         if len(token_ids) < 2 or not (scanner.takes_one or scanner.splits_reasoning):
             return self._split(self._text.push(token_ids))
-        # One by one, because tokens behind the first call do not count, and those of the
+        # One by one, because tokens behind the first call do not count, and tokens of the
         # reasoning are counted.
         deltas = []
         for token_id in token_ids:

@@ -50,7 +50,7 @@ def write_forced_calls(
 
     Raises:
       InvalidParameter: a name cannot be written, or two tools have it, or the parameters
-        are no object.
+        are not an object.
     """
     write = partial(write_literal, special_tags)
     calls, rules = [], []

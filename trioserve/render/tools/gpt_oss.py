@@ -36,7 +36,7 @@ _MAX_HEADER_PARTS: Final = 8
 
 
 class GptOssScanner(JsonCallScanner):
-    """Reads messages: those of the channel analysis are reasoning, calls name a function.
+    """Reads messages: the channel analysis has the reasoning, calls name a function.
 
     Everything else is text, also the channel commentary, in which the model speaks to the
     user before it calls.
@@ -98,7 +98,7 @@ class GptOssScanner(JsonCallScanner):
         """Return the channel and the recipient, which may be empty.
 
         Raises:
-          NotACall: it is no header.
+          NotACall: it is not a header.
         """
         channel = recipient = ""
         if marker == _START:

@@ -25,8 +25,8 @@ class JsonCallScanner(ToolScanner):
     def read_call(self) -> Steps[None]:
         """Read one object.
 
-        Arguments pass on as they come if the name stands before them. Other keys than
-        those of a call tell that it is none.
+        Arguments pass on as they come if the name stands before them. A text with keys
+        that a call does not have is not a call.
 
         Raises:
           NotACall: it is not a call.

@@ -27,7 +27,7 @@ class NestedValueScanner(ToolScanner):
         """Read and write a key, and what stands behind it up to the value.
 
         Args:
-          closing: the bracket behind the last item; never that of a list.
+          closing: the bracket behind the last item; never the bracket of a list.
         """
 
     @abstractmethod
@@ -38,7 +38,7 @@ class NestedValueScanner(ToolScanner):
         """Return a word without quotes as JSON.
 
         Raises:
-          NotACall: it is no value.
+          NotACall: it is not a value.
         """
         return make_scalar(word)
 

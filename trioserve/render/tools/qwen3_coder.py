@@ -19,7 +19,7 @@ class Qwen3CoderScanner(ToolScanner):
     """Reads <tool_call><function=name><parameter=key>value</parameter></function></tool_call>.
 
     A line end on each side of a value belongs to the tags. Models sometimes leave out the
-    outer tag; then the name must be that of a tool.
+    outer tag; then the name must be the name of a tool.
     """
 
     markers = ("<tool_call>", _FUNCTION)

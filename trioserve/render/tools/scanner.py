@@ -143,7 +143,7 @@ class ToolScanner(TextCursor, ABC):
         self._in_call = False
 
     def give_back(self) -> None:
-        """Make text of the answer of all that is held: it is no call."""
+        """Make text of the answer of all that is held: it is not a call."""
         self.writer.write_text("".join(self.held))
         self.held.clear()
 

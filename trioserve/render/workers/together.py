@@ -33,7 +33,7 @@ async def run_together(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
     except* TrioserveError as errors:
         # Two may fail in the same turn of the loop; the answer reports one error.
         failure = find_first(errors)
-    # Outside of the clause, because Python 3.11.2, that of Debian 12, raises a group there.
+    # Outside of the clause, because Python 3.11.2 (Debian 12) raises a group there.
     if failure is not None:
         raise failure from None
     return [results[index] for index in range(len(calls))]

@@ -13,7 +13,7 @@ class Rival:
     """Another client, and its running sequences that have not been chosen.
 
     Attributes:
-      weight: that of its latest sequence, because it may change between two requests.
+      weight: of its latest sequence, because it may change between two requests.
       used: its use, for its weight.
       sequences: the first to leave is the last.
     """

@@ -12,8 +12,8 @@ sequence of the request (Flow in sequence.py). The lowest place is first.
 * One level lets a request pass those that came up to LEVEL_SECONDS before it. Only requests
   that come within a bounded time can pass a waiting one, so none waits for ever.
 
-Clients share the device by their weights (client_shares.py): the next place is that of the
-client that has used least, and the order above is that of its own requests. If that client is
+Clients share the device by their weights (client_shares.py): the client that has used least
+gets the next place, and the order above applies to its own requests. If that client is
 below its share and finds no slot or no blocks, sequences of another one are preempted
 (client_preemption.py). If running sequences lack blocks, one of the client is preempted that
 holds most of them for its weight. Requests without a client are all of one.
@@ -311,7 +311,7 @@ class Scheduler:
                 return draft
 
     def _make_room(self, step_id: int) -> list[SlotStart]:
-        """Admit sequences for which those of other clients must leave."""
+        """Admit sequences that displace sequences of other clients."""
         starts = []
         while (choice := self._client_preemption.choose(step_id)) is not None:
             sequence, victims = choice

@@ -90,7 +90,7 @@ async def _answer(
     )
     own = _select(state, question, request.live)
     cards = [each.describe() for each in own]
-    # With those of other processes, the order is that of their ages.
+    # The requests of all processes stand in the order of their ages.
     for others in await ask_siblings(state.siblings, question, Cards):
         cards = sorted(cards + others, key=lambda each: -each.age_seconds)
     if request_id is not None and not cards:

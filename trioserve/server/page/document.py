@@ -11,7 +11,7 @@ from typing import Final
 
 HTML: Final = "text/html; charset=utf-8"
 
-# CSP 3, 2.3.1: the hash is that of the text between the tags. Both tags stand alone, without
+# CSP 3, 2.3.1: the text between the tags is hashed. Both tags stand alone, without
 # attributes, so that nothing else is found.
 _INLINE: Final = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
@@ -45,7 +45,7 @@ class Document:
 
     @cached_property
     def headers(self) -> Mapping[str, str]:
-        """The headers besides those of its content."""
+        """The headers besides the headers of its content."""
         return {
             "Content-Security-Policy": "; ".join(self._list_policy()),
             "X-Content-Type-Options": "nosniff",

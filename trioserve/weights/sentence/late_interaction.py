@@ -180,7 +180,9 @@ def _read_lengths(own: Fields, config: Fields) -> _Lengths:
             # PyLate's query_length is the length of the expanded query.
             query = None
     if expansion is not None and query is not None and query < expansion.length:
-        raise own.make_error("has a 'query_length' below that of 'query_expansion'")
+        raise own.make_error(
+            "has a 'query_length' below the length of 'query_expansion'"
+        )
     document = own.count("document_length") or config.count("document_length")
     return _Lengths(query=query, document=document, expansion=expansion)
 
@@ -224,7 +226,7 @@ def _start_folder(
     expanded = lengths.expansion.length if lengths.expansion is not None else None
     known = [length for length in (query, document, expanded) if length is not None]
     return SentenceFolder(
-        # The limit of a kind of text has precedence over that of texts.
+        # The limit of a kind of text has precedence over the limit of all texts.
         max_seq_length=None if limit is None else max(limit, *known),
         lowercases=transformer.lowercases,
         query_length=query,

@@ -11,7 +11,7 @@ from ...errors import UnsupportedModel, WeightsBroken
 from ...types.sentence import PoolingMode, SentenceModule
 from .fields import Fields, read_fields, read_json
 
-# The vectors that modules read and write: one of a text, or those of its tokens.
+# The vectors that modules read and write: one of a text, or one of each token.
 Level = Literal["sentence_embedding", "token_embeddings"]
 
 # The packages of the supported classes. The path of a class changed with each version

@@ -24,7 +24,7 @@ def read_prompts(config: Fields) -> Prompts:
     """Read a file's prompts.
 
     Raises:
-      WeightsBroken: a prompt is no text, or the default prompt is missing.
+      WeightsBroken: a prompt is not text, or the default prompt is missing.
     """
     default = config.text("default_prompt_name")
     fields = config.object("prompts")

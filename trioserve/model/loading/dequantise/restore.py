@@ -213,7 +213,7 @@ def _unpack_awq(words: Tensor) -> Tensor:
 def _number_groups(num_inputs: int, num_groups: int) -> Tensor:
     if num_inputs % num_groups:
         raise WrongParts(
-            f"{num_inputs} inputs are no {num_groups} groups of one length"
+            f"{num_inputs} inputs do not make {num_groups} groups of one length"
         )
     return torch.arange(num_inputs) // (num_inputs // num_groups)
 

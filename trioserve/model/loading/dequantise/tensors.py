@@ -74,7 +74,7 @@ def open_tensors(
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Return the name of a module, and that of one of its tensors."""
+    """Return the names of a module and of one of its tensors."""
     module, dot, last = name.partition(".weight.")
     if dot:
         # What bitsandbytes keeps beside a weight, such as weight.absmax.

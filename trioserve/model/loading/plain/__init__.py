@@ -3,7 +3,7 @@
 To import transformers' models takes longer than all else in the start of a small model. The
 native kernels need none of them, only the weights and a dozen facts. Here these come from
 config.json, and from safetensors or a GGUF file. Nothing is guessed: a model with any fact
-or tensor besides those of the plain architecture is left to transformers.
+or tensor outside of the plain architecture is left to transformers.
 
     llama           a folder -> Outline, LoadedModel; of all layers, or of some
     description     config.json of such a model
@@ -13,5 +13,5 @@ or tensor besides those of the plain architecture is left to transformers.
     parts           the parts of its decoder
     check           do the kernels compute what PyTorch computes of them?
 
-tests/model/test_plain.py compares the output with that of transformers.
+tests/model/test_plain.py compares the output with the output of transformers.
 """

@@ -74,7 +74,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainConfig:
-    """The facts of a Llama whose layers are alike; the names are those of config.json.
+    """The facts of a Llama with equal layers, by the names in config.json.
 
     Args:
       architecture: transformers' class name.

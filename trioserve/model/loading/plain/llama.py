@@ -116,8 +116,8 @@ class _PlainLlama:
 
     Args:
       dtype: of the KV cache and of the vectors of tokens.
-      layers: those that are loaded here.
-      calls: those of attention, one for each of the layers.
+      layers: that are loaded here.
+      calls: of attention, one for each of the layers.
     """
 
     described: PlainConfig

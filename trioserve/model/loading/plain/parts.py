@@ -43,7 +43,7 @@ class PartsBuilder:
         """Make the parts of some layers, and of the head if the last layer is among them.
 
         Args:
-          calls: those of attention, one for each of the layers.
+          calls: of attention, one for each of the layers.
         """
         has_head = layers.stop == self._described.num_hidden_layers
         return DecoderParts(

@@ -19,7 +19,7 @@ Shapes = dict[str, tuple[int, ...]]
 class PlainTensors(Protocol):
     """The files of a plain Llama's tensors, which are mapped.
 
-    Names are those of modules, without `.weight`.
+    Tensors have the names of their modules, without `.weight`.
     """
 
     def fit(self, shapes: Shapes) -> bool:
@@ -62,7 +62,7 @@ def list_shapes(described: PlainConfig) -> Shapes:
 
 
 def count_parameters(described: PlainConfig) -> tuple[list[int], int]:
-    """Return the number of parameters of each layer, and that of the head."""
+    """Return the numbers of parameters of each layer, and of the head."""
     shapes = list_shapes(described)
     names = [name_layer(i) for i in range(described.num_hidden_layers)]
     layers = [

@@ -1,6 +1,6 @@
 """The layers of a decoder on the native kernels, with their packed weights and KV cache.
 
-They may be some of a model's layers: those of one stage of a pipeline.
+They may be some of a model's layers: one stage of a pipeline.
 """
 
 from __future__ import annotations

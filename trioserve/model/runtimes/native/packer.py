@@ -33,7 +33,7 @@ _FOUR_BITS = {"Q4_0", "Q4_1", "Q4_K"}
 _SMALL_GROUPS = {"Q6_K"}
 
 # Weights that share a scale if numbers are quantised. Perplexity of SmolLM2-135M above
-# that of float32: 4.0 % with one scale for all inputs of an output, 0.9 % with groups of
+# float32's: 4.0 % with one scale for all inputs of an output, 0.9 % with groups of
 # 128, 0.45 % with 64 and 0.55 % with 32. A few inputs are much larger than all others.
 _INT8_GROUP = 64
 

@@ -108,7 +108,7 @@ def find_encoder_parts(model: nn.Module, layers: Sequence[LayerSpec]) -> Encoder
     blocks = list(getattr(owner, name))
     known = [names for names in _KNOWN_NAMES if _has_all(blocks[0], names)]
     if not known:
-        raise NotRecognised(f"{type(blocks[0]).__name__} is no layer of BERT's kind")
+        raise NotRecognised(f"{type(blocks[0]).__name__} is not a layer like BERT's")
     parts = EncoderParts(
         owner=owner,
         name=name,

@@ -93,7 +93,7 @@ def name_activation(functions: Iterable[Callable[[Tensor], Tensor]]) -> str:
     """Return the name of the activation that all layers share, of ACTIVATION_CODES.
 
     Args:
-      functions: those of the layers.
+      functions: of the layers.
 
     Raises:
       NotRecognised

@@ -56,7 +56,7 @@ def find_plane_rotary(
     """Return the module that turns positions on three axes into rotary angles.
 
     Raises:
-      NotRecognised: a layer is given other angles than those of this module.
+      NotRecognised: a layer is given angles of another module.
     """
     rotary: nn.Module = get_part(body, "rotary_emb")
     device = _find_device(body)

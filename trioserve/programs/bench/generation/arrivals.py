@@ -17,7 +17,7 @@ class Arrival:
 
     Attributes:
       due: seconds from the beginning of the round.
-      input_words, output_tokens: its own lengths; None for those of the load.
+      input_words, output_tokens: its own lengths; None for the load's lengths.
     """
 
     due: float

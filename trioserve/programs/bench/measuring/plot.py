@@ -34,7 +34,7 @@ STYLE: Any = {
     "axes.labelcolor": INK,
     "xtick.color": INK,
     "ytick.color": INK,
-    # A label of a user may hold dollars, and is no formula.
+    # A label of a user may hold dollars, but is not a formula.
     "text.parse_math": False,
 }
 
