@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+import configparser
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
@@ -93,11 +94,17 @@ def list_names(path: Path, statement: ast.stmt) -> Iterator[tuple[Path | None, s
             yield folder, ".".join(filter(None, (statement.module, alias.name)))
 
 
+# Folders whose modules are imported by name.
+SETTINGS = configparser.ConfigParser(interpolation=None)
+SETTINGS.read(ROOT / "setup.cfg")
+PYTHON_PATH = SETTINGS["tool:pytest"]["pythonpath"].split()
+
+
 @cache
 def find_files(folder: Path | None, name: str) -> tuple[Path, ...]:
     """Return the files of ours that an import runs; none for other packages."""
     parts = name.split(".")
-    roots = [folder] if folder else [ROOT, ROOT / "bench", ROOT / "tests/support"]
+    roots = [folder] if folder else [ROOT, *(ROOT / each for each in PYTHON_PATH)]
     files = []
     for root in roots:
         for depth in range(len(parts) + 1):
