@@ -11,8 +11,8 @@ Machine
   Any; one core is used. Needs pydantic, which trioserve itself does not.
 
 How to read the answer
-  Medians over rounds in which the two take turns; a ratio is pydantic's time over that
-  of msgspec. Read the milliseconds first: every other stream waits for that time.
+  Medians over rounds in which the two take turns; a ratio is pydantic's time over
+  msgspec's. Read the milliseconds first: every other stream waits for that time.
 
     python bench/schema.py [--rounds 7]
 """

@@ -62,7 +62,7 @@ class Http2Client:
         body: bytes | None = None,
         **fields: str,
     ) -> None:
-        """Begin a request; one that is no GET ends if it has a body."""
+        """Begin a request; it ends if it has a body and is not a GET."""
         has_ended = method == "GET"
         headers = list_fields(path, method, **fields)
         self.connection.send_headers(stream_id, headers, end_stream=has_ended)

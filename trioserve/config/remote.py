@@ -36,7 +36,7 @@ def find_netloc(url: str) -> str:
     """Return the host and the port of an address in ASCII, as a Host field has them.
 
     Raises:
-      ValueError: as find_ascii_host, or the port is none.
+      ValueError: as find_ascii_host, or the port is not one.
     """
     host, port = find_ascii_host(url), urlsplit(url).port
     host = f"[{host}]" if ":" in host else host

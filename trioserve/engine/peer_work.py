@@ -1,7 +1,7 @@
 """The open work of other engines on the same core, for admission and forecasts.
 
 With several front processes, each has an engine, and all of them share the core. Each tells
-the others what it holds. A report is some milliseconds old, so together they may exceed a
+the others its work. A report is some milliseconds old, so together they may exceed a
 bound by the requests of that time.
 """
 
@@ -64,7 +64,7 @@ class Peers:
         """Take the present work of a peer, or None if it has ended.
 
         Yields:
-          -1 and the work that must not count any more; 1 and that which counts now.
+          -1 and the work that must not count any more; 1 and the work that counts now.
         """
         old = self._works.pop(number, None)
         if old is not None:

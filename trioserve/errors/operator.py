@@ -120,7 +120,7 @@ class MissingExtra(StartupError):
 
     Args:
       extra: its name in setup.cfg.
-      needed_by: what the user wanted: a command such as "trioserve chat", or a flag.
+      needed_by: the user's wish: a command such as "trioserve chat", or a flag.
       error: the import that failed.
     """
 

@@ -1,7 +1,7 @@
 """The time that the masks of each grammar take.
 
-All sequences with the same grammar share one account, so n multiplies neither what a client
-may use nor what is known about its grammar.
+All sequences with the same grammar share one account, so n multiplies neither a client's
+allowance nor the knowledge about its grammar.
 """
 
 from __future__ import annotations

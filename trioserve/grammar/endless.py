@@ -43,7 +43,7 @@ _Find: TypeAlias = Callable[[Any], int]
 def is_endless(schema: Part) -> bool:
     """Return whether no finite value matches a schema, because of its references.
 
-    Schemas that exclude all values in other ways are left to llguidance. What is wrong in a
+    Schemas that exclude all values in other ways are left to llguidance. Mistakes in a
     schema counts as a part that any value matches.
     """
     parts = _list_parts(schema)

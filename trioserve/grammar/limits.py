@@ -1,7 +1,7 @@
 """Bounds on the size and the work of a grammar.
 
 A grammar is a program that a client sends. Each bound holds for one grammar, or for one step
-of one sequence. Together they limit what one client can take of the time of others.
+of one sequence. Together they limit the time that one client can take from others.
 """
 
 from __future__ import annotations

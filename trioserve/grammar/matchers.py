@@ -120,7 +120,7 @@ class Matchers:
         return built
 
     def note_work(self, text: str, seconds: float) -> None:
-        """Count what a grammar may have grown by while its masks were computed."""
+        """Count the growth of a grammar while its masks were computed."""
         with self._lock:
             built = self._kept.get(text)
             if built is not None:

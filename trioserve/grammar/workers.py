@@ -143,7 +143,7 @@ class GuideWorkers:
         self._quick.submit(self._read, members, tokens)
 
     def drop(self, sequence: GuidedSequence) -> None:
-        """Forget a sequence; what a thread does for it now is the last."""
+        """Forget a sequence; a thread may still finish its present work for it."""
         with self._changed:
             self._enter(sequence, GuideState.DROPPED)
             sequence.guide = None

@@ -6,7 +6,7 @@ hypercorn's private names.
 connection   hypercorn's connections, mended
 bodies       memory and time of the bodies of requests
 wire         answers that no dialect shapes: errors, request ids, CORS, Host
-record       what is noted of a request: progress, times, log, traces
+record       the record of a request: progress, times, log, traces
 keys         the keys of clients, and their limits over all processes
 live         the requests that are being answered
 streams      streams that outlive their connections

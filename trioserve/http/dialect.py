@@ -1,4 +1,4 @@
-"""What one dialect of the API, such as OpenAI's, writes into every answer and every error."""
+"""The parts of every answer and every error of one dialect of the API, such as OpenAI's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Dialect:
       error: the struct of all errors.
       describe: makes this struct of an error and the id of its request.
       list_fields: returns header fields of any answer, by the id and the key of its request.
-      statuses: the statuses that replace those of this server's errors.
+      statuses: the statuses that replace the statuses of this server's errors.
     """
 
     error: type[msgspec.Struct]

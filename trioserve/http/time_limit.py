@@ -115,8 +115,8 @@ class TimeLimit:
         finally:
             self._is_working = False
             self._end_at(max(self._deadline, trio.current_time()) + LAST_WORDS_SECONDS)
-        # The block may have gone from its last checkpoint to its end in the meantime. What it
-        # has begun would not end before its connection is cut.
+        # The block may have gone from its last checkpoint to its end in the meantime. Work
+        # that it has begun would not end before its connection is cut.
         if self._is_cancelled and self._work.cancel_called:
             raise RequestCancelled()
         if self._work.cancelled_caught:

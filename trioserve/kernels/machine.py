@@ -1,6 +1,6 @@
 """The names of this machine and its software, for reports of defects.
 
-torch is not imported, because that takes seconds and may be what is broken.
+torch is not imported, because that takes seconds and it may be broken.
 """
 
 from __future__ import annotations

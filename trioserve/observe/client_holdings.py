@@ -5,7 +5,7 @@ The client that holds most gives way:
     kept things are dropped      When room is needed, the client that holds most loses its
                                  oldest.
     open things are only refused Free room belongs to everybody. Beyond that, a client may
-                                 take what is left of its equal share.
+                                 take the rest of its equal share.
 
 So a client below its equal share loses nothing to others, and is not refused because of
 them. Without keys there is one client, and its share is the whole bound.
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 
 class ClientHoldings:
-    """Counts what each client holds, by name; all requests without a key are of one client.
+    """Counts the things of each client, by name; requests without a key are one client's.
 
     Attributes:
       total: what all clients hold.
@@ -30,7 +30,7 @@ class ClientHoldings:
         self.total = 0
 
     def count(self, client: str | None) -> int:
-        """Return what a client holds; None counts what all of them hold."""
+        """Return the number of things of a client; None counts all clients'."""
         return self.total if client is None else self._held.get(client, 0)
 
     def list_clients(self) -> list[str]:

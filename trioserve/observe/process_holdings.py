@@ -27,8 +27,8 @@ class ProcessHoldings:
     Args:
       memory: the request ids of shared memory that is mapped, or has a descriptor; empty
         for memory of no single request.
-      descriptors: number and target of each descriptor, such as (7, "socket:[4711]"); those
-        of shared memory, and those that libraries keep, are left out.
+      descriptors: number and target of each descriptor, such as (7, "socket:[4711]"), without
+        shared memory and without descriptors that libraries keep.
     """
 
     memory: tuple[str, ...]

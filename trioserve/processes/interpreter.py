@@ -29,7 +29,7 @@ async def settle_interpreter() -> None:
     # second. The interpreter makes one more at its end.
     gc.freeze()
     # A pass over all other objects takes some milliseconds for each 64 streams, and finds
-    # next to nothing: what a request has made is free when its connection ends
+    # next to nothing: the objects of a request are free when its connection ends
     # (tests/http/connection/test_garbage.py). So such a pass is ten times rarer than by default.
     gc.set_threshold(700, 10, 100)
     gc.enable()

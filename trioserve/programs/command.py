@@ -102,7 +102,7 @@ def name_model(line: CommandLine) -> dict[str, str]:
     """Return the model among the words, by the name of its option.
 
     Raises:
-      InvalidConfig: there are several, or the word is none.
+      InvalidConfig: there are several, or the word is not one.
     """
     models = [*line.words]
     if "model" in line.values:

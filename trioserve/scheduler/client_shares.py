@@ -6,9 +6,9 @@ in the ratio of their weights, however many requests they send.
 
     use of a       0      100      200             300
     use of b              100 (it came here)  150      250
-                          ^ the least use of those with waiting work
+                          ^ the least use of clients with waiting work
 
-A client whose work begins to wait has at least the least use of those whose work waits: it does
+A client whose work begins to wait has at least the least use of all waiting clients: it does
 not save up the time in which it asked for less than its share, also if some of its work ran all
 the time. If nobody waits, it has at least the use of the client that waited last. And what it
 used too much is not forgotten while others work.
@@ -64,7 +64,7 @@ class ClientShares(Generic[LineT]):
         return self._num_active > 1
 
     def __iter__(self) -> Iterator[LineT]:
-        """Yield the lines, the one of the client with the least use first.
+        """Yield the lines, beginning with the client that has used least.
 
         Among equals, the client with the least running work for its weight is first: a new
         client begins with the use of another, whose use may stand still for a while.

@@ -15,7 +15,7 @@ LEVEL_TOKENS = 65_536
 
 
 class PoolingFlow:
-    """The inputs of one request, which take turns with those of other requests.
+    """The inputs of one request. They take turns with inputs of other requests.
 
     Args:
       priority: requests with a lower number go first.

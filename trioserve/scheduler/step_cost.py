@@ -162,7 +162,7 @@ class StepCost:
         return self._coefficients[0]
 
     def list_rates(self, num_stages: int = 1) -> StepRates:
-        """Return what was learned, for a device that stays as slow as in the last steps.
+        """Return the learned rates, for a device that stays as slow as in the last steps.
 
         Without these, requests would be taken at the old speed for a minute or more after a
         device has become slower. After a pause the first steps correct the rates again.

@@ -37,7 +37,7 @@ async def log_rates(find_engine: FindEngine) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Totals:
-    """The counts of an engine since its start, and what it holds now.
+    """The counts of an engine since its start, and its present load.
 
     Attributes:
       num_generated: None for an engine that pools.

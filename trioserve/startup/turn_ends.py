@@ -86,7 +86,7 @@ def _read_added(folder: Path) -> tuple[_Token, ...]:
     try:
         content = (folder / "tokenizer.json").read_bytes()
         return msgspec.json.decode(content, type=_AddedTokens).added_tokens
-    # The renderer reads the file, too, and says what is wrong with it.
+    # The renderer reads the file, too, and reports its mistakes.
     except (OSError, ValueError):
         return ()
 

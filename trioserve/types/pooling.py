@@ -86,8 +86,8 @@ class PoolingInfo:
         intermediate results (an embedding model's token vectors).
       num_outputs: numbers of one vector, or labels of a classifier.
       labels: names of a classifier's labels, in the order of its numbers.
-      matryoshka: sizes that vectors may be cut to; an empty tuple is all sizes, None is
-        no size.
+      matryoshka: sizes that vectors may be cut to; an empty tuple stands for all sizes,
+        None for none.
       normalizes: vectors have length 1 unless the request says otherwise.
       type_ids: the model distinguishes the two texts of a pair.
     """

@@ -27,7 +27,7 @@ class CachedModel:
     """One model of a cache.
 
     Args:
-      name: what `serve` takes as MODEL. What was made of a .gguf file has a name for `rm`
+      name: MODEL for `serve`. Results of a .gguf file have a name for `rm`
         alone, because the file itself lies elsewhere.
       kind: a wheel, the description of a .gguf file, the tensors of one, or a hub's repository.
       folder: all of its files.
@@ -56,7 +56,7 @@ def list_cached_models() -> list[CachedModel]:
 
 
 def find_users(model: CachedModel) -> list[int]:
-    """Return the processes that map a file of a model, of those that this user may see."""
+    """Return the processes, visible to this user, that map a file of a model."""
     folder = f" {model.folder.resolve()}/"
     users = []
     for maps in Path("/proc").glob("[0-9]*/maps"):
@@ -93,7 +93,7 @@ def remove_cached_model(model: CachedModel) -> None:
 
 
 def _find_locks(model: CachedModel) -> list[Path]:
-    """Return the locks of those who write a model."""
+    """Return the locks of the writers of a model."""
     if model.kind != "hub":
         return [model.folder.with_name(model.folder.name + ".lock")]
     # huggingface_hub has one for each file of a repository.

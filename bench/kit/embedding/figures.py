@@ -46,7 +46,7 @@ class SystemReport:
     """One system in all cases.
 
     Attributes:
-      largest_difference: the largest difference between its vectors' numbers and those
+      largest_difference: the largest difference between its vectors' numbers and the numbers
         of sentence-transformers; None for sentence-transformers itself.
     """
 

@@ -26,7 +26,7 @@ from .values import (
 # The value of a field that the client did not send.
 _NOTHING: Final = msgspec.Raw()
 
-# Four times what a grammar may have (grammar/limits.py): JSON may be indented.
+# Four times a grammar's limit (grammar/limits.py): JSON may be indented.
 MAX_STRUCTURE_BYTES: Final = 1_048_576
 
 

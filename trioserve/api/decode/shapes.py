@@ -50,7 +50,7 @@ class Shape:
 
 @cache
 def find_shape(kind: Any) -> Shape:
-    """Return what a type can hold. Of each kind of value it has one alternative at most."""
+    """Return the alternatives of a type: at most one of each kind of value."""
     found: dict[str, Any] = {}
     for alternative, bound in _list_alternatives(kind):
         if get_origin(alternative) is tuple:

@@ -193,7 +193,7 @@ def check_function(path: str, function: Mapping[str, object]) -> None:
 
 
 def drop_nulls(function: Mapping[str, object]) -> dict[str, object]:
-    """Leave out what the client did not describe.
+    """Leave out fields that the client did not describe.
 
     Otherwise chat templates would show null to the model.
     """

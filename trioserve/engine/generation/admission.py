@@ -69,10 +69,10 @@ def check_request(
 def resolve_sampling(
     prompts: Sequence[Prompt], sampling: SamplingParams, info: ModelInfo
 ) -> Iterator[SamplingParams]:
-    """Replace what a request leaves open.
+    """Replace the fields that a request leaves open.
 
-    max_tokens is the number of tokens that the prompt leaves, and the rule for repetitions
-    that of the server. A client that ignores the ends of texts wants a number of tokens, so
+    max_tokens is the number of tokens that the prompt leaves; the rule for repetitions is
+    the server's. A client that ignores the ends of texts wants a number of tokens, so
     the rule does not end its sequences.
 
     Yields:

@@ -168,7 +168,7 @@ class CoreHost:
         yield from self._clients.values()
 
     def _pick(self, number: int, held: CoreHoldings) -> CoreHoldings:
-        """Leave a client its own work; the first client also gets what nobody has."""
+        """Leave a client its own work; the first client also gets work without a client."""
         work = tuple(each for each in held.work if find_client(each.id) == number)
         if number == min(self._clients):
             return replace(held, work=work)
@@ -198,7 +198,7 @@ class _Client:
         """Carry out the messages of the client.
 
         Args:
-          pick: chooses what the client learns of the things that the core holds.
+          pick: chooses the client's part of the things that the core holds.
 
         Raises:
           PeerGone

@@ -1,6 +1,6 @@
 """The leak audit: it finds what outlives its request, also in production.
 
-audit        looks each minute, and reports what it finds twice in a row
+audit        looks each minute, and reports things found twice in a row
 tasks        tasks, tokens of limiters and abandoned threads, by their owners
 process      descriptors and shared memory of a process, which have no owners
 

@@ -53,7 +53,7 @@ class Watched(Protocol):
 class LeakAudit:
     """Finds what outlives its request.
 
-    A thing that is just being released may look like a leak, so only what is found twice in
+    A thing that is just being released may look like a leak, so only a thing found twice in
     a row counts. Descriptors and shared memory are looked at while no request runs.
 
     Attributes:

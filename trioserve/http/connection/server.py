@@ -60,7 +60,7 @@ _PEER_ERRORS = (
 
 
 def make_context() -> WorkerContext:
-    """Make the object that all connections share, for those that hypercorn does not accept."""
+    """Make the object shared by connections that hypercorn does not accept."""
     return WorkerContext(None)
 
 
@@ -141,7 +141,7 @@ class GuardedServer(TCPServer):
                 await self._drop_request()
 
     async def _drop_request(self) -> None:
-        """Read what the peer sends until it has read its answer, for a moment."""
+        """Read the peer's bytes for a moment, until it has read its answer."""
         with (
             trio.move_on_after(REFUSAL_LINGER_SECONDS),
             suppress(trio.BrokenResourceError, trio.ClosedResourceError),

@@ -32,7 +32,7 @@ _LEAST, _MOST = 0.01, 100.0
 
 _NUMBERS = {"max_requests": 10**6, "tokens_per_minute": 10**12}
 
-# What may stand behind a key.
+# A word behind a key.
 _WORD: Final = re.compile(r"admin|(weight|max_requests|tokens_per_minute)=.*")
 
 
@@ -62,14 +62,14 @@ class Key:
 def name_key(key: Key | None) -> str | None:
     """Return the name of a client's key; None without one.
 
-    What belongs to a key remembers its name, because the file may change: a new key with the
+    Things of a key remember its name, because the file may change: a new key with the
     name of an old one belongs to the same client.
     """
     return None if key is None else key.name
 
 
 def may_see(asker: Key | None, owner: str | None) -> bool:
-    """Return whether the client with a key may see what belongs to the key of a name.
+    """Return whether the client with a key may see things of the key with a name.
 
     A key of an administrator sees all. Without keys, everybody sees all.
     """

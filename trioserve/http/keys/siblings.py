@@ -39,9 +39,9 @@ class ListRequests(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Show running requests, or cancel them; the answer is a list of RequestCards.
 
     Args:
-      asker: the key of the client that asks; it sees only what it may see.
+      asker: the key of the client that asks; other keys' requests may be hidden from it.
       wanted: the name of the key whose requests are shown; None for all.
-      request_id: the id of those that are shown; None for all.
+      request_id: the id of the requests that are shown; None for all.
     """
 
     asker: Key | None

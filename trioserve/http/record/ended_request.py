@@ -113,7 +113,7 @@ class EndedRequest:
 
 
 class RequestSink(Protocol):
-    """Keeps what it needs of ended requests."""
+    """Keeps the facts that it needs of ended requests."""
 
     def start(self) -> None:
         """Begin to work, in a thread."""
@@ -122,4 +122,4 @@ class RequestSink(Protocol):
         """Take a request; never waits."""
 
     def close(self) -> None:
-        """End what is begun, and wait for that for a few seconds at most."""
+        """End begun work, and wait for that for a few seconds at most."""

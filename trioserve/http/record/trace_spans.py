@@ -121,7 +121,7 @@ def _find_method(request: EndedRequest) -> str:
 
 
 def _is_failure(request: EndedRequest) -> bool:
-    """Return whether the server failed. A refusal of a request is none (status 4xx)."""
+    """Return whether the server failed. To refuse a request is not a failure (4xx)."""
     if request.status is None:
         return request.ending == "cut"
     return request.ending == "cut" or (

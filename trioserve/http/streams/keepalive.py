@@ -1,4 +1,4 @@
-"""Keeps streams open that have nothing to say, because proxies close what is silent."""
+"""Keeps silent streams open, because proxies close silent connections."""
 
 from __future__ import annotations
 

@@ -144,8 +144,8 @@ class ResponseStore:
         self._kept: dict[str, _Kept] = {}
         # The ids of each client's, oldest first.
         self._ids: defaultdict[str, dict[str, None]] = defaultdict(dict)
-        # How many responses of a client have each turn. An administrator may continue those
-        # of others, and holds their turns, too.
+        # The number of a client's responses with each turn. An administrator may continue
+        # responses of others, and holds their turns, too.
         self._turns: Counter[tuple[str, Turn]] = Counter()
         self._held = ClientHoldings()
         self.dropped: Counter[DropReason] = Counter({"age": 0, "memory": 0})
@@ -225,7 +225,7 @@ class ResponseStore:
           asker: the key of the client that wants it.
 
         Raises:
-          ResponseNotFound: there is none, or it belongs to another key.
+          ResponseNotFound: it does not exist, or belongs to another key.
         """
         self.drop_old(now)
         kept = self._kept.get(response_id)

@@ -178,7 +178,7 @@ class ResumableStreams:
         """Begin a stream.
 
         Args:
-          resources: the stream takes what they hold, and closes it when the last event
+          resources: the stream takes their content, and closes it when the last event
             is in the log.
           write: writes the events into the log, and returns the last ones.
         """

@@ -165,7 +165,7 @@ def attend(
 
     rows = tl.arange(0, TILE_ROWS)
     row_tokens, heads = rows // GROUP, kv_head * GROUP + rows % GROUP
-    # Rows behind the last token of the tile, and the rest of a tile whose rows are no
+    # Rows behind the last token of the tile, and the rest of a tile whose rows are not a
     # multiple of the group.
     is_row = row_tokens < count
     key_columns, value_columns = tl.arange(0, KEY_WIDTH), tl.arange(0, VALUE_WIDTH)

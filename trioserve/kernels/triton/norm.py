@@ -52,7 +52,7 @@ def add_and_normalize(
             more = normalize(more, factors, epsilon, SIZE)
         rounded = (total + more).to(hidden.dtype.element_ty)
         tl.store(hidden + row + columns, rounded, mask=inside)
-        # The next layer reads what was stored.
+        # The next layer reads the stored numbers.
         total = rounded.to(tl.float32)
     if HAS_OUTPUT:
         factors = tl.load(weight + columns, mask=inside, other=0.0)

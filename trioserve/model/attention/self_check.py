@@ -1,4 +1,4 @@
-"""Compare a paged backend with the one of torch's operators, on the device that it is for.
+"""Compare a paged backend with torch's operators, on the device that will run it.
 
 Kernels for GPUs are compiled where they run, for devices that nobody here may know. A backend
 that fails there, or computes something else, must not be found out by clients.
@@ -59,7 +59,7 @@ def _compare(make_backend: MakeBackend, model: PagedModel) -> str | None:
 
 
 class BackendPair:
-    """Gives a backend and the one of torch's operators the same steps of random numbers.
+    """Gives a backend and torch's operators the same steps of random numbers.
 
     Blocks of sequences are not neighbours, and blocks of different slots alternate.
 

@@ -213,7 +213,7 @@ def _find_config(folder: Path, sentence: SentenceFolder | None) -> Path:
 
 
 def _find_matryoshka(path: Path, config: PoolingConfig) -> tuple[int, ...] | None:
-    """Return the sizes to which vectors may be cut; () is any size, None is no size."""
+    """Return the sizes to which vectors may be cut; () stands for all, None for none."""
     if config.matryoshka:
         return ()
     model = json.loads(path.read_bytes())

@@ -23,7 +23,7 @@ class ModuleWeights:
       device: where the tensors are needed.
 
     Raises:
-      WeightsBroken: there are none, or they cannot be read.
+      WeightsBroken: they are missing, or cannot be read.
     """
 
     def __init__(self, folder: Path, path: str, device: torch.device) -> None:

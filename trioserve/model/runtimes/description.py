@@ -89,7 +89,7 @@ class DecoderParts:
       embedding_scale: factor of the vectors of tokens before the first layer.
       final_norm, head: None if they belong to another stage of a pipeline.
       activation: a name in formulas.ACTIVATION_CODES.
-      epsilon: what the norms add to the mean square.
+      epsilon: the norms add it to the mean square.
       logit_softcap: logits become softcap * tanh(logit / softcap); None leaves them.
       plane_rotary: turns positions on three axes into rotary angles; None if the model
         places nothing in a plane.

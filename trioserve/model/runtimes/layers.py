@@ -24,7 +24,7 @@ class StepLayers(Protocol):
         """Run the step.
 
         Args:
-          arguments: what the model reads, by the names of transformers.
+          arguments: the model's inputs, by the names of transformers.
           tokens: the flat tokens whose logits are wanted.
 
         Returns:
@@ -43,7 +43,7 @@ class Layers(Protocol):
         """Get ready to run decodes of up to so many sequences, before any comes."""
 
     def begin(self, inputs: StepInputs) -> StepLayers:
-        """Lay out what the layers read in one step, whose rows are in `order`."""
+        """Lay out the inputs of the layers for one step, whose rows are in `order`."""
 
 
 class KernelLayers:

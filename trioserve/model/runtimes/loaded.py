@@ -72,7 +72,7 @@ class LoadedModel:
         return True
 
     def join_logits(self, output: Tensor) -> Tensor:
-        """Join what the kernels of all processes that share the layers have computed.
+        """Join the outputs of the kernels of all processes that share the layers.
 
         Args:
           output: as LayersOnKernels.run returns it, for this process's part of the

@@ -92,7 +92,7 @@ def compare_decoders(
     """
     expected, actual = expected.float(), actual.float()
     if given is not None:
-        # Beside the vectors that came in, a mistake in what the layers add could be small.
+        # Beside the vectors that came in, a mistake of the layers could be small.
         expected, actual = expected - given, actual - given
     # The same number added to all logits changes no answer.
     expected, actual = (

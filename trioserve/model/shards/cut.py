@@ -80,7 +80,7 @@ def _look_up_part(embedding: nn.Embedding, kept: range, group: TensorGroup) -> N
         group.sum(vectors)
         return vectors
 
-    # On the module, because its class may scale what it looks up.
+    # On the module, because its class may scale the vectors.
     embedding.__dict__["forward"] = forward
 
 

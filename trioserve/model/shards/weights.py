@@ -21,7 +21,7 @@ from ..attention.probe import UnfitLayer
 from .cuts import Cut
 
 # They put weights of files together, and a part of each weight makes a part of the result. Other
-# operations may move what is cut to another axis, or to another place.
+# operations may move the cut to another axis, or to another place.
 _FITTING = (MergeModulelist, Concatenate)
 
 

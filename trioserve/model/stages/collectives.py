@@ -38,7 +38,7 @@ class DistributedCollectives:
             distributed.monitored_barrier(self._barrier, timeout=_LOADING_TIMEOUT)
 
     def sum(self, tensor: Tensor) -> None:
-        # gloo takes the numbers of a view for those that lie side by side.
+        # gloo reads a view as if its numbers lay side by side.
         numbers = tensor.contiguous()
         with _telling_loss():
             distributed.all_reduce(numbers, group=self._group)

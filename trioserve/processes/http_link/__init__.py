@@ -1,4 +1,4 @@
-"""Several front processes of one server: what they tell each other, by way of their parent.
+"""Several front processes of one server. They exchange news by way of their parent.
 
 messages    between a front process and its parent
 hub         the parent's side: it passes on states, questions and answers, and counts places

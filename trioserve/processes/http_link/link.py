@@ -1,4 +1,4 @@
-"""The side of a front process: what it tells its siblings and asks them."""
+"""The side of a front process: its news for its siblings, and its questions."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ PlaceTaken -->              the answer
 GiveBackPlace <--           such a request has ended
 Ask <--                     a question to all others
 Question -->                that question, on its way
-Answer <--                  what a front process answers
+Answer <--                  the answer of a front process
 NumAsked, Answered -->      how many were asked, and each answer on its way
 Order -->                   drain and so on
 Alive <--                   a sign of life, each second
@@ -34,7 +34,7 @@ from ...types.model_info import ModelInfo
 from ...types.not_loaded import NotLoaded
 from ...types.pooling import PoolingInfo
 
-# What a front process does on request of its parent:
+# The requests of the parent to a front process:
 #   drain       take no further requests, and say Drained when none is left
 #   close       end; all front processes are drained
 #   cancel      end now

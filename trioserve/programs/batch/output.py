@@ -85,7 +85,7 @@ def open_output(path: str) -> Iterator[tuple[Output, Done]]:
         yield Output(1, "standard output"), Done()
         return
     try:
-        # Unbuffered: what is written has left the process, which may be killed.
+        # Unbuffered: written lines have left the process, which may be killed.
         file = open(path, "a+b", buffering=0)
     except OSError as error:
         raise InvalidConfig.of_file(_FIELD, "write", path, error) from error
@@ -109,7 +109,7 @@ def _lock(descriptor: int, path: str) -> None:
 
 
 def _mend(path: str, descriptor: int) -> Done:
-    """Read the lines that are done, and cut off what stands behind them."""
+    """Read the lines that are done, and cut off the text behind them."""
     try:
         with open(path, "rb") as file:
             done, end = _read(path, file)

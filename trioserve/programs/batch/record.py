@@ -1,4 +1,4 @@
-"""The lines of the output, in OpenAI's format, and what an earlier run has written.
+"""The lines of the output, in OpenAI's format, and the lines of an earlier run.
 
 The id of an output line has the number and the digest of the input line that it answers.
 So the output alone tells which lines are done, and whether they belong to this input.

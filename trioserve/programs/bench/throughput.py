@@ -57,7 +57,7 @@ class ThroughputConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """The figures of all rounds: seconds of each, and what one of them computes."""
+    """The figures of all rounds: seconds of each, and the work of one."""
 
     seconds: tuple[float, ...]
     load: RoundsConfig

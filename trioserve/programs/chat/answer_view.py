@@ -41,7 +41,7 @@ class View(Protocol):
         """Take a piece."""
 
     def draw(self) -> None:
-        """Show what has come."""
+        """Show the pieces that came."""
 
     def finish(self) -> None:
         """Show all for the last time."""

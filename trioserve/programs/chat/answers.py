@@ -34,7 +34,7 @@ class Piece:
 
     Args:
       text: of the answer itself.
-      reasoning: what the model thinks before its answer.
+      reasoning: the model's thoughts before its answer.
       finish_reason: in the last piece; "stop", "length" or "repetition", and others of other
         servers.
     """
@@ -77,7 +77,7 @@ def is_open(messages: Sequence[Message]) -> bool:
 async def open_fitting_answer(
     model: Answerer, messages: Sequence[Message], sampling: Mapping[str, object]
 ) -> AsyncIterator[AsyncIterator[Piece]]:
-    """Begin an answer; if the model has no room for its max_tokens, it has what is left.
+    """Begin an answer; max_tokens shrinks to the room that the model has.
 
     Raises:
       AnswerFailed: also raised by the iterator.

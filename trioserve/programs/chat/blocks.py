@@ -22,7 +22,7 @@ def split_blocks(text: str) -> list[str]:
     ]
     lines = text.split("\n")
     ends = [*starts[1:], len(lines)]
-    # What stands before the first block belongs to it.
+    # Text before the first block belongs to it.
     starts = [0, *starts[1:]]
     blocks = ["\n".join(lines[start:end]) for start, end in zip(starts, ends)]
     return [*(f"{block}\n" for block in blocks[:-1]), blocks[-1]]

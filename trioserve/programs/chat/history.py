@@ -1,4 +1,4 @@
-"""The file with what the user has typed; nobody else can read it."""
+"""The file with the user's lines; nobody else can read it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ _INPUT, _LOCAL = 0, 3
 
 @contextmanager
 def keep_quiet() -> Iterator[None]:
-    """Hide what is typed in the block; Ctrl-C and Ctrl-Z still send their signals.
+    """Hide typed keys in the block; Ctrl-C and Ctrl-Z still send their signals.
 
     A prompt inside the block has modes of its own, and returns to these.
     """
@@ -28,7 +28,7 @@ def keep_quiet() -> Iterator[None]:
     # not stop the output, for which the whole program would wait.
     quiet[_INPUT] &= ~(termios.ICRNL | termios.IXON)
     quiet[_LOCAL] &= ~(termios.ECHO | termios.ICANON)
-    # Ctrl-C leaves what was typed before it.
+    # Ctrl-C leaves earlier keys.
     quiet[_LOCAL] |= termios.NOFLSH
     _set(descriptor, quiet)
     try:

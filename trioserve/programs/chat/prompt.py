@@ -61,7 +61,7 @@ class Prompt:
         self._asking = trio.CapacityLimiter(1)
 
     async def ask(self) -> str:
-        """Return what the user types.
+        """Return the user's line.
 
         Raises:
           EOFError: Ctrl-D, or the terminal was closed.

@@ -25,7 +25,7 @@ class Route:
     Attributes:
       proxy: None goes straight.
       variable: the name of the proxy's variable; "" without one.
-      failures: errors of a handshake that are none of httpcore2's.
+      failures: errors of a handshake outside of httpcore2.
     """
 
     proxy: httpcore2.Proxy | None = None

@@ -14,7 +14,7 @@ from .images import ImageRefused, read_image
 from .restoring import NotRestored, Restored, restore
 from .saving import NotSaved, save
 
-# What the program does after a command.
+# The program's next act after a command.
 Next = Literal["prompt", "answer", "exit"]
 
 _KEYS: Final = """\

@@ -141,7 +141,7 @@ class Talk:
                 return
 
     async def _follow(self, text: str) -> bool:
-        """Follow what the user has typed; returns whether the conversation goes on."""
+        """Follow the user's line; returns whether the conversation goes on."""
         if not text.strip():
             return True
         if text.startswith("/"):
@@ -155,7 +155,7 @@ class Talk:
         return True
 
     async def _answer(self) -> None:
-        """Show the answer to the open question, and keep what has come of it."""
+        """Show the answer to the open question, and keep the part that came."""
         view = self._open_view()
         texts: list[str] = []
         failure = ""

@@ -1,4 +1,4 @@
-"""`trioserve env`: what a report of a defect should say about the machine."""
+"""`trioserve env`: the facts about the machine for a report of a defect."""
 
 from __future__ import annotations
 

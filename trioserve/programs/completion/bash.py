@@ -14,7 +14,7 @@ _HEAD = """\
 _trioserve_models() {{
 {models}}}
 
-# Sets what belongs to a command. Arguments: the command, and a flag before the cursor.
+# Sets the words of a command. Arguments: the command, and a flag before the cursor.
 _trioserve_describe() {{
     flags=() switches='' files='' models='' takes='' choices=() words=()
     case $1 in

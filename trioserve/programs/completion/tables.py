@@ -22,7 +22,7 @@ class Flag:
       name: with its dashes.
       meaning: a short line.
       takes_value: False for a switch.
-      kind: what the value is, unless there are choices.
+      kind: of the value, unless there are choices.
     """
 
     name: str

@@ -34,7 +34,7 @@ class Choice(msgspec.Struct):
     finish_reason: str | None = None
 
     def has_text(self) -> bool:
-        """Return whether there is text that a user would see; a role alone is none."""
+        """Return whether there is text that a user would see; a role alone does not count."""
         if self.delta is None:
             return bool(self.text)
         return bool(

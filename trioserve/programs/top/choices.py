@@ -33,7 +33,7 @@ class Choices:
       selected: the number of a row.
       shown: the id of the request that is shown in full; None for the table.
       top_line: the number of the first of its lines that is shown.
-      question: what is asked now; empty if nothing is.
+      question: the present question; empty without one.
     """
 
     def __init__(self, poller: Poller, order: Order) -> None:

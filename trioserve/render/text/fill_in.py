@@ -1,4 +1,4 @@
-"""The text by which a model fills in what is missing between two texts."""
+"""The text by which a model fills the gap between two texts."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class TemplateProbe:
     Args:
       source: the template.
       render: runs it.
-      describes_tools: what it does not show is written into its texts; see TemplateForm.
+      describes_tools: tools that it does not show are written into its texts; see TemplateForm.
     """
 
     def __init__(

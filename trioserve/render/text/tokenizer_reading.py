@@ -52,7 +52,7 @@ def read_tokenizer(folder: Path) -> ModelTokenizer | None:
     """Read the tokenizer of a folder.
 
     Returns:
-      The tokenizer; None if only transformers can read it, or say what is wrong.
+      The tokenizer; None if only transformers can read it, or name the mistake.
     """
     try:
         return _read(folder)

@@ -16,7 +16,7 @@ call_form      the text around calls and answers, from which forced_calls and an
 detokenizer    a detokenizer with a scanner behind it
 
 A scanner reads each character once. It never searches a text again from its beginning, and
-no part of it takes longer for a longer text. What it releases depends on the text alone, and
+no part of it takes longer for a longer text. Its output depends on the text alone,
 not on the pieces in which the text comes.
 
 Text that only looks like a call stays text. A call begins when its name and the beginning of

@@ -23,7 +23,7 @@ def write_answer(
     """Return the grammar of the whole answer.
 
     Args:
-      form: what stands around the text; None for nothing.
+      form: the parts around the text; None for nothing.
       special_tags: ids of the format's tags that are special tokens.
       text: the grammar of the text, as llguidance takes it: JSON, or its variant of Lark.
       calls: the grammar of an answer that calls tools instead; None if it may not.

@@ -61,7 +61,7 @@ class TextCursor:
         self.is_cut = is_cut
 
     def find(self, *texts: str) -> Steps[str]:
-        """Return the one of the texts with which the text goes on; else the empty text.
+        """Return the one of `texts` that comes next; else the empty text.
 
         None of the texts is the beginning of another one.
         """
@@ -137,7 +137,7 @@ class TextCursor:
             yield
 
     def hold_json(self, max_characters: int) -> Steps[str]:
-        """Take a JSON value of what may become a call.
+        """Take a JSON value of a possible call.
 
         Raises:
           NotACall: it is not JSON, is too long, or does not end.

@@ -18,7 +18,7 @@ class SequenceText(Protocol):
         """Read the next output ids; after the end of the text they are ignored."""
 
     def finish(self, *, is_cut: bool = False) -> TextDelta:
-        """End the text: return what is held back.
+        """End the text: return the held text.
 
         Args:
           is_cut: the model has not ended it itself.

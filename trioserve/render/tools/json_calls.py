@@ -11,7 +11,7 @@ from .scanner import ToolScanner
 
 # Llama's models write `parameters`.
 _ARGUMENTS: Final = ("arguments", "parameters")
-# Models add these with values that repeat what is known.
+# Models add these with values that are known already.
 _LABELS: Final = ("id", "type")
 
 # The limit of arguments in the history of a chat (text/tool_history.py).

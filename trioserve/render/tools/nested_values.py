@@ -24,7 +24,7 @@ class NestedValueScanner(ToolScanner):
 
     @abstractmethod
     def read_key(self, closing: str) -> Steps[None]:
-        """Read and write a key, and what stands behind it up to the value.
+        """Read and write a key, and the text behind it up to the value.
 
         Args:
           closing: the bracket behind the last item; never the bracket of a list.

@@ -22,10 +22,10 @@ from .sequence import Sequence
 
 
 class BlockNeed:
-    """The blocks that a waiting sequence needs, and those that are free for it.
+    """The blocks that a waiting sequence needs, and the blocks that are free for it.
 
     Args:
-      num_blocks: what it will hold.
+      num_blocks: the number that it will hold.
       cached: the blocks with which it begins.
 
     Attributes:

@@ -130,7 +130,7 @@ class PromptPlanner:
         self._waiting.pop(sequence)
         self._waiting.charge_prompt(sequence)
         if is_first:
-            # Later it finds what it has computed itself.
+            # Later it finds its own results.
             sequence.num_cached_tokens = sequence.num_computed
             self.num_admitted_tokens += sequence.num_tokens
             self._blocks.count_admission(sequence)

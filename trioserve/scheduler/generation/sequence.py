@@ -274,7 +274,7 @@ class Sequence:
         return self.is_late or (self.is_often_late and self.num_placeholders > 0)
 
     def note_lateness(self, is_late: bool, has_new_token: bool) -> None:
-        """Take in what the device says about its grammar with the result of a step."""
+        """Take in the device's report on its grammar with the result of a step."""
         self.is_late = is_late
         if is_late or has_new_token:
             self.is_often_late = is_late

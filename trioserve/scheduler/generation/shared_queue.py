@@ -82,7 +82,7 @@ class SharedQueue:
         self._shares.charge(sequence.flow.client, sequence.num_paid)
 
     def refund_prompt(self, sequence: Sequence) -> None:
-        """Give back what was paid for tokens that are not computed, when it loses its slot."""
+        """Give back the pay for tokens that are not computed, when it loses its slot."""
         num_computed = sequence.num_computed - sequence.num_found
         num_left = max(0, sequence.num_paid - num_computed)
         self._shares.charge(sequence.flow.client, -num_left)

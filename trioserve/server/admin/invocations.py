@@ -87,7 +87,7 @@ def _choose_handler(content: bytes, handlers: Mapping[str, Handler]) -> Handler:
     try:
         fields = msgspec.json.decode(content, type=_Fields)
     except (ValueError, RecursionError):
-        # Any endpoint says what is wrong.
+        # Any endpoint can name the mistake.
         return next(iter(handlers.values()))
     for name, handler in handlers.items():
         if bytes(getattr(fields, name)) not in (b"", b"null"):

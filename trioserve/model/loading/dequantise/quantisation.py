@@ -2,7 +2,7 @@
 
 The server never computes with these weights: that needs kernels from a hub, or packages
 for one kind of GPU. Kinds that transformers itself dequantises on any device are
-dequantised while they are read. So are those that dequantise/ knows, with --dequantize,
+dequantised while they are read. So are formats that dequantise/ knows, with --dequantize,
 because they take several times the memory that their user expects. All other kinds are
 refused before anything is read.
 """

@@ -24,7 +24,7 @@ class Nested(NamedTuple):
 
     Attributes:
       absmax: (blocks,) float32
-      quant_map: (256,) what each byte means
+      quant_map: (256,) the meaning of each byte
     """
 
     absmax: Tensor
@@ -157,7 +157,7 @@ def restore_4_bits(
     Args:
       weight: (outputs * inputs / 2, 1) uint8; the high half of a byte is the first number.
       absmax: (blocks,) float32; uint8 if the scales are quantised, too
-      quant_map: (16,) what each number means
+      quant_map: (16,) the meaning of each number
       state: the bytes of JSON with the shape and the sizes of blocks.
       nested: the scales of the scales.
     """

@@ -232,7 +232,7 @@ class _Layer:
         return self._weights.qkv.dtype
 
     def enter(self, hidden: Tensor) -> Tensor:
-        """Normalise what the first layer reads."""
+        """Normalise the input of the first layer."""
         normed = normalize(hidden, self._weights.input_norm, self._epsilon)
         assert normed is not None, "there is a norm"
         return normed
@@ -245,7 +245,7 @@ class _Layer:
         angles: Angles | None,
         following: _Layer | None,
     ) -> Tensor:
-        """Add to the hidden states, and return what the following layer reads first.
+        """Add to the hidden states, and return the first input of the following layer.
 
         Args:
           hidden: (num_tokens, hidden_size), changed in place

@@ -1,15 +1,15 @@
 """The layers of a model, run by native kernels in place of transformers' modules.
 
     parts           the weights of a decoder, found among the modules of its model
-    products        its products, and what is not recognised
+    products        its products, and the error for unknown modules
     experts         its mixtures of experts
-    formulas        what its norms and activations compute
-    given           what it gives its layers, such as rotary angles
+    formulas        the formulas of its norms and activations
+    given           the inputs of its layers, such as rotary angles
     packer          packs weights for the kernels
     decoder         the layers, with packed weights
     layers          the layers with a KV cache, ready to run a step
-    scans           what sampling finds in logits, with the threads of the layers
-    check           does it compute what the modules compute?
+    scans           the scans of logits for sampling, with the threads of the layers
+    check           compares its output with the modules' output
     choice          the choice between the kernels and the modules
     encoder_parts   the weights of an encoder of BERT's kind
     encoder         its layers, ready to run a step

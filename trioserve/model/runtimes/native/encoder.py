@@ -46,7 +46,7 @@ class NativeEncoder:
         """Run the layers.
 
         Args:
-          hidden: (num_tokens, hidden_size), what the first layer is given
+          hidden: (num_tokens, hidden_size), the input of the first layer
           inputs: the texts, whose tokens lie one behind the other.
 
         Returns:

@@ -37,12 +37,12 @@ _SMALL_GROUPS = {"Q6_K"}
 # 128, 0.45 % with 64 and 0.55 % with 32. A few inputs are much larger than all others.
 _INT8_GROUP = 64
 
-# What the kernels can pack.
+# The kinds of weights that the kernels can pack.
 PACKABLE_KINDS = frozenset(_KINDS)
 
 
 class Packer:
-    """Packs weights, and keeps what the kernels get pointers to.
+    """Packs weights, and keeps the tensors to which the kernels have pointers.
 
     Args:
       pool: of the library; its threads pack.
@@ -57,7 +57,7 @@ class Packer:
         self._pool = pool
         self._dtype = dtype
         self._int8 = int8
-        # The kernels have only pointers. This keeps what they point to.
+        # The kernels have only pointers. This keeps the tensors alive.
         self._held: list[Tensor] = []
 
     def pack(

@@ -24,7 +24,7 @@ class NativeSums:
         self.address = ctypes.cast(self._function, ctypes.c_void_p).value
 
     def check(self) -> None:
-        """Raise what has failed in the last step: C++ lets no exception through."""
+        """Raise the error of the last step: C++ lets no exception through."""
         error, self._error = self._error, None
         if error is not None:
             raise error

@@ -4,9 +4,9 @@
     encoder     the layers of an encoder of BERT's kind
     products    products, and their shapes
     experts     mixtures of experts
-    formulas    what norms and activations compute
-    given       what a model gives its layers, such as rotary angles
+    formulas    the formulas of norms and activations
+    given       the inputs of layers, such as rotary angles
 
-Modules are found by the attributes that transformers' models share. What they compute is
+Modules are found by the attributes that transformers' models share. Their formulas are
 found by running them. A model that is not recognised runs by its modules.
 """

@@ -1,8 +1,8 @@
 """The weights of a decoder, found among the modules of a transformers model.
 
 Modules are found by the attributes that the decoders of transformers share (products.py).
-What they compute is found by running them (formulas.py), and what the model gives its
-layers by watching them (given.py).
+Their formulas are found by running them (formulas.py), and the inputs of the layers by
+watching them (given.py).
 """
 
 from __future__ import annotations

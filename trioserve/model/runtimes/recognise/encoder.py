@@ -19,7 +19,7 @@ from .products import check_linear, check_shape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderLayerParts:
-    """One layer. Norms come after the sum with what the layer or its half was given.
+    """One layer. Norms come after the sum with the input of the layer or its half.
 
     Args:
       qkv: the products of queries, keys and values.
@@ -41,7 +41,7 @@ class EncoderParts:
       owner, name: the module that holds the list of layers, and its attribute.
       attention: what all layers share.
       activation: a name in formulas.ACTIVATION_CODES.
-      epsilon: what the norms add to the variance.
+      epsilon: the norms add it to the variance.
     """
 
     owner: nn.Module

@@ -114,7 +114,7 @@ def _check_experts(found: MixtureParts, hidden_size: int) -> None:
         or experts.gate_up_proj.shape != (num_experts, 2 * size, hidden_size)
         or experts.down_proj.shape != (num_experts, hidden_size, size)
         or experts.gate_up_proj.dtype != experts.down_proj.dtype
-        # Weights of GGUF files are none of the model's own.
+        # Weights of GGUF files are not the model's own.
         or experts.gate_up_proj.is_meta
         or not experts.gate_up_proj.is_contiguous()
         or not experts.down_proj.is_contiguous()

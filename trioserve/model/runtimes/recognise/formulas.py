@@ -109,5 +109,5 @@ def name_activation(functions: Iterable[Callable[[Tensor], Tensor]]) -> str:
             if torch.allclose(values, known(points), rtol=0, atol=1e-5)
         }
     if len(names) != 1:
-        raise NotRecognised(f"its activation is none of {', '.join(_ACTIVATIONS)}")
+        raise NotRecognised(f"its activation is not one of {', '.join(_ACTIVATIONS)}")
     return names.pop()

@@ -33,7 +33,7 @@ class Given:
 def watch_layers(
     body: nn.Module, layers: list[nn.Module], hidden_size: int, max_model_len: int
 ) -> Given:
-    """Run a model whose layers do nothing but record what they are given.
+    """Run a model whose layers do nothing but record their inputs.
 
     Args:
       body: the model around the layers, up to the last norm.

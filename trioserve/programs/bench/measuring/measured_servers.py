@@ -52,7 +52,7 @@ def read_servers(
         if match is None:
             raise ValueError(f"{text!r} is not [LABEL=]http://HOST:PORT")
         url = match[2]
-        # Refuses what no request can carry.
+        # Refuses settings that no request can carry.
         RemoteConfig(url=url, api_key=key).read_key()
         servers.append(
             Server(
