@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 import trio
 
-from trioserve.testing.server import FakeServer
+from trioserve.testing.server import FakeServer, open_fake_server
 from trioserve.types.plan import StepPlan
 
 COMPLETION_PATH = "/v1/completions"
@@ -35,26 +36,37 @@ def seconds_of(plan: StepPlan) -> float:
     return 0.0005 + 0.0003 * len(plan.rows)
 
 
-@pytest.mark.server(seconds_of=seconds_of, max_step_seconds=0.006)
 async def test_the_steps_of_a_bystanders_stream_stay_short(
-    server: FakeServer, client: httpx.AsyncClient, nursery: trio.Nursery
+    tokenizer_folder: Path, nursery: trio.Nursery
 ) -> None:
     """All 32 rows take 10 ms. The clock is real: a step may take longer, never less."""
     body = {"prompt": [5], "max_tokens": 40, "stream": True}
-    nursery.start_soon(post_many, client)
-    await wait_running(server, 32)
-    begin = len(server.device.plans)
-    answer = await client.post(COMPLETION_PATH, json=body)
-    num_tokens = answer.text.count("data: {")
-    steps = server.device.plans[begin:]
-    # The stream is the only request with this prompt.
-    [start] = [
-        index
-        for index, plan in enumerate(steps)
-        for each in plan.starts
-        if each.prompt_token_ids == (5,)
-    ]
-    nursery.cancel_scope.cancel()
+    async with (
+        open_fake_server(
+            tokenizer_folder,
+            max_queued_requests=968,
+            seconds_of=seconds_of,
+            max_step_seconds=0.006,
+        ) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=20) as client,
+    ):
+        with trio.fail_after(30):
+            nursery.start_soon(post_many, client)
+            await wait_running(server, 32)
+            begin = len(server.device.plans)
+            async with client.stream("POST", COMPLETION_PATH, json=body) as response:
+                num_tokens = 0
+                async for line in response.aiter_lines():
+                    num_tokens += line.startswith("data: {")
+        steps = server.device.plans[begin:]
+        # The stream is the only request with this prompt.
+        [start] = [
+            index
+            for index, plan in enumerate(steps)
+            for each in plan.starts
+            if each.prompt_token_ids == (5,)
+        ]
+        nursery.cancel_scope.cancel()
     # Two steps were in flight, and one of the stream's was the first of its kind.
     beside = steps[start + 3 : start + 40]
     assert len(beside) == num_tokens - 3 == 37
