@@ -7,6 +7,7 @@ import json
 import random
 import signal
 import socket
+import sys
 import time
 from typing import Any
 import urllib.error
@@ -40,7 +41,8 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def server(start_server: Callable[..., Any]) -> Any:
-    return start_server(MODEL, "--num-threads", "1")
+    """A server in a new interpreter, because a test looks for its libraries."""
+    return start_server(MODEL, "--num-threads", "1", executable=sys.executable)
 
 
 @pytest.fixture
