@@ -31,7 +31,7 @@ class Guide:
     """The state of one sequence in its grammar.
 
     The grammar describes the answer alone. A model may write its reasoning before it,
-    between two tags; there every token is allowed but those that would end the sequence.
+    between two tags; there every token is allowed unless it would end the sequence.
 
     Args:
       matcher: at the beginning of the grammar; the guide owns it.

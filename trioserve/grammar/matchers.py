@@ -78,7 +78,7 @@ class Matchers:
 
     Attributes:
       num_bytes: of the matchers that are kept, estimated.
-      num_dropped_bytes: of those that were dropped since it was last set to 0. Sequences may
+      num_dropped_bytes: of grammars dropped since it was last set to 0. Sequences may
         still use them.
     """
 

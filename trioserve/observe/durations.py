@@ -19,7 +19,7 @@ class Durations:
 
     Attributes:
       bounds: upper bounds of the buckets in seconds, inclusive, rising.
-      counts: durations in each bucket; the last count is of those above all bounds.
+      counts: durations in each bucket; the last count is of durations above all bounds.
       total_seconds: the sum of all durations.
       longest_seconds: the longest duration; 0 if there was none.
     """

@@ -1,4 +1,4 @@
-"""Plug-ins that change logits: those that an option names, and installed ones.
+"""Plug-ins that change logits: named by an option, or installed.
 
 To load a plug-in is to run its module, so its code must be trusted.
 """

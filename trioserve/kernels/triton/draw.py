@@ -34,7 +34,7 @@ WAY = tl.constexpr(3)
 KEY_LOW = tl.constexpr(4)
 KEY_HIGH = tl.constexpr(5)
 
-# The ways of a row: the likeliest token, one of all, or one of those that top-k and top-p leave.
+# The ways of a row: the likeliest token, one of all, or one of the rest after top-k and top-p.
 BEST = tl.constexpr(0)
 ALL = tl.constexpr(1)
 CUT = tl.constexpr(2)
@@ -79,7 +79,7 @@ def read_word(settings, row):
 
 @triton.jit
 def add_noise(scaled, is_kept, tokens, settings, row, num_rows):
-    """Return scaled logits with the noise of their tokens; -inf for those that are not kept."""
+    """Return scaled logits with the noise of their tokens; -inf for dropped tokens."""
     # scans.make_noise, in the same order.
     bits = tokens.to(tl.uint32) ^ read_word(settings, KEY_LOW * num_rows + row)
     bits = (bits ^ (bits >> 16)) * 0x21F0AAAD

@@ -118,7 +118,7 @@ def find_free_memory(device: torch.device) -> int:
 
 
 def find_whole_memory(device: torch.device) -> int:
-    """Return the bytes that this process can have if it is alone, with those on disk."""
+    """Return the bytes that this process can have if it is alone, with bytes on disk."""
     if device.type == "cuda":
         _, whole = torch.cuda.mem_get_info(device)
         return whole

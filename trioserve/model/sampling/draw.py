@@ -52,7 +52,7 @@ def draw_from_best(
       logits: (num_rows, vocab_size) float32
       keys: (num_rows,) int64
       top_k: (num_rows,) int64; at least 1; the size of the vocabulary means off
-      top_p: (num_rows,) in (0, 1]; a part of the mass of those top_k
+      top_p: (num_rows,) in (0, 1]; a part of the mass of the top_k tokens
 
     Returns:
       (num_rows,) int64

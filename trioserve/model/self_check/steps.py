@@ -88,7 +88,7 @@ def compare_decoders(
     """Return how the outputs of decoders differ; None if by rounding alone.
 
     Args:
-      expected, actual: logits; or hidden states, if `given` are those that the layers read.
+      expected, actual: logits; or hidden states, if the layers read `given`.
     """
     expected, actual = expected.float(), actual.float()
     if given is not None:

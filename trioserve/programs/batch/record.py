@@ -77,7 +77,7 @@ class Done:
 
     Attributes:
       num_lines: their number.
-      num_failed: of those, the lines that have failed.
+      num_failed: the lines among them that have failed.
     """
 
     num_lines: int = 0

@@ -22,12 +22,12 @@ class LiveLines:
     def __init__(self, file: TextIO, find_height: Callable[[], int]) -> None:
         self._file = file
         self._find_height = find_height
-        # The lines that can be changed, and the number of those above them.
+        # The lines that can be changed, and the number of lines above them.
         self._lines: list[str] = []
         self._num_gone = 0
 
     def draw(self, lines: Sequence[str]) -> None:
-        """Show lines in place of those since the last call of `settle`.
+        """Show lines in place of the lines since the last call of `settle`.
 
         Args:
           lines: each fits the width of the terminal, and has no line end.

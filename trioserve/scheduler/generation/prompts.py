@@ -1,4 +1,4 @@
-"""The prompts of a step: those that are computed in part, and new ones.
+"""The prompts of a step: partly computed ones, and new ones.
 
 A prompt that is longer than the rest of the budget takes only half of it, if prompts of
 other requests come after it and have at most half as many tokens left. So a short

@@ -71,7 +71,7 @@ class HealthProbe:
                 await trio.sleep(self._interval_seconds)
 
     def list_waits(self, due: float, asked: float, answered: float) -> list[float]:
-        """List the times of a probe, and of those that fell due before its answer."""
+        """List the times of a probe, and of probes that fell due before its answer."""
         interval = self._interval_seconds
         num_missed = max(0, math.ceil((answered - due) / interval) - 1)
         return [answered - asked] + [
