@@ -26,7 +26,7 @@ How to read it
   share       the least time that the two rates allow, over the measured time
   drawn       the same with temperature and top-p
   sampling    time of the choice of tokens alone, by the kernels and by torch, of peaked and of
-              flat logits; a line says where tokens are not those that a CPU draws
+              flat logits; a line says where tokens differ from a CPU's tokens
   idle        share of the time in which the device does nothing, with 128 streams in the
               engine's process, by torch's profiler
   streams     chats and documents at once over HTTP: tokens a second, and medians and 99th

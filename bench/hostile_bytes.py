@@ -65,7 +65,7 @@ class Case:
     """A form of bytes.
 
     Attributes:
-      data: what is sent on one connection.
+      data: sent on one connection.
       rounds: the number of connections, one after the other.
       packet: bytes in one write; 0 writes all at once.
       base: the small request whose time is taken off.

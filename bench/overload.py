@@ -3,7 +3,7 @@
 Question
   Each request has a deadline. Without refusals every request waits in the queue, most reach
   their deadlines there, and those that run have no time left. With --refuse-late (the
-  default) the server refuses at once those that would be late. How many requests end in
+  default) the server refuses late ones at once. How many requests end in
   time with each, at 1, 2 and 5 times the server's capacity?
 
       python bench/overload.py --plot overload.png
@@ -21,7 +21,7 @@ How to read the answer
   after --output-tokens tokens.
 
   offered        requests that came, per second.
-  in time        those that had their whole answer before their deadline, per second until
+  in time        requests with the whole answer before their deadline, per second until
                  the last of these answers. The target is that it stays above 90 % of that
                  at load 1.
   of load 1      the same, divided by the same server's figure at load 1.

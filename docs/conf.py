@@ -1,4 +1,4 @@
-"""How sphinx builds these pages.
+"""Sphinx's configuration for these pages.
 
     pip install -e '.[docs]' && sphinx-build -W --keep-going -b html docs docs/_build
 

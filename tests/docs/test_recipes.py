@@ -1,4 +1,4 @@
-"""The files that docs/architecture.rst names for a change are those that the code has."""
+"""The code has the files that docs/architecture.rst names for a change."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_cached_tokens_are_no_work_and_the_cache_is_lost_with_the_device() -> No
 
 
 def test_a_client_with_long_prompts_has_fewer_requests_before_those_of_others() -> None:
-    """It pays for what it holds in the cache, too."""
+    """It pays for its blocks in the cache, too."""
     backlog = Backlog()
     backlog.add([SequenceId(0)], [6000], ANN)
     backlog.add([SequenceId(1)], [60], BOB)

@@ -1,4 +1,4 @@
-"""Forms become grammars; what a grammar cannot express is refused with its place."""
+"""Forms become grammars; parts that a grammar cannot express are refused by their place."""
 
 from __future__ import annotations
 

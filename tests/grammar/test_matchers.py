@@ -1,4 +1,4 @@
-"""Built grammars are kept while there is room for what they hold."""
+"""Built grammars are kept while there is room for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The threads of the kernels do each piece of work once, and order what they write."""
+"""The threads of the kernels do each piece of work once, and order their writes."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Http2Client:
       opens_windows: whether bytes that have come open the windows again.
 
     Attributes:
-      bodies: what has come of each stream.
+      bodies: the bytes of each stream so far.
       events: all that has come besides.
     """
 

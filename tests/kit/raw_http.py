@@ -103,7 +103,7 @@ async def serve_app(
 
 
 def read_events(text: str) -> list[Any]:
-    """Return the data of all server-sent events; what is not JSON stays text."""
+    """Return the data of all server-sent events; data that is not JSON stays text."""
     lines = [
         line.removeprefix("data: ")
         for line in text.splitlines()

@@ -1,4 +1,4 @@
-"""The largest step is tried, and the KV cache takes what it leaves."""
+"""The largest step is tried, and the KV cache takes the rest."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ BREAKS = ["\n", "\r", "\r\n", "\v", "\f", "\x1c", "\x85", "\u2028", "\u2029"]
 
 @pytest.fixture
 def log() -> tuple[logging.Logger, io.StringIO]:
-    """A logger, and what it writes."""
+    """A logger, and its output."""
     written = io.StringIO()
     handler = logging.StreamHandler(written)
     handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s: %(message)s"))

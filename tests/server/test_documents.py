@@ -38,7 +38,7 @@ HARMLESS = ("http://www.w3.org/2000/svg", "http://localhost:8000")
 
 
 class Reader(html.parser.HTMLParser):
-    """Collects what a browser would fetch, and the anchors."""
+    """Collects the addresses that a browser would fetch, and the anchors."""
 
     def __init__(self, document: Document) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Faults around one server, in virtual time; behind each, it holds what a fresh one holds."""
+"""Faults around one server, in virtual time; behind each, it holds as much as a fresh one."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_who_reaches_the_folder_may_connect(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
         with open_address(BindConfig(uds=str(path))):
-            # The kernel wants the right to write from those who connect.
+            # The kernel wants the right to write from clients that connect.
             assert stat.S_IMODE(path.stat().st_mode) == 0o666
     finally:
         os.umask(before)

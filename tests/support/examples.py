@@ -1,4 +1,4 @@
-"""How many examples tests by random values try."""
+"""The number of examples that tests by random values try."""
 
 from __future__ import annotations
 

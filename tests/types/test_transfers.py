@@ -1,4 +1,4 @@
-"""The messages between stages of a pipeline, and those that the first stage awaits."""
+"""The messages between stages of a pipeline, and the messages that the first stage awaits."""
 
 from __future__ import annotations
 

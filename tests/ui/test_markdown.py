@@ -1,4 +1,4 @@
-"""The answers of models as nodes: what they become, and how much work that is."""
+"""The answers of models as nodes: their forms, and the work for them."""
 
 from __future__ import annotations
 

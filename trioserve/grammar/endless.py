@@ -66,7 +66,7 @@ def is_endless(schema: Part) -> bool:
 
 
 def _list_parts(schema: Part) -> list[Part]:
-    """Return the parts that the types of a schema depend on, before those that need them."""
+    """Return the parts that the types of a schema depend on, before the dependent parts."""
     parts: list[Part] = []
     seen = {id(schema)}
     # Not by recursion: definitions may refer to each other in a long chain.

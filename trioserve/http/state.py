@@ -59,9 +59,9 @@ class ServerState:
       request_log: None if requests are not logged.
       traces: None if there are no traces.
       sinks: take each request that has ended, but no probes.
-      keys: those that clients must show.
+      keys: that clients must show.
       engine: None until the model is loaded.
-      has_loaded: set by those who set the engine after the app was started.
+      has_loaded: set by callers that set the engine after the app was started.
       siblings: the other front processes; None if this process is the only one.
       loop_stall: an instrument. The owner of the event loop adds it to the loop.
     """

@@ -41,7 +41,7 @@ def _read_quota(cgroups: Path) -> float | None:
 
 
 def _list_groups(cgroups: Path) -> list[Path]:
-    """Return the folder of the process's cgroup, and those above it."""
+    """Return the folder of the process's cgroup, and the folders above it."""
     try:
         lines = _OWN_GROUP.read_text().splitlines()
     except OSError:

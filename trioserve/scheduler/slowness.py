@@ -13,7 +13,7 @@ _RATE = 0.25
 _MAX_RATIO = 4.0
 
 # In a simulation, a device became three times slower while three times as many requests came
-# as it had been able to answer. Of those that came later, 77 were taken and then late without
+# as it had been able to answer. Of later requests, 77 were taken and then late without
 # the slowness, and 1 with it. The median of five steps let in as many; where steps varied by a
 # fifth, it refused twice as many requests that would have been in time.
 _NUM_STEPS = 3

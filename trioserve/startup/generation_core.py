@@ -114,7 +114,7 @@ def _complete_info(
     num_blocks: int,
     processors: Sequence[type[LogitsProcessor]],
 ) -> ModelInfo:
-    """Add to a model's facts those that depend on the configuration."""
+    """Add to a model's facts the facts that depend on the configuration."""
     template = read_template(config.model.chat_template)
     ends = find_turn_ends(source.weights, info, template)
     return replace(

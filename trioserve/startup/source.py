@@ -15,7 +15,7 @@ from ..types.sentence import SentenceFolder
 from ..weights import Weights, read_sentence_folder, resolve_description
 from .unused_options import check_options
 
-# The models that a caller accepts: those that generate, those that pool, or all.
+# The models that a caller accepts: models that generate, models that pool, or all.
 ModelKind = Literal["generate", "pooling", "all"]
 
 

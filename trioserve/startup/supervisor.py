@@ -5,7 +5,7 @@
       front processes   HTTP and renderers, each with a socket and a connection to the engine
 
 Each front process has a socket of its own with the same address (SO_REUSEPORT). The system
-spreads connections over those that listen, evenly and not by their load. One socket for all
+spreads connections over all that listen, evenly and not by their load. One socket for all
 would lose no connection that waits while its process dies, but processes that wake first would
 take most: of 128 connections, 4 processes took 3 to 56. This process keeps no copy, so no
 connection comes to the socket of a process that has died.

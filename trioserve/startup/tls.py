@@ -12,7 +12,7 @@ from ..errors import InvalidConfig
 
 
 class TlsContext:
-    """The context of all connections; those that begin later get a certificate read again.
+    """The context of all connections; later ones get a certificate read again.
 
     Args:
       config: has a certificate.

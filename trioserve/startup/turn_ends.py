@@ -51,7 +51,7 @@ class _AddedTokens(msgspec.Struct, frozen=True):
 def find_turn_ends(
     weights: Weights, info: ModelInfo, chat_template: str | None
 ) -> frozenset[int]:
-    """Return the tokens that end a turn, besides those that the model's files name.
+    """Return the tokens that end a turn, besides the tokens in the model's files.
 
     Args:
       chat_template: used instead of the model's own.

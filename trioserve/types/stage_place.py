@@ -1,4 +1,4 @@
-"""The place of a process among those that share a model."""
+"""The place of a process among all that share a model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """The place of a process among those that share each layer of a stage.
+    """The place of a process among all that share each layer of a stage.
 
     Args:
       index: from 0.
@@ -27,7 +27,7 @@ WHOLE_LAYERS = Shard()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlace:
-    """The place of a process among those that share a model.
+    """The place of a process among all that share a model.
 
     The processes of the first stage come first, then the second stage's:
 

@@ -68,7 +68,7 @@ class Readers:
     would cost as much as writing it. The server counts the tokens.
 
     Attributes:
-      num_events: those that one read has cut in two are left out.
+      num_events: without events that one read has cut in two.
     """
 
     num_streams: int

@@ -1,4 +1,4 @@
-"""Conversations of Anthropic's API: what they become, and what is refused."""
+"""Conversations of Anthropic's API: their messages, and refusals."""
 
 from __future__ import annotations
 

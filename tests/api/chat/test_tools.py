@@ -91,7 +91,7 @@ async def ask(client: openai.AsyncOpenAI, **fields: Any) -> Any:
 async def stream_answer(
     client: openai.AsyncOpenAI, **fields: Any
 ) -> tuple[Any, list[Any]]:
-    """Return what the official client makes of a stream, and the stream's chunks."""
+    """Return the official client's result of a stream, and the stream's chunks."""
     chunks = []
     async with client.chat.completions.stream(
         model="fake", **(CHAT | fields)

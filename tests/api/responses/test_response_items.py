@@ -1,4 +1,4 @@
-"""The items of the Responses API: what is taken, and the messages that they become."""
+"""The items of the Responses API, and their messages for the model."""
 
 from __future__ import annotations
 

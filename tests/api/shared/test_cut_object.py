@@ -1,4 +1,4 @@
-"""An object that was cut off keeps what is whole, as Anthropic's client does."""
+"""An object that was cut off keeps its whole members, as in Anthropic's client."""
 
 from __future__ import annotations
 

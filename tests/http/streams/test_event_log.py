@@ -1,4 +1,4 @@
-"""Logs of events: what a client may still miss is there, and its bytes are bounded."""
+"""Logs of events: events that a client may still miss are there, in bounded memory."""
 
 from __future__ import annotations
 

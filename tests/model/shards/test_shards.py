@@ -1,4 +1,4 @@
-"""Shards write what the whole model writes, token for token."""
+"""Shards write the same as the whole model, token for token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pipeline writes what the whole model writes, token for token."""
+"""A pipeline writes the same as the whole model, token for token."""
 
 from __future__ import annotations
 

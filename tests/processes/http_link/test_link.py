@@ -26,7 +26,7 @@ from trioserve.testing.processes import open_streams
 
 
 class Front:
-    """A server that records what it is told."""
+    """A server that records its messages."""
 
     def __init__(self, link: FrontLink) -> None:
         self.link = link

@@ -1,4 +1,4 @@
-"""The input is read as a stream, and the output is the record of what is done."""
+"""The input is read as a stream, and the output records the finished work."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Terminal:
 
     @property
     def lines(self) -> list[str]:
-        """The lines of the screen, those that have scrolled away included."""
+        """The lines of the screen, also the lines that have scrolled away."""
         gone = [
             "".join(row[column].data for column in range(self._screen.columns))
             for row in self._screen.history.top
@@ -86,7 +86,7 @@ class Terminal:
         return self.process.wait()
 
     def read(self) -> None:
-        """Show what the program has written, if it has."""
+        """Show the program's output, if there is any."""
         readable, _, _ = select.select([self._master], [], [], 0.05)
         if readable:
             try:

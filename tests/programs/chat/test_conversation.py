@@ -1,4 +1,4 @@
-"""A conversation keeps what was answered, and its commands change it."""
+"""A conversation keeps its answers, and its commands change it."""
 
 from __future__ import annotations
 

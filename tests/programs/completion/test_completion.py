@@ -1,4 +1,4 @@
-"""Real shells complete what the tables of commands and options have."""
+"""Real shells complete the words in the tables of commands and options."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def split(
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A text of a family's model, with what is expected of it."""
+    """A text of a family's model, with the expected parts."""
 
     family: str
     written: str

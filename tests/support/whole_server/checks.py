@@ -31,10 +31,10 @@ def check_history(
     controls: Sequence[Controlled],
     uses: KeyUses,
 ) -> list[str]:
-    """Check the replies of a history; returns what is wrong.
+    """Check the replies of a history; returns the problems.
 
     Args:
-      uses: what the server has counted for each key.
+      uses: the server's counts for each key.
     """
     keys = KeyChecks(
         history, replies, _VectorTokens(model) if history.pools else _TextTokens(model)

@@ -1,4 +1,4 @@
-"""Random histories: what the clients of a server do, and what breaks, from one seed."""
+"""Random histories: the acts of a server's clients, and the faults, from one seed."""
 
 from __future__ import annotations
 

@@ -196,12 +196,12 @@ class _Link:
             self._read.unpark_all()
 
     async def send(self) -> None:
-        """Send what was written, and wait until more was written."""
+        """Send the written bytes, and wait until more were written."""
         await self.flush()
         await self._written.park()
 
     async def flush(self) -> None:
-        """Send what was written."""
+        """Send the written bytes."""
         async with self._sending:
             with suppress(OSError, *LOST):
                 while self._has_unsent:

@@ -84,7 +84,7 @@ class KeyChecks:
             claim(least < most, f"{least} tokens were used before it, of {most:.1f}")
 
     def check_control(self, plan: ControlPlan, status: int | None, listed: Any) -> None:
-        """Check what a key has seen or cancelled.
+        """Check the requests that a key has seen or cancelled.
 
         Raises:
           Wrong

@@ -21,7 +21,7 @@ _COLLECT_EVERY = 100
 
 
 def play_all(seeds: range, num_jobs: int) -> list[Report]:
-    """Play the histories of some seeds, and print those that fail."""
+    """Play the histories of some seeds, and print the failed ones."""
     if num_jobs <= 1:
         return _play(seeds)
     # Each process takes every n-th seed.

@@ -44,7 +44,7 @@ class Answer:
 
 
 def read_answer(reply: Reply, *, is_stream: bool) -> Answer:
-    """Read what has come of an answer, which may be a part.
+    """Read an answer, or the part of it that came.
 
     Raises:
       Wrong

@@ -55,7 +55,7 @@ class Report:
     """The outcome of one history.
 
     Args:
-      problems: what was wrong; empty if all was right.
+      problems: empty if all was right.
       num_requests: requests that were sent.
       seconds: the virtual time that the history took.
       digest: the same if all replies, and their times, are the same.

@@ -8,7 +8,7 @@ Steps of a decoder:
 
 payloads     images and tensors, taken out of a body before it is decoded
 counting     objects, lists and fields are counted before anything is decoded
-field_names  the names of fields: misspelt ones, and those that are refused
+field_names  the names of fields: misspelt and refused ones
 refused      the values that a field may have which is not implemented
 pieces       long values of any type, piece by piece
 values       strings, token ids and free JSON that may be megabytes long

@@ -109,7 +109,7 @@ class Backlog:
       num_queued_requests: requests with which the device has not begun.
       queued_tokens: prompt tokens of requests that have no token yet.
       open_sequences: sequences that have not ended.
-      num_running: sequences with which the device has begun, also those that were preempted.
+      num_running: sequences with which the device has begun, also preempted ones.
       num_context_tokens: tokens of these sequences.
       num_output_tokens: the part of them that was generated.
       cached: the part of prompts that is not computed.

@@ -178,7 +178,7 @@ class KeyTokens(msgspec.Struct, frozen=True, array_like=True):
 
     Args:
       num_tokens: all that it has counted so far.
-      left: those that are left by all that it knows.
+      left: tokens that are left, as far as it knows.
     """
 
     key: Key

@@ -44,7 +44,7 @@ class EventLog:
         self._changed.unpark_all()
 
     async def read(self, number: int) -> list[bytes]:
-        """Wait for the event with a number; returns it and those that follow it.
+        """Wait for the event with a number; returns it and the events behind it.
 
         Returns:
           nothing if the log ends before that.
@@ -126,7 +126,7 @@ class StreamLog(EventLog):
         self._changed.unpark_all()
 
     def _make_room(self, num_bytes: int) -> bool:
-        """Forget events that were sent; False if those that were not leave no room."""
+        """Forget events that were sent; False if unsent events leave no room."""
         while self.num_bytes + num_bytes > self._max_bytes and self._events:
             if self._first >= self._num_sent:
                 return False

@@ -134,7 +134,7 @@ class ResponseStore:
       max_age: seconds after the end of a response; 0 keeps none that has ended.
 
     Attributes:
-      dropped: responses that were dropped, by reason; not those that a client deleted.
+      dropped: responses that were dropped, by reason, without responses deleted by a client.
     """
 
     def __init__(self, *, max_bytes: int, max_age: float) -> None:

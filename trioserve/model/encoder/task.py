@@ -79,7 +79,7 @@ def _may_generate(config: PreTrainedConfig, head: PoolingTask | None) -> bool:
         config.is_encoder_decoder
         or type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     ):
-        # load_model refuses those that cannot be served, and says why.
+        # load_model refuses models that cannot be served, and says why.
         return True
     return (
         type(config) in MODEL_FOR_CAUSAL_LM_MAPPING

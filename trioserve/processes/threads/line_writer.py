@@ -41,7 +41,7 @@ class LineWriter:
         self._path = path
         self._file = _open(path)
         self._lines: deque[bytes] = deque()
-        # Waiting bytes, and those that are being written.
+        # Bytes that wait or are being written.
         self._num_bytes = 0
         self._changed = threading.Condition()
         self._opens_again = False

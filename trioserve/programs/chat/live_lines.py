@@ -11,7 +11,7 @@ _MARGIN = 2
 
 
 class LiveLines:
-    """Draws lines in place of the last ones; those that are the same are not written again.
+    """Draws lines in place of the last ones; equal lines are not written again.
 
     Lines that do not fit the terminal can be written, but not changed later.
 

@@ -33,7 +33,7 @@ _TEMPLATE_ERRORS = (
     ValueError,
 )
 
-# Variables that a client may not set: those that the renderer passes itself, and the
+# Variables that a client may not set: variables that the renderer passes itself, and the
 # other parameters of transformers' apply_chat_template, which no template expects.
 RESERVED_NAMES = frozenset(
     {

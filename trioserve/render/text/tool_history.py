@@ -113,7 +113,7 @@ class ToolHistory:
         return sent if is_text else json.dumps(arguments, ensure_ascii=False)
 
     def _show_broken(self, text: str) -> object:
-        """Return arguments that are not JSON, such as those that max_tokens cut off.
+        """Return arguments that are not JSON, for example cut off by max_tokens.
 
         The model sees its own text, also where a template lists the items of an object.
         """

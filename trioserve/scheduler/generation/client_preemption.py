@@ -48,7 +48,7 @@ class ClientPreemption:
         self._blocks = blocks
 
     def choose(self, step_id: int) -> tuple[Sequence, list[Sequence]] | None:
-        """Return the next waiting sequence, and those that leave for it.
+        """Return the next waiting sequence, and the sequences that leave for it.
 
         None if it lacks nothing, or if not enough sequences may leave.
 

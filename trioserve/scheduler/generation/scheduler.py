@@ -9,7 +9,7 @@ sequence of the request (Flow in sequence.py). The lowest place is first.
 
 * So a free slot goes to the request with the fewest running sequences, and among equals to
   the one that has waited longest: requests take turns, not sequences.
-* One level lets a request pass those that came up to LEVEL_SECONDS before it. Only requests
+* One level lets a request pass requests that came up to LEVEL_SECONDS before it. Only requests
   that come within a bounded time can pass a waiting one, so none waits for ever.
 
 Clients share the device by their weights (client_shares.py): the client that has used least

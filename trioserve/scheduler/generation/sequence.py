@@ -77,7 +77,7 @@ class Flow:
         return self._waiting[0][1] if self._waiting else None
 
     def push(self, sequence: Sequence) -> None:
-        """Let a sequence wait, before those that arrived later."""
+        """Let a sequence wait, before later ones."""
         heapq.heappush(self._waiting, (sequence.arrival, sequence))
 
     def pop_first(self) -> None:

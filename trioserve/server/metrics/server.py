@@ -86,7 +86,7 @@ SERVER: Rows[ServerState] = (
     ),
     GaugeMetric(
         "trioserve_streams_resumable",
-        "Streams that clients can take up again, including those that have ended.",
+        "Streams that clients can take up again, including ended ones.",
         lambda state: state.resumable.num_streams,
     ),
     CounterMetric(
@@ -96,7 +96,7 @@ SERVER: Rows[ServerState] = (
     ),
     GaugeMetric(
         "trioserve_responses_stored",
-        "Stored responses of /v1/responses, including those that still run.",
+        "Stored responses of /v1/responses, including running ones.",
         lambda state: state.responses.statistics().num_responses,
     ),
     GaugeMetric(

@@ -47,7 +47,7 @@ def outline_plain(
     """Outline a plain Llama that the native kernels can run, by its config.json.
 
     Args:
-      layers: those that will be loaded; None is all.
+      layers: that will be loaded; None is all.
 
     Returns:
       None if transformers must be asked.

@@ -28,7 +28,7 @@ _KINDS = {
 }
 _TENSOR_KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
-# Kinds whose codes have 4 bits, and those whose groups have 16 weights in place of 32.
+# Kinds with codes of 4 bits, and kinds with groups of 16 weights in place of 32.
 _FOUR_BITS = {"Q4_0", "Q4_1", "Q4_K"}
 _SMALL_GROUPS = {"Q6_K"}
 
