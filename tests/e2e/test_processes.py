@@ -277,7 +277,7 @@ def test_a_model_that_is_refused_during_its_load_gives_one_sentence_too(
 
     # The other tests of this process need the garbage collector.
     monkeypatch.setattr(
-        "trioserve.startup.front_server.prepare_interpreter", lambda: None
+        "trioserve.startup.http_server.prepare_interpreter", lambda: None
     )
     empty = tmp_path / "empty"
     empty.mkdir()

@@ -28,7 +28,7 @@ from trioserve.engine.process.remote import (
 )
 from trioserve.errors import EngineDied, QueueFull, ShuttingDown
 from trioserve.scheduler.generation.scheduler import Scheduler
-from trioserve.scheduler.pooling import PoolingScheduler
+from trioserve.scheduler.pooling.scheduler.scheduler import PoolingScheduler
 from trioserve.testing.fake_device import (
     FakeDevice,
     FakeExecutor,

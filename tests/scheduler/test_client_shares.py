@@ -10,13 +10,13 @@ import pytest
 
 from trioserve.scheduler import client_shares
 from trioserve.scheduler.client_shares import ClientShares
-from trioserve.scheduler.flow_queue import PoolingFlow
 from trioserve.scheduler.generation.scheduler import Scheduler
 from trioserve.scheduler.generation.sequence import (
     Flow,
     Sequence,
 )
-from trioserve.scheduler.pooling import PoolingScheduler
+from trioserve.scheduler.pooling.scheduler.flow_queue import PoolingFlow
+from trioserve.scheduler.pooling.scheduler.scheduler import PoolingScheduler
 from trioserve.testing.fake_device import FakeDevice, FakePoolingDevice
 from trioserve.types.client import Client
 from trioserve.types.ids import SequenceId

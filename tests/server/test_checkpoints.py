@@ -30,7 +30,7 @@ from trioserve.frontend import PoolingEngine, TextEngine
 from trioserve.http.state import ServerState
 from trioserve.render import RendererWorkers
 from trioserve.scheduler.generation.scheduler import Scheduler
-from trioserve.scheduler.pooling import PoolingScheduler
+from trioserve.scheduler.pooling.scheduler import PoolingScheduler
 from trioserve.server.app import create_http_app
 from trioserve.testing.fake_device import (
     FakeDevice,

@@ -14,9 +14,9 @@ import trio
 from trioserve.config import ServeConfig, build_config
 from trioserve.errors import WeightsNotFound
 from trioserve.frontend import PoolingEngine, TextEngine
-from trioserve.startup import front_server
+from trioserve.startup import http_server as front_server
 from trioserve.startup.address import open_address
-from trioserve.startup.front_server import FrontServer
+from trioserve.startup.http_server import FrontServer
 from trioserve.testing.server import open_fake_server
 
 PROMPT = {"prompt": "Hi", "max_tokens": 3}

@@ -14,7 +14,7 @@ from trioserve.engine.generation.engine import TokenEngine
 from trioserve.engine.pooling.core import LocalPoolingCore
 from trioserve.engine.pooling.engine import TensorEngine
 from trioserve.scheduler.generation.scheduler import Scheduler
-from trioserve.scheduler.pooling import PoolingScheduler
+from trioserve.scheduler.pooling.scheduler import PoolingScheduler
 from trioserve.server.rates import log_rates
 from trioserve.testing.fake_device import (
     FakeDevice,

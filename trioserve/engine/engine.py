@@ -17,8 +17,9 @@ import trio
 
 from ..config import SchedulingPolicy
 from ..errors import EngineRestarting
-from ..observe import Owner, Pace
+from ..observe import Owner
 from ..types.model_info import ModelInfo
+from ..types.pace import Pace
 from .core import Core
 from .leaks import EngineAudit, audit_core
 from .peer_work import PeerWork

@@ -8,8 +8,9 @@ whenever anything waits, and no later try would help.
 from __future__ import annotations
 
 from ..errors import QueueFull
-from ..observe import ClientHoldings, round_retry
 from ..scheduler.step_cost import StepRates
+from ..types.client_holdings import ClientHoldings
+from ..types.pace import round_retry
 
 
 def check_queued_tokens(

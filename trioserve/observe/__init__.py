@@ -1,13 +1,12 @@
 """Measurements: stalls of the event loop, histograms, the text of /metrics, and the log.
 
 Owner names the request that a task, a thread or a token belongs to, and Leak is one of these
-that outlives it. Pace and ClientHoldings say whether and when there is room for more work.
+that outlives it.
 
 It uses trio and prometheus-client. It does not contain the names of metrics: they are
 in the tables of server/metrics/.
 """
 
-from .client_holdings import ClientHoldings
 from .durations import Durations
 from .exposition import (
     CounterMetric,
@@ -27,10 +26,8 @@ from .leak import LEAK_KINDS, Leak, LeakKind
 from .loop_stall import SLOW_STEP_SECONDS, LoopStall, StallStatistics
 from .offenders import Offender
 from .owner import Owned, Owner, find_owner, find_owner_of, name_owner
-from .pace import Pace, round_retry
 
 __all__ = [
-    "ClientHoldings",
     "CounterMetric",
     "Distribution",
     "Durations",
@@ -46,8 +43,6 @@ __all__ = [
     "Offender",
     "Owned",
     "Owner",
-    "Pace",
-    "round_retry",
     "Rows",
     "SLOW_STEP_SECONDS",
     "StallStatistics",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..config import EngineConfig, SchedulerConfig
 from ..errors import InvalidConfig
 from ..scheduler.generation.scheduler import Scheduler
-from ..scheduler.pooling import PoolingScheduler
+from ..scheduler.pooling.scheduler import PoolingScheduler
 from ..types.model_info import ModelInfo
 from ..types.sampling import DEFAULT_MAX_LOGPROBS
 

@@ -7,7 +7,7 @@ from functools import partial
 import socket
 
 from ..config import ServeConfig
-from .front_server import FrontServer
+from .http_server import FrontServer
 from .open import open_served_engine
 
 

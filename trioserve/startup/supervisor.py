@@ -192,7 +192,7 @@ class Supervisor:
         self._num_started += 1
         async with (
             open_child(
-                "trioserve.startup.front_process",
+                "trioserve.startup.http_process",
                 receives=FromFront,
                 name=f"front process {slot}",
             ) as child,

@@ -30,7 +30,7 @@ from ..http.connection import (
 )
 from ..http.state import ServerState
 from ..scheduler.generation.scheduler import Scheduler
-from ..scheduler.pooling import PoolingScheduler
+from ..scheduler.pooling.scheduler import PoolingScheduler
 from ..server.app import create_http_app
 from ..types.logits import LogitsProcessor
 from ..types.plan import StepPlan

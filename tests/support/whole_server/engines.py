@@ -18,7 +18,7 @@ from trioserve.engine.pooling.engine import TensorEngine
 from trioserve.frontend import PoolingEngine, TextEngine
 from trioserve.render import RendererWorkers, make_pooling_renderer, make_renderer
 from trioserve.scheduler.generation.scheduler import Scheduler
-from trioserve.scheduler.pooling import PoolingScheduler
+from trioserve.scheduler.pooling.scheduler import PoolingScheduler
 from trioserve.testing.fake_device import (
     FakeExecutor,
     FakePoolingDevice,

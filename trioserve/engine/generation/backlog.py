@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ...observe import ClientHoldings
 from ...scheduler.generation.shared_queue import HELD_WORK
 from ...types.client import Client
+from ...types.client_holdings import ClientHoldings
 from ...types.ids import SequenceId
 from ...types.output import TokenDelta
 from ..client_work import ClientWork, list_parts

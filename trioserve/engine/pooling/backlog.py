@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 import math
 
-from ...observe import ClientHoldings
 from ...scheduler.step_cost import StepRates
 from ...types.client import Client
+from ...types.client_holdings import ClientHoldings
 from ..client_work import ClientWork, list_parts
 from ..forecast import MIN_STEPS, Forecast
 from ..peer_work import ClientShare

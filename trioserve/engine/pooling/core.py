@@ -9,11 +9,11 @@ from typing import NewType, Protocol
 import trio
 
 from ...executor import Executor
-from ...scheduler.flow_queue import (
+from ...scheduler.pooling.flow_queue import (
     PoolingFlow,
     PoolingJob,
 )
-from ...scheduler.pooling import (
+from ...scheduler.pooling.scheduler import (
     PoolingCounters,
     PoolingScheduler,
     PoolingStatistics,

@@ -15,12 +15,13 @@ import trio
 
 from ...config import SchedulingPolicy
 from ...errors import InvalidParameter, QueueFull
-from ...observe import ClientHoldings, Owner
-from ...scheduler.pooling import (
+from ...observe import Owner
+from ...scheduler.pooling.scheduler import (
     PoolingCounters,
     PoolingStatistics,
 )
 from ...types.client import Client
+from ...types.client_holdings import ClientHoldings
 from ...types.model_info import ModelInfo
 from ...types.pooling import PoolingInfo, PoolingParams, PoolingRow, QueryKey
 from ..engine import Engine

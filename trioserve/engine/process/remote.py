@@ -14,7 +14,7 @@ from ...scheduler.generation.counts import (
     SchedulerCounters,
     SchedulerStatistics,
 )
-from ...scheduler.pooling import (
+from ...scheduler.pooling.scheduler import (
     PoolingCounters,
     PoolingStatistics,
 )

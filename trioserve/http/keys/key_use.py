@@ -17,7 +17,7 @@ import msgspec
 import trio
 
 from ...errors import KeyLimitReached
-from ...observe import Pace
+from ...types.pace import Pace
 from .key_file import Key
 from .siblings import Siblings
 

@@ -12,12 +12,9 @@ from ...errors import (
     BackgroundFull,
     ShuttingDown,
 )
-from ...observe import (
-    ClientHoldings,
-    Owner,
-    Pace,
-    name_owner,
-)
+from ...observe import Owner, name_owner
+from ...types.client_holdings import ClientHoldings
+from ...types.pace import Pace
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from ...errors import (
     ResponseNotFound,
     ResponseTooLarge,
 )
-from ...observe import ClientHoldings
+from ...types.client_holdings import ClientHoldings
 from ..keys.key_file import (
     Key,
     may_see,

@@ -23,7 +23,7 @@ from ...config import (
     parse_bytes,
 )
 from ...errors import StreamNotFound
-from ...observe import ClientHoldings
+from ...types.client_holdings import ClientHoldings
 from ..keys.key_file import (
     Key,
     name_key,

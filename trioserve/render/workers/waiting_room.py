@@ -15,7 +15,8 @@ import trio
 
 from ...config import RenderConfig, parse_bytes
 from ...errors import RendererFull
-from ...observe import ClientHoldings, Pace
+from ...types.client_holdings import ClientHoldings
+from ...types.pace import Pace
 
 # The cost of a request without text, in characters: half a millisecond.
 _REQUEST_CHARACTERS = 500

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trioserve.observe import Pace
+from trioserve.types.pace import Pace
 
 
 def work_off(

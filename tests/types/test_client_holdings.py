@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from trioserve.observe import ClientHoldings
+from trioserve.types.client_holdings import ClientHoldings
 
 
 def hold(**numbers: int) -> ClientHoldings:

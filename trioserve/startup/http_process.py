@@ -1,4 +1,4 @@
-"""A front process: `python -m trioserve.startup.front_process DESCRIPTOR PARENT`.
+"""A front process: `python -m trioserve.startup.http_process DESCRIPTOR PARENT`.
 
 supervisor.py starts it. It serves one socket, over an engine in another process.
 processes/http_link/messages.py has its messages.
@@ -38,7 +38,7 @@ from ..processes.http_link.messages import (
     ToFront,
 )
 from ..types.not_loaded import NotLoaded
-from .front_server import FrontServer
+from .http_server import FrontServer
 from .loaded import LoadedCore
 from .open import open_connected_engine
 

@@ -6,8 +6,8 @@ from collections import deque
 import heapq
 import itertools
 
-from ..types.client import Client
-from ..types.pooling import PoolingRow
+from ...types.client import Client
+from ...types.pooling import PoolingRow
 
 # Tokens that one level of priority is worth. A guess: a small encoder on a CPU reads this
 # many in ten seconds.
