@@ -59,7 +59,7 @@ How to read the answer
                  sockets. The p99 is read from /metrics, linear between the bounds of
                  its bucket. With the engine inside, the loop plans steps, too. Reading
                  /metrics is itself a turn of 1 to 2 ms.
-  cpu            cores that the server with its front processes, its engine process and this
+  cpu            cores that the server with its HTTP processes, its engine process and this
                  reader took.
 
   All servers of a device run at once and take turns within a round, in reversed order
@@ -304,7 +304,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     if max(parsed.streams) > most or min(parsed.streams) < 1:
         parser.error(f"--streams are 1 to {most} with these devices")
     if "model" in parsed.devices and {*FRONT_MODES} & {*parsed.modes}:
-        parser.error("several front processes are for --devices that sleep")
+        parser.error("several HTTP processes are for --devices that sleep")
     return parsed
 
 

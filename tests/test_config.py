@@ -503,7 +503,7 @@ FRONTS = {"api_processes": 2, "response_max_age": 0, "max_background_responses":
         ),
     ],
 )
-def test_several_front_processes_refuse_what_they_cannot_share(
+def test_several_http_processes_refuse_what_they_cannot_share(
     options: dict[str, object], message: str
 ) -> None:
     config = build_config(ServeConfig, FRONTS)

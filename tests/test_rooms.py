@@ -224,7 +224,7 @@ def test_a_server_starts_its_engine_before_it_imports_its_app() -> None:
     assert list_loaded(modules, large) == "[]"
 
 
-def test_the_parent_of_front_processes_imports_no_http() -> None:
+def test_the_parent_of_http_processes_imports_no_http() -> None:
     large = ("torch", "quart", "hypercorn", "trioserve.server")
     modules = "trioserve.startup.server, trioserve.startup.supervisor"
     assert list_loaded(modules, large) == "[]"

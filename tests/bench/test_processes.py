@@ -177,9 +177,9 @@ def test_a_plot_is_a_png(tmp_path: Path) -> None:
 # Servers.
 
 
-def test_several_front_processes_serve_a_device_that_sleeps() -> None:
+def test_several_http_processes_serve_a_device_that_sleeps() -> None:
     command = write_command(DEVICES["2 ms"], "4 fronts", "m", Path("f"))
-    assert command[1:] == ["-m", "kit.engines.front_server", "2 ms", "4", "f"]
+    assert command[1:] == ["-m", "kit.engines.http_processes", "2 ms", "4", "f"]
     with pytest.raises(SystemExit):
         processes.parse_arguments(["--modes", "outside,2 fronts"])
     arguments = ["--modes", "outside,2 fronts", "--devices", "2 ms"]

@@ -28,7 +28,7 @@ from trioserve.engine.process.remote import (
 )
 from trioserve.errors import EngineDied, QueueFull, ShuttingDown
 from trioserve.scheduler.generation.scheduler import Scheduler
-from trioserve.scheduler.pooling.scheduler.scheduler import PoolingScheduler
+from trioserve.scheduler.pooling.scheduler import PoolingScheduler
 from trioserve.testing.fake_device import (
     FakeDevice,
     FakeExecutor,
@@ -86,7 +86,7 @@ class Front:
 
 
 @asynccontextmanager
-async def open_front(
+async def open_client(
     host: Any, number: int, make: Callable[..., Any], **options: Any
 ) -> AsyncIterator[Front]:
     with open_streams(ours=FromEngine, theirs=ToEngine) as (near, far):
@@ -142,8 +142,8 @@ async def test_each_engine_gets_its_own_outputs(autojump_clock: MockClock) -> No
 
     async with (
         open_host(GenerationHost(core)) as host,
-        open_front(host, 0, make_token_engine) as first,
-        open_front(host, 1, make_token_engine) as second,
+        open_client(host, 0, make_token_engine) as first,
+        open_client(host, 1, make_token_engine) as second,
     ):
         async with trio.open_nursery() as nursery:
             for seed in range(6):
@@ -161,9 +161,9 @@ async def test_a_client_that_is_gone_leaves_nothing_and_disturbs_nobody(
     fresh = core.statistics()
     async with (
         open_host(GenerationHost(core)) as host,
-        open_front(host, 0, make_token_engine) as first,
+        open_client(host, 0, make_token_engine) as first,
     ):
-        async with open_front(host, 1, make_token_engine) as second:
+        async with open_client(host, 1, make_token_engine) as second:
             async with trio.open_nursery() as nursery:
                 for seed in range(3):
                     nursery.start_soon(lose, read, second.engine, 50, seed)
@@ -181,7 +181,7 @@ async def test_a_client_that_is_gone_leaves_nothing_and_disturbs_nobody(
         assert len(await read(first.engine, 5, 1)) == 5
         assert core.statistics() == fresh
         # A successor has numbers of its own.
-        async with open_front(host, 2, make_token_engine) as third:
+        async with open_client(host, 2, make_token_engine) as third:
             assert len(await read(third.engine, 5, 1)) == 5
 
 
@@ -190,8 +190,8 @@ async def test_an_engine_sees_only_its_own_work_in_the_core(
 ) -> None:
     async with (
         open_host(GenerationHost(make_core())) as host,
-        open_front(host, 0, make_token_engine) as first,
-        open_front(host, 1, make_token_engine) as second,
+        open_client(host, 0, make_token_engine) as first,
+        open_client(host, 1, make_token_engine) as second,
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(read, second.engine, 50, 1)
@@ -213,8 +213,8 @@ async def test_the_first_of_equals_goes_first_whichever_engine_has_it(
 
     async with (
         open_host(GenerationHost(make_core(max_num_seqs=1))) as host,
-        open_front(host, 0, make_token_engine) as first,
-        open_front(host, 1, make_token_engine) as second,
+        open_client(host, 0, make_token_engine) as first,
+        open_client(host, 1, make_token_engine) as second,
         trio.open_nursery() as nursery,
     ):
         for engine, name in (
@@ -237,8 +237,8 @@ async def test_a_client_has_one_share_in_all_engines(autojump_clock: MockClock) 
 
     async with (
         open_host(GenerationHost(make_core(max_num_seqs=2))) as host,
-        open_front(host, 0, make_token_engine) as first,
-        open_front(host, 1, make_token_engine) as second,
+        open_client(host, 0, make_token_engine) as first,
+        open_client(host, 1, make_token_engine) as second,
         trio.open_nursery() as nursery,
     ):
         for seed in range(4):
@@ -255,8 +255,8 @@ async def test_admission_counts_the_work_of_peers(autojump_clock: MockClock) -> 
     options = {"max_num_seqs": 1, "max_num_sequences": 4}
     async with (
         open_host(GenerationHost(make_core(max_num_seqs=1))) as host,
-        open_front(host, 0, make_token_engine, **options) as first,
-        open_front(host, 1, make_token_engine, **options) as second,
+        open_client(host, 0, make_token_engine, **options) as first,
+        open_client(host, 1, make_token_engine, **options) as second,
     ):
         fresh = second.engine.statistics()
         async with trio.open_nursery() as nursery:
@@ -283,7 +283,7 @@ async def test_a_failed_step_ends_all_engines(autojump_clock: MockClock) -> None
     with pytest.RaisesGroup(RuntimeError, flatten_subgroups=True):
         async with (
             open_host(GenerationHost(core)) as host,
-            open_front(host, 0, make_token_engine) as first,
+            open_client(host, 0, make_token_engine) as first,
         ):
             with pytest.raises(EngineDied):
                 await read(first.engine, 50, 1)
@@ -316,9 +316,9 @@ async def test_engines_that_pool_share_a_core(autojump_clock: MockClock) -> None
 
     async with (
         open_host(PoolingHost(core)) as host,
-        open_front(host, 0, make_tensor_engine) as first,
+        open_client(host, 0, make_tensor_engine) as first,
     ):
-        async with open_front(host, 1, make_tensor_engine) as second:
+        async with open_client(host, 1, make_tensor_engine) as second:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(pool, second.engine, 2)
                 results = await pool(first.engine, 1)

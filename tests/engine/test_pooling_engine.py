@@ -22,7 +22,7 @@ from trioserve.errors import (
     ShuttingDown,
     TaskNotServed,
 )
-from trioserve.scheduler.pooling.scheduler.scheduler import PoolingScheduler
+from trioserve.scheduler.pooling.scheduler import PoolingScheduler
 from trioserve.testing.fake_device import (
     FakeExecutor,
     FakePoolingDevice,

@@ -17,7 +17,7 @@ from trioserve.errors import ContextLengthExceeded, InvalidParameter, TaskNotSer
 from trioserve.frontend import PoolingEngine, ScoreOptions
 from trioserve.render import TextOptions
 from trioserve.render.pooling.vectors import read_floats
-from trioserve.scheduler.pooling.scheduler.scheduler import PoolingScheduler
+from trioserve.scheduler.pooling.scheduler import PoolingScheduler
 from trioserve.testing.fake_device import (
     FakeExecutor,
     FakePoolingDevice,

@@ -15,8 +15,8 @@ from trioserve.scheduler.generation.sequence import (
     Flow,
     Sequence,
 )
-from trioserve.scheduler.pooling.scheduler.flow_queue import PoolingFlow
-from trioserve.scheduler.pooling.scheduler.scheduler import PoolingScheduler
+from trioserve.scheduler.pooling.flow_queue import PoolingFlow
+from trioserve.scheduler.pooling.scheduler import PoolingScheduler
 from trioserve.testing.fake_device import FakeDevice, FakePoolingDevice
 from trioserve.types.client import Client
 from trioserve.types.ids import SequenceId

@@ -9,11 +9,11 @@ from examples import examples
 from hypothesis import given, settings, strategies as st
 import pytest
 
-from trioserve.scheduler.pooling.scheduler.flow_queue import (
+from trioserve.scheduler.pooling.flow_queue import (
     PoolingFlow,
     PoolingJob,
 )
-from trioserve.scheduler.pooling.scheduler.scheduler import (
+from trioserve.scheduler.pooling.scheduler import (
     PoolingCounters,
     PoolingScheduler,
     PoolingStatistics,

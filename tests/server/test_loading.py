@@ -14,9 +14,9 @@ import trio
 from trioserve.config import ServeConfig, build_config
 from trioserve.errors import WeightsNotFound
 from trioserve.frontend import PoolingEngine, TextEngine
-from trioserve.startup import http_server as front_server
+from trioserve.startup import http_server
 from trioserve.startup.address import open_address
-from trioserve.startup.http_server import FrontServer
+from trioserve.startup.http_server import HttpServer
 from trioserve.testing.server import open_fake_server
 
 PROMPT = {"prompt": "Hi", "max_tokens": 3}
@@ -30,8 +30,8 @@ def plain_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     async def settle() -> None:
         await trio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(front_server, "prepare_interpreter", lambda: None)
-    monkeypatch.setattr(front_server, "settle_interpreter", settle)
+    monkeypatch.setattr(http_server, "prepare_interpreter", lambda: None)
+    monkeypatch.setattr(http_server, "settle_interpreter", settle)
 
 
 class Load:
@@ -64,13 +64,13 @@ class Load:
 @asynccontextmanager
 async def open_server(
     load: Load, on_ready: Callable[[str], None], **options: Any
-) -> AsyncIterator[tuple[FrontServer, httpx.AsyncClient, trio.Event]]:
+) -> AsyncIterator[tuple[HttpServer, httpx.AsyncClient, trio.Event]]:
     """Serve, without waiting for the model; the event is set at the end of the server."""
     has_ended = trio.Event()
     config = build_config(ServeConfig, {"port": 0})
     with open_address(config.bind) as sock, trio.fail_after(60):
         port = sock.getsockname()[1]
-        server = FrontServer(config, sock)
+        server = HttpServer(config, sock)
 
         async def serve() -> None:
             await server.serve(
@@ -141,13 +141,13 @@ async def test_a_load_that_fails_ends_the_server(tokenizer_folder: Path) -> None
 async def test_a_server_beside_others_listens_when_its_model_is_loaded(
     tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listen, seen = front_server.start_listening, list[int]()
+    listen, seen = http_server.start_listening, list[int]()
 
     def start_listening(*arguments: Any) -> None:
         seen.append(load.num_open)
         listen(*arguments)
 
-    monkeypatch.setattr(front_server, "start_listening", start_listening)
+    monkeypatch.setattr(http_server, "start_listening", start_listening)
     load, ready = Load(tokenizer_folder), list[str]()
     load.may_end.set()
     async with open_server(load, ready.append, waits_for_engine=True) as opened:

@@ -207,7 +207,7 @@ async def test_no_series_tells_when_a_counter_was_created(
 
 
 def test_numbers_of_the_engine_are_not_added_up() -> None:
-    """All front processes have the same ones."""
+    """All HTTP processes have the same ones."""
     joins = {each.name: each.joins for each in METRICS}
     assert joins["trioserve_steps_total"] == joins["trioserve_kv_cache_blocks"] == "own"
     assert joins["trioserve_num_prompt_tokens_waiting"] == "own"

@@ -38,7 +38,7 @@ _COMMANDS = (
     ["-m", "trioserve", "run-batch"],
     ["-m", "trioserve.testing.supervisor_process"],
     ["-P", "-m", "trioserve.startup.engine_process"],
-    ["-P", "-m", "trioserve.startup.front_process"],
+    ["-P", "-m", "trioserve.startup.http_process"],
     ["-P", "-m", "trioserve.startup.stage_process"],
     ["-P", "-m", "trioserve.testing.fake_engine_process"],
 )
@@ -47,7 +47,7 @@ _COMMANDS = (
 _MODULES = (
     "trioserve.server.app",
     "trioserve.startup.engine_process",
-    "trioserve.startup.front_process",
+    "trioserve.startup.http_process",
     "trioserve.startup.front_server",
     "trioserve.startup.one_process",
     "trioserve.startup.stage_process",

@@ -217,7 +217,7 @@ class ProcessConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindConfig:
-    """Address, front processes and log of `trioserve serve`. Others have their own.
+    """Address, HTTP processes and log of `trioserve serve`. Others have their own.
 
     Args:
       host: Address to listen on; 0.0.0.0 for all.
@@ -226,7 +226,7 @@ class BindConfig:
       tls_certfile: Certificate of the server and those above it, as PEM; the server then
         speaks TLS. SIGHUP reads it again.
       tls_keyfile: Key of the certificate, as PEM, without a password.
-      api_processes: Front processes, which serve HTTP on one port and share one engine. Each
+      api_processes: HTTP processes, which serve HTTP on one port and share one engine. Each
         has its own renderer workers and its own bounds of memory and connections.
       log_level: Least severe level that is logged to stderr.
     """

@@ -43,10 +43,10 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         if self.bind.api_processes > 1:
-            self._check_front_processes()
+            self._check_http_processes()
 
-    def _check_front_processes(self) -> None:
-        """Refuse options that several front processes cannot obey."""
+    def _check_http_processes(self) -> None:
+        """Refuse options that several HTTP processes cannot obey."""
         if not self.process.engine_process:
             raise InvalidConfig(
                 "api_processes",

@@ -1,6 +1,6 @@
 """The open work of other engines on the same core, for admission and forecasts.
 
-With several front processes, each has an engine, and all of them share the core. Each tells
+With several HTTP processes, each has an engine, and all of them share the core. Each tells
 the others its work. A report is some milliseconds old, so together they may exceed a
 bound by the requests of that time.
 """

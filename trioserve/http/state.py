@@ -62,7 +62,7 @@ class ServerState:
       keys: that clients must show.
       engine: None until the model is loaded.
       has_loaded: set by callers that set the engine after the app was started.
-      siblings: the other front processes; None if this process is the only one.
+      siblings: the other HTTP processes; None if this process is the only one.
       loop_stall: an instrument. The owner of the event loop adds it to the loop.
     """
 

@@ -9,9 +9,9 @@
     stage_process     one stage of a pipeline, in a process of its own
     engine_task       keeps an engine running as long as a block
     server            `trioserve serve`: signals, and the exit code
-    one_process, front_server    HTTP beside the load, and inside the engine's block
-    supervisor        several front processes, and the engine process for all of them
-    front_process     one of them: front_server, and a link to the others
+    one_process, http_server    HTTP beside the load, and inside the engine's block
+    supervisor        several HTTP processes, and the engine process for all of them
+    http_process     one of them: http_server, and a link to the others
     plugins           loads logits processors by name
     shortage          turns a lack of memory into one sentence
 

@@ -1,4 +1,4 @@
-"""A front process: `python -m trioserve.startup.http_process DESCRIPTOR PARENT`.
+"""An HTTP process: `python -m trioserve.startup.http_process DESCRIPTOR PARENT`.
 
 supervisor.py starts it. It serves one socket, over an engine in another process.
 processes/http_link/messages.py has its messages.
@@ -26,19 +26,19 @@ from ..frontend import PoolingEngine, TextEngine
 from ..http.keys.key_use import KeyTokens
 from ..observe.log_lines import set_up_logging
 from ..processes import MessageStream, beat, run_as_child
-from ..processes.http_link import FrontLink
+from ..processes.http_link import ParentLink
 from ..processes.http_link.messages import (
     Alive,
     Drained,
     EngineLost,
-    FrontReady,
+    HttpReady,
     Order,
     OrderKind,
-    StartFront,
-    ToFront,
+    StartHttp,
+    ToHttp,
 )
 from ..types.not_loaded import NotLoaded
-from .http_server import FrontServer
+from .http_server import HttpServer
 from .loaded import LoadedCore
 from .open import open_connected_engine
 
@@ -46,11 +46,11 @@ from .open import open_connected_engine
 async def main(stream: MessageStream[Any]) -> None:
     """Serve the socket of the first message."""
     begin = await stream.receive()
-    assert isinstance(begin, StartFront), "StartFront comes first"
-    set_up_logging(begin.log_level, origin=f"front {begin.slot}")
+    assert isinstance(begin, StartHttp), "StartHttp comes first"
+    set_up_logging(begin.log_level, origin=f"http {begin.slot}")
     last: object = None
     try:
-        await _Front(begin, stream).run()
+        await _HttpProcess(begin, stream).run()
     except* StartupError as errors:
         error = find_first(errors)
         assert isinstance(error, StartupError), "the clause takes no other"
@@ -66,7 +66,7 @@ async def main(stream: MessageStream[Any]) -> None:
 
 
 class _State(msgspec.Struct, frozen=True):
-    """The work of a front process, for its siblings."""
+    """The work of an HTTP process, for its siblings."""
 
     work: PeerWork
     tokens: tuple[KeyTokens, ...]
@@ -75,21 +75,19 @@ class _State(msgspec.Struct, frozen=True):
 _DECODER = msgspec.msgpack.Decoder(_State)
 
 
-class _Front:
+class _HttpProcess:
     """The server of this process, and its link to the others.
 
     Raises:
       StartupError: a key or a certificate cannot be used.
     """
 
-    def __init__(self, begin: StartFront, stream: MessageStream[Any]) -> None:
+    def __init__(self, begin: StartHttp, stream: MessageStream[Any]) -> None:
         self._config = begin.config
         self._is_successor = begin.is_successor
         self._first_id = find_first_id(begin.number)
-        self._link = FrontLink(begin.slot, stream)
-        self._server = FrontServer(
-            begin.config, socket.socket(fileno=begin.sock.number)
-        )
+        self._link = ParentLink(begin.slot, stream)
+        self._server = HttpServer(begin.config, socket.socket(fileno=begin.sock.number))
         self._state = self._server.state
         self._state.siblings = self._link
         self._state.key_uses.on_charge = self._link.note_change
@@ -125,8 +123,8 @@ class _Front:
         async with open_connected_engine(
             self._config.engine, self._connect, first_id=self._first_id
         ) as served:
-            for front, work in self._early.items():
-                served.engine.set_peer(front, work)
+            for member, work in self._early.items():
+                served.engine.set_peer(member, work)
             self._early.clear()
             served.engine.on_work = self._link.note_change
             yield served
@@ -146,7 +144,7 @@ class _Front:
         )
 
     def _note_ready(self, address: str) -> None:
-        self._link.send_nowait(FrontReady(address=address))
+        self._link.send_nowait(HttpReady(address=address))
         self._is_ready.set()
 
     async def _publish(self) -> None:
@@ -158,7 +156,7 @@ class _Front:
         self._link.send_nowait(Drained())
         await self._may_close.wait()
 
-    # The door of FrontLink.
+    # The door of ParentLink.
 
     def describe_state(self) -> bytes:
         assert self._state.engine is not None, "it is there before the server is ready"
@@ -168,19 +166,19 @@ class _Front:
         )
         return msgspec.msgpack.encode(state)
 
-    def take_state(self, front: int, state: bytes) -> None:
+    def take_state(self, member: int, state: bytes) -> None:
         seen = _DECODER.decode(state)
-        self._state.key_uses.take_tokens(front, seen.tokens)
+        self._state.key_uses.take_tokens(member, seen.tokens)
         if self._state.engine is None:
-            self._early[front] = seen.work
+            self._early[member] = seen.work
         else:
-            self._state.engine.engine.set_peer(front, seen.work)
+            self._state.engine.engine.set_peer(member, seen.work)
 
-    def forget(self, front: int) -> None:
-        self._state.key_uses.forget(front)
-        self._early.pop(front, None)
+    def forget(self, member: int) -> None:
+        self._state.key_uses.forget(member)
+        self._early.pop(member, None)
         if self._state.engine is not None:
-            self._state.engine.engine.set_peer(front, None)
+            self._state.engine.engine.set_peer(member, None)
 
     async def answer(self, question: bytes) -> bytes:
         from ..server.admin.live_requests import answer_sibling
@@ -207,4 +205,4 @@ async def _describe_end() -> str:
 
 
 if __name__ == "__main__":
-    run_as_child(main, receives=ToFront)
+    run_as_child(main, receives=ToHttp)

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 _RELOAD_SECONDS = 5.0
 
 
-class FrontServer:
+class HttpServer:
     """Serves one socket.
 
     Args:

@@ -7,7 +7,7 @@ from functools import partial
 import socket
 
 from ..config import ServeConfig
-from .http_server import FrontServer
+from .http_server import HttpServer
 from .open import open_served_engine
 
 
@@ -25,7 +25,7 @@ class OneProcess:
         self._open_engine = partial(
             open_served_engine, config.engine, process=config.process.engine_process
         )
-        self._server = FrontServer(config, sock)
+        self._server = HttpServer(config, sock)
 
     @property
     def is_draining(self) -> bool:

@@ -1,7 +1,7 @@
 """`trioserve serve`: signals outside, and inside either of
 
     one process         one_process.py: HTTP inside the engine's block
-    front processes     supervisor.py: HTTP in several processes, and the engine in another
+    HTTP processes     supervisor.py: HTTP in several processes, and the engine in another
 
 The first signal drains, the second cancels; SIGUSR1 logs the stalls of the event loop. At the
 longest a stop takes drain_timeout, two seconds for the ends of streams, and one step.
@@ -24,7 +24,7 @@ from ..config import HttpConfig, ServeConfig
 from ..config.flags import write_flags
 from ..engine.core import EngineProcessDied
 from ..errors import EngineDied, StartupError, find_first
-from ..processes.http_link import FrontProcessDied
+from ..processes.http_link import HttpProcessDied
 from ..types.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -111,10 +111,10 @@ class Server:
             # The engine has logged the cause. This line repeats it, last and short.
             error = find_first(errors)
             cause = error.__cause__ if isinstance(error, EngineDied) else error
-            is_front = isinstance(cause, FrontProcessDied)
-            is_told = is_front or isinstance(cause, EngineProcessDied)
+            is_http = isinstance(cause, HttpProcessDied)
+            is_told = is_http or isinstance(cause, EngineProcessDied)
             text = str(cause) if is_told else repr(cause)
-            part = "a front process" if is_front else "the engine"
+            part = "an HTTP process" if is_http else "the engine"
             logger.critical("%s failed, so the server ends: %s", part, text)
             self._exit_code = 3
         # Outside of the clause; see render/workers/together.py.

@@ -1,10 +1,10 @@
-"""A server with several front processes: this process starts all others, and serves nothing.
+"""A server with several HTTP processes: this process starts all others, and serves nothing.
 
-    this process        signals, the engine process, the front processes, their hub
+    this process        signals, the engine process, the HTTP processes, their hub
       engine process    one engine for all
-      front processes   HTTP and renderers, each with a socket and a connection to the engine
+      HTTP processes   HTTP and renderers, each with a socket and a connection to the engine
 
-Each front process has a socket of its own with the same address (SO_REUSEPORT). The system
+Each HTTP process has a socket of its own with the same address (SO_REUSEPORT). The system
 spreads connections over all that listen, evenly and not by their load. One socket for all
 would lose no connection that waits while its process dies, but processes that wake first would
 take most: of 128 connections, 4 processes took 3 to 56. This process keeps no copy, so no
@@ -28,7 +28,7 @@ from ..engine.process.messages import AddClient, EngineLoaded
 from ..engine.restarts import Restarts
 from ..processes import Child, Descriptor, PeerGone, open_child
 from ..processes.http_link import (
-    FrontProcessDied,
+    HttpProcessDied,
     Hub,
     SilenceWatch,
 )
@@ -37,11 +37,11 @@ from ..processes.http_link.messages import (
     ConnectEngine,
     Drained,
     EngineLost,
-    FromFront,
-    FrontReady,
+    FromHttp,
+    HttpReady,
     Order,
     OrderKind,
-    StartFront,
+    StartHttp,
 )
 from ..types.not_loaded import NotLoaded
 from .address import open_copy, share_address
@@ -49,7 +49,7 @@ from .open import load_engine
 
 logger = logging.getLogger(__name__)
 
-# The time for front processes to end: their requests get an error, and logs their last lines.
+# The time for HTTP processes to end: their requests get an error, and logs their last lines.
 # An engine that has failed gives requests a second (engine/requests.py).
 _END_SECONDS: Final = 3.0
 
@@ -58,14 +58,14 @@ _AFTER_DRAIN_SECONDS: Final = 5.0
 
 
 class Supervisor:
-    """Starts the processes of a server, and replaces front processes that die.
+    """Starts the processes of a server, and replaces HTTP processes that die.
 
     Args:
       sock: bound, not listening.
 
     Attributes:
       engine_module: the module of the engine process.
-      max_silent_seconds: a front process that sends nothing for so long is ended. Many times
+      max_silent_seconds: an HTTP process that sends nothing for so long is ended. Many times
         the longest stall of an event loop on a machine with too much work.
     """
 
@@ -77,14 +77,14 @@ class Supervisor:
         self._sock = sock
         self._hub = Hub()
         # Those that run, by number.
-        self._fronts: dict[int, Child] = {}
+        self._members: dict[int, Child] = {}
         self._ready: set[int] = set()
         self._drained: set[int] = set()
         self._num_started = 0
         self._num_slots = config.bind.api_processes
         self._all_slots_ended = trio.Event()
         self._has_drain_begun = trio.Event()
-        # Front processes that have to be ready before the server is.
+        # HTTP processes that have to be ready before the server is.
         self._num_missing = config.bind.api_processes
         self._restarts = Restarts()
         self._loaded: EngineLoaded | None = None
@@ -101,7 +101,7 @@ class Supervisor:
 
         Raises:
           StartupError: the model cannot be served.
-          EngineProcessDied, FrontProcessDied
+          EngineProcessDied, HttpProcessDied
         """
         share_address(self._sock)
         async with open_child(
@@ -127,7 +127,7 @@ class Supervisor:
     async def _run(self, engine: Child, on_ready: Callable[[str], None]) -> None:
         async with trio.open_nursery() as nursery:
             for slot in range(self._num_slots):
-                start = partial(self._run_front, slot, engine, on_ready)
+                start = partial(self._run_member, slot, engine, on_ready)
                 nursery.start_soon(self._hold_slot, slot, start)
             self._loaded = await load_engine(
                 engine, self._config.engine, "all", is_shared=True
@@ -140,7 +140,7 @@ class Supervisor:
             nursery.cancel_scope.cancel()
 
     async def _watch_engine(self, engine: Child) -> None:
-        """Wait for the end of the engine process, and give front processes time to end.
+        """Wait for the end of the engine process, and give HTTP processes time to end.
 
         Raises:
           EngineProcessDied: they have not ended in time.
@@ -154,51 +154,51 @@ class Supervisor:
         raise EngineProcessDied(self._engine_end)
 
     async def _limit_drain(self) -> None:
-        """End front processes that do not end by themselves after a drain."""
+        """End HTTP processes that do not end by themselves after a drain."""
         await self._has_drain_begun.wait()
         if not self._num_missing:
             # A successor that is not ready has no requests, so nobody waits for it.
-            for number in self._fronts.keys() - self._ready:
-                await self._fronts[number].kill()
+            for number in self._members.keys() - self._ready:
+                await self._members[number].kill()
         await trio.sleep(self._config.http.drain_timeout + _AFTER_DRAIN_SECONDS)
-        num_left = len(self._fronts.keys() - self._drained)
-        logger.error("%d front processes have not drained, and are ended", num_left)
+        num_left = len(self._members.keys() - self._drained)
+        logger.error("%d HTTP processes have not drained, and are ended", num_left)
         self._all_slots_ended.set()
 
     async def _hold_slot(self, slot: int, start: Callable[[], Awaitable[str]]) -> None:
-        """Run a front process, and then its successors.
+        """Run an HTTP process, and then its successors.
 
         Raises:
           StartupError: the first one cannot start.
-          FrontProcessDied
+          HttpProcessDied
         """
         while True:
             text = await start()
             if self.is_draining or self._engine_has_ended.is_set():
                 break
             if self._num_missing or not self._restarts.take():
-                raise FrontProcessDied(text)
+                raise HttpProcessDied(text)
             logger.error("%s; its requests are lost, and another one begins", text)
         self._close_drained()
         self._num_slots -= 1
         if not self._num_slots:
             self._all_slots_ended.set()
 
-    async def _run_front(
+    async def _run_member(
         self, slot: int, engine: Child, on_ready: Callable[[str], None]
     ) -> str:
-        """Run a front process until it ends; returns a description of its end."""
+        """Run an HTTP process until it ends; returns a description of its end."""
         number = self._num_started
         self._num_started += 1
         async with (
             open_child(
                 "trioserve.startup.http_process",
-                receives=FromFront,
-                name=f"front process {slot}",
+                receives=FromHttp,
+                name=f"HTTP process {slot}",
             ) as child,
             _ending(child),
         ):
-            self._fronts[number] = child
+            self._members[number] = child
             self._send_start(number, slot)
             self._hub.join(number, child.stream)
             watch = SilenceWatch(child.kill, limit=self.max_silent_seconds)
@@ -210,17 +210,17 @@ class Supervisor:
                     text = await self._receive(number, slot, watch, on_ready)
                     nursery.cancel_scope.cancel()
             finally:
-                del self._fronts[number]
+                del self._members[number]
                 self._ready.discard(number)
                 self._drained.discard(number)
                 self._hub.leave(number)
         return text
 
     def _send_start(self, number: int, slot: int) -> None:
-        stream = self._fronts[number].stream
+        stream = self._members[number].stream
         with open_copy(self._sock) as sock:
             stream.send_nowait(
-                StartFront(
+                StartHttp(
                     config=self._config,
                     number=number,
                     slot=slot,
@@ -233,7 +233,7 @@ class Supervisor:
             stream.send_nowait(Order("drain"))
 
     async def _connect(self, number: int, engine: Child) -> None:
-        """Connect a front process and the engine, when its model is loaded."""
+        """Connect an HTTP process and the engine, when its model is loaded."""
         await self._has_loaded.wait()
         assert self._loaded is not None, "the engine has answered"
         ours, theirs = socket.socketpair()
@@ -241,7 +241,7 @@ class Supervisor:
             engine.stream.send_nowait(
                 AddClient(number=number, connection=Descriptor(ours.fileno()))
             )
-            self._fronts[number].stream.send_nowait(
+            self._members[number].stream.send_nowait(
                 ConnectEngine(
                     info=self._loaded.info,
                     pooling=self._loaded.pooling,
@@ -256,15 +256,15 @@ class Supervisor:
         watch: SilenceWatch,
         on_ready: Callable[[str], None],
     ) -> str:
-        """Carry out the messages of a front process; returns how it ended."""
-        child = self._fronts[number]
+        """Carry out the messages of an HTTP process; returns how it ended."""
+        child = self._members[number]
         while True:
             try:
                 message = await child.stream.receive()
             except PeerGone:
                 if watch.has_ended:
                     seconds = self.max_silent_seconds
-                    return f"front process {slot} said nothing for {seconds} s"
+                    return f"HTTP process {slot} said nothing for {seconds} s"
                 return await child.describe_end()
             watch.note_message()
             match message:
@@ -272,7 +272,7 @@ class Supervisor:
                     pass
                 case NotLoaded():
                     self._refuse(slot, message)
-                case FrontReady(address=address):
+                case HttpReady(address=address):
                     self._hub.take(number, message)
                     watch.begin()
                     self._ready.add(number)
@@ -284,15 +284,15 @@ class Supervisor:
                     # The process of the engine says why.
                     with trio.move_on_after(_END_SECONDS):
                         await self._engine_has_ended.wait()
-                    return f"front process {slot} has lost the engine"
+                    return f"HTTP process {slot} has lost the engine"
                 case _:
                     self._hub.take(number, message)
 
     def _refuse(self, slot: int, message: NotLoaded) -> NoReturn:
         if self._num_missing:
             raise message.restore()
-        raise FrontProcessDied(
-            f"front process {slot} cannot start again: {message.reason}"
+        raise HttpProcessDied(
+            f"HTTP process {slot} cannot start again: {message.reason}"
         )
 
     def _note_ready(self, address: str, on_ready: Callable[[str], None]) -> None:
@@ -302,21 +302,21 @@ class Supervisor:
                 on_ready(address)
 
     def _close_drained(self) -> None:
-        """End the front processes if no request is left in any of them.
+        """End the HTTP processes if no request is left in any of them.
 
         Until then all of them answer, so that clients learn that the server drains.
         """
-        if self.is_draining and self._drained >= self._fronts.keys():
+        if self.is_draining and self._drained >= self._members.keys():
             self._order("close")
 
     def _order(self, kind: OrderKind) -> None:
-        for child in self._fronts.values():
+        for child in self._members.values():
             child.stream.send_nowait(Order(kind))
 
 
 @asynccontextmanager
 async def _ending(child: Child) -> AsyncIterator[None]:
-    """Let a front process end its requests and write its logs behind the block."""
+    """Let an HTTP process end its requests and write its logs behind the block."""
     try:
         yield
     finally:

@@ -1,6 +1,6 @@
 """`python -m trioserve.testing.supervisor_process OPTIONS`: a server with a fake engine.
 
-It has several real front processes. OPTIONS is a JSON object of the options of `trioserve
+It has several real HTTP processes. OPTIONS is a JSON object of the options of `trioserve
 serve`, and `model` is a folder with a tokenizer, for example from make_folder.
 """
 

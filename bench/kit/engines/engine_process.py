@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # The environment variable that names the device of an engine process.
 DEVICE_VARIABLE = "TRIOSERVE_BENCH_DEVICE"
 
-# The variable that is set if front_server.py has started it, for several front processes.
+# The variable that is set if http_processes.py has started it, for several HTTP processes.
 SHARED_VARIABLE = "TRIOSERVE_BENCH_SHARED"
 
 

@@ -1,8 +1,8 @@
 """A server of a model or of a sleeping device, with its engine inside or outside.
 
 `python -m kit.engines.server DEVICE MODE FOLDER` serves a sleeping device, with the
-tokenizer in a folder. `python -m kit.engines.front_server DEVICE NUMBER FOLDER` does so by
-several front processes.
+tokenizer in a folder. `python -m kit.engines.http_processes DEVICE NUMBER FOLDER` does so by
+several HTTP processes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ import trio
 # The place of the engine: inside the server's process, or outside.
 MODES = ("inside", "outside")
 
-# Several front processes, and their number. The engine is outside.
+# Several HTTP processes, and their number. The engine is outside.
 FRONT_MODES = {"2 fronts": 2, "4 fronts": 4}
 
 
 def write_command(device: Device, mode: str, model: str, folder: Path) -> list[str]:
     """Write the command that starts a server."""
     if mode in FRONT_MODES:
-        command = [sys.executable, "-m", "kit.engines.front_server"]
+        command = [sys.executable, "-m", "kit.engines.http_processes"]
         return [*command, device.name, str(FRONT_MODES[mode]), str(folder)]
     if device.step_seconds is not None:
         command = [sys.executable, "-m", "kit.engines.server"]

@@ -136,7 +136,7 @@ async def look_at(server: RunningServer, readers: Readers) -> Look:
     return Look(
         metrics=await fetch_metrics(server.url),
         at=trio.current_time(),
-        # Front processes belong to the server.
+        # HTTP processes belong to the server.
         server_cpu=sum(read_cpu_seconds(pid) for pid in pids if pid not in engines),
         engine_cpu=sum(map(read_cpu_seconds, engines)),
         reader_cpu=time.process_time(),

@@ -81,7 +81,7 @@ async def test_a_new_limit_is_for_the_use_so_far(
     assert [each.key.name for each in uses.list_all()] == ["bob"]
 
 
-async def test_front_processes_share_the_tokens_of_a_key(
+async def test_http_processes_share_the_tokens_of_a_key(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     first, second, third = KeyUses(), KeyUses(), KeyUses()
@@ -114,7 +114,7 @@ async def test_front_processes_share_the_tokens_of_a_key(
 
 
 class FullSiblings:
-    """Other front processes, which have all places of each key."""
+    """Other HTTP processes, which have all places of each key."""
 
     is_first = True
 

@@ -1,4 +1,4 @@
-"""The hub passes on what front processes tell each other, and counts places for all of them."""
+"""The hub passes on what HTTP processes tell each other, and counts places for all of them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from trioserve.processes.http_link.messages import (
     Answer,
     Answered,
     Ask,
-    FrontReady,
     GiveBackPlace,
+    HttpReady,
     NumAsked,
     PeerGone,
     PeerState,
@@ -20,15 +20,15 @@ from trioserve.processes.http_link.messages import (
 from trioserve.processes.http_link.places import Places
 
 
-class Front:
-    """A front process, as the hub sees it."""
+class Member:
+    """An HTTP process, as the hub sees it."""
 
     def __init__(self, hub: Hub, number: int) -> None:
         self.number = number
         self._hub = hub
         self._received: list[object] = []
         hub.join(number, self)
-        hub.take(number, FrontReady(address="here"))
+        hub.take(number, HttpReady(address="here"))
 
     def send_nowait(self, message: object) -> None:
         self._received.append(message)
@@ -42,39 +42,39 @@ class Front:
         self._hub.take(self.number, message)
 
 
-def open_fronts(number: int) -> tuple[Hub, list[Front]]:
+def open_members(number: int) -> tuple[Hub, list[Member]]:
     hub = Hub()
-    return hub, [Front(hub, each) for each in range(number)]
+    return hub, [Member(hub, each) for each in range(number)]
 
 
 def test_a_state_goes_to_all_others_and_to_those_that_come_later() -> None:
-    hub, [first, second, third] = open_fronts(3)
+    hub, [first, second, third] = open_members(3)
     first.send(PublishState(b"a"))
     first.send(PublishState(b"b"))
     assert first.read() == []
     states = [PeerState(0, b"a"), PeerState(0, b"b")]
     assert second.read() == third.read() == states
-    assert Front(hub, 3).read() == [PeerState(0, b"b")]
+    assert Member(hub, 3).read() == [PeerState(0, b"b")]
 
 
-def test_others_learn_that_a_front_process_has_ended() -> None:
-    hub, [first, second] = open_fronts(2)
+def test_others_learn_that_a_http_process_has_ended() -> None:
+    hub, [first, second] = open_members(2)
     first.send(PublishState(b"a"))
     second.read()
     hub.leave(0)
     assert second.read() == [PeerGone(0)]
-    assert Front(hub, 2).read() == []
+    assert Member(hub, 2).read() == []
 
 
-def take(front: Front, limit: int = 2) -> bool:
-    front.send(TakePlace(number=7, key="ann", limit=limit))
-    [answer] = front.read()
+def take(member: Member, limit: int = 2) -> bool:
+    member.send(TakePlace(number=7, key="ann", limit=limit))
+    [answer] = member.read()
     assert isinstance(answer, PlaceTaken) and answer.number == 7
     return answer.is_taken
 
 
-def test_all_front_processes_together_keep_to_the_limit_of_a_key() -> None:
-    hub, [first, second] = open_fronts(2)
+def test_all_http_processes_together_keep_to_the_limit_of_a_key() -> None:
+    hub, [first, second] = open_members(2)
     assert take(first) and take(second)
     assert not take(first) and not take(second)
     second.send(GiveBackPlace("ann"))
@@ -94,7 +94,7 @@ def test_places_of_one_key_are_not_those_of_another_one() -> None:
 
 
 def test_a_question_is_answered_by_each_of_the_others() -> None:
-    _, [first, second, third] = open_fronts(3)
+    _, [first, second, third] = open_members(3)
     first.send(Ask(number=5, question=b"?"))
     assert first.read() == [NumAsked(number=5, num_asked=2)]
     [question] = second.read()
@@ -106,15 +106,15 @@ def test_a_question_is_answered_by_each_of_the_others() -> None:
     assert first.read() == answers
 
 
-def test_a_front_process_that_does_not_serve_yet_is_not_asked() -> None:
-    hub, [first] = open_fronts(1)
+def test_a_http_process_that_does_not_serve_yet_is_not_asked() -> None:
+    hub, [first] = open_members(1)
     hub.join(1, first)
     first.send(Ask(number=5, question=b"?"))
     assert first.read() == [NumAsked(number=5, num_asked=0)]
 
 
-def test_nobody_waits_for_the_answer_of_a_front_process_that_has_ended() -> None:
-    hub, [first, second, third] = open_fronts(3)
+def test_nobody_waits_for_the_answer_of_a_http_process_that_has_ended() -> None:
+    hub, [first, second, third] = open_members(3)
     first.send(Ask(number=5, question=b"?"))
     first.read()
     [question] = third.read()

@@ -1,4 +1,4 @@
-"""Front processes in one event loop, in virtual time: states, places, questions and orders."""
+"""HTTP processes in one event loop, in virtual time: states, places, questions and orders."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trioserve.processes import MessageStream
 from trioserve.processes.http_link import (
-    FrontLink,
     Hub,
+    ParentLink,
 )
 from trioserve.processes.http_link.messages import (
-    FromFront,
-    FrontReady,
+    FromHttp,
+    HttpReady,
     Order,
     OrderKind,
-    ToFront,
+    ToHttp,
 )
 from trioserve.testing.processes import open_streams
 
@@ -28,7 +28,7 @@ from trioserve.testing.processes import open_streams
 class Front:
     """A server that records its messages."""
 
-    def __init__(self, link: FrontLink) -> None:
+    def __init__(self, link: ParentLink) -> None:
         self.link = link
         self.state = b"new"
         self.seen: dict[int, list[bytes]] = {}
@@ -38,11 +38,11 @@ class Front:
     def describe_state(self) -> bytes:
         return self.state
 
-    def take_state(self, front: int, state: bytes) -> None:
-        self.seen.setdefault(front, []).append(state)
+    def take_state(self, member: int, state: bytes) -> None:
+        self.seen.setdefault(member, []).append(state)
 
-    def forget(self, front: int) -> None:
-        del self.seen[front]
+    def forget(self, member: int) -> None:
+        del self.seen[member]
 
     async def answer(self, question: bytes) -> bytes:
         if self.hangs:
@@ -56,26 +56,26 @@ class Front:
 
 
 @asynccontextmanager
-async def open_fronts(number: int) -> AsyncIterator[tuple[list[Front], Any]]:
-    """Yield front processes, and a function that sends one of them an order."""
-    hub, fronts, streams = Hub(), [], []
+async def open_members(number: int) -> AsyncIterator[tuple[list[Member], Any]]:
+    """Yield HTTP processes, and a function that sends one of them an order."""
+    hub, members, streams = Hub(), [], []
     with ExitStack() as stack:
         async with trio.open_nursery() as nursery:
             for each in range(number):
                 near, far = stack.enter_context(
-                    open_streams(ours=ToFront, theirs=FromFront)
+                    open_streams(ours=ToHttp, theirs=FromHttp)
                 )
-                front = Front(FrontLink(each, near))
+                member = Member(ParentLink(each, near))
                 hub.join(each, far)
                 nursery.start_soon(near.run)  # noqa: ASYNC113 (all begin below)
                 nursery.start_soon(far.run)  # noqa: ASYNC113
                 nursery.start_soon(serve, hub, each, far)  # noqa: ASYNC113
-                nursery.start_soon(front.link.run, front)
-                front.link.send_nowait(FrontReady(address="here"))
-                fronts.append(front)
+                nursery.start_soon(member.link.run, member)
+                member.link.send_nowait(HttpReady(address="here"))
+                members.append(member)
                 streams.append(far)
             await wait_all_tasks_blocked()
-            yield fronts, lambda to, kind: streams[to].send_nowait(Order(kind))
+            yield members, lambda to, kind: streams[to].send_nowait(Order(kind))
             nursery.cancel_scope.cancel()
 
 
@@ -87,7 +87,7 @@ async def serve(hub: Hub, number: int, stream: MessageStream[Any]) -> None:
 async def test_a_state_is_sent_when_it_has_changed_and_not_too_often(
     autojump_clock: MockClock,
 ) -> None:
-    async with open_fronts(2) as ([first, second], _), trio.open_nursery() as nursery:
+    async with open_members(2) as ([first, second], _), trio.open_nursery() as nursery:
         nursery.start_soon(first.link.publish, first)
         await trio.sleep(1)
         assert second.seen == {0: [b"new"]}
@@ -109,27 +109,27 @@ async def test_a_state_is_sent_when_it_has_changed_and_not_too_often(
 
 
 async def test_the_answers_of_all_others_are_returned() -> None:
-    async with open_fronts(3) as (fronts, _):
-        for front, state in zip(fronts, (b"a", b"b", b"c")):
-            front.state = state
-        assert sorted(await fronts[0].link.ask(b"?")) == [b"?b", b"?c"]
-    async with open_fronts(1) as ([alone], _):
+    async with open_members(3) as (members, _):
+        for member, state in zip(members, (b"a", b"b", b"c")):
+            member.state = state
+        assert sorted(await members[0].link.ask(b"?")) == [b"?b", b"?c"]
+    async with open_members(1) as ([alone], _):
         assert await alone.link.ask(b"?") == []
 
 
 async def test_a_process_that_hangs_delays_an_answer_for_a_second(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with open_fronts(3) as ([first, second, third], _):
+    async with open_members(3) as ([first, second, third], _):
         second.hangs, third.state = True, b"c"
         began = trio.current_time()
         assert await first.link.ask(b"?") == [b"?c"]
         assert trio.current_time() - began == 1.0
-    assert "a front process does not answer" in caplog.text
+    assert "an HTTP process does not answer" in caplog.text
 
 
 async def test_a_place_is_taken_for_all_processes() -> None:
-    async with open_fronts(2) as ([first, second], _):
+    async with open_members(2) as ([first, second], _):
         assert await first.link.take_place("ann", 1)
         assert not await second.link.take_place("ann", 1)
         first.link.give_back_place("ann")
@@ -138,7 +138,7 @@ async def test_a_place_is_taken_for_all_processes() -> None:
 
 
 async def test_a_place_that_comes_too_late_is_given_back() -> None:
-    async with open_fronts(2) as ([first, second], _):
+    async with open_members(2) as ([first, second], _):
         with trio.CancelScope() as scope:
             scope.cancel()
             await first.link.take_place("ann", 1)
@@ -148,7 +148,7 @@ async def test_a_place_that_comes_too_late_is_given_back() -> None:
 
 
 async def test_an_order_is_carried_out() -> None:
-    async with open_fronts(2) as ([first, second], order):
+    async with open_members(2) as ([first, second], order):
         order(1, "drain")
         await wait_all_tasks_blocked()
         assert (first.orders, second.orders) == ([], ["drain"])

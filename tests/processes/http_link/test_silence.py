@@ -1,4 +1,4 @@
-"""A front process that has stopped is ended, and one that works is not."""
+"""An HTTP process that has stopped is ended, and one that works is not."""
 
 from __future__ import annotations
 

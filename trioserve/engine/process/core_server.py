@@ -1,6 +1,6 @@
 """The far side of remote.py: a core that carries out the messages of its clients.
 
-A server has one client, or one for each of its front processes. Each client numbers its own
+A server has one client, or one for each of its HTTP processes. Each client numbers its own
 work, from a number that only it has (client_ids.py); so an output shows whose it is.
 """
 

@@ -6,8 +6,8 @@ AddSequences, AbortSequences, ... -->  at any time; none has an answer, but for 
             <-- GenerationReport       after each step, and once a second;
                                        or PoolingReport
 
-With several front processes, the process that starts all of them sends AddClient after
-EngineLoaded. The other messages go over the connection of each front process.
+With several HTTP processes, the process that starts all of them sends AddClient after
+EngineLoaded. The other messages go over the connection of each HTTP process.
 """
 
 from __future__ import annotations

@@ -80,11 +80,11 @@ class KeyUse:
             self._on_charge()
 
     def charge_elsewhere(self, num_tokens: int) -> None:
-        """Take tokens that another front process has counted."""
+        """Take tokens that another HTTP process has counted."""
         self._left = self.count_left() - num_tokens
 
     def lower_left(self, left: float) -> None:
-        """Leave no more tokens than other front processes know of."""
+        """Leave no more tokens than other HTTP processes know of."""
         self._left = min(self.count_left(), left)
 
     @property
@@ -140,7 +140,7 @@ class Ticket:
         """Refuse the request if its key is at a limit.
 
         Args:
-          siblings: the other front processes, whose requests count, too. Those at once are
+          siblings: the other HTTP processes, whose requests count, too. Those at once are
             counted by one process for all of them, which takes a message and its answer.
 
         Raises:
@@ -174,7 +174,7 @@ class Ticket:
 
 
 class KeyTokens(msgspec.Struct, frozen=True, array_like=True):
-    """The tokens of a key with a limit on them, as one front process has counted them.
+    """The tokens of a key with a limit on them, as one HTTP process has counted them.
 
     Args:
       num_tokens: all that it has counted so far.
@@ -197,7 +197,7 @@ class KeyUses:
         self._nobody = KeyUse(_NOBODY)
         self._uses: dict[str, KeyUse] = {}
         self.on_charge: Callable[[], None] = lambda: None
-        # The tokens that other front processes have counted, by process and key.
+        # The tokens that other HTTP processes have counted, by process and key.
         self._elsewhere: dict[int, dict[str, int]] = {}
 
     def find(self, key: Key | None) -> KeyUse:
@@ -214,7 +214,7 @@ class KeyUses:
         return list(self._uses.values())
 
     def list_tokens(self) -> tuple[KeyTokens, ...]:
-        """Return the tokens of the keys with a limit on them, for other front processes."""
+        """Return the tokens of the keys with a limit on them, for other HTTP processes."""
         return tuple(
             KeyTokens(use.key, use.num_tokens, use.count_left())
             for use in self._uses.values()
@@ -222,7 +222,7 @@ class KeyUses:
         )
 
     def take_tokens(self, number: int, rows: Iterable[KeyTokens]) -> None:
-        """Count the tokens that another front process has counted since the last call.
+        """Count the tokens that another HTTP process has counted since the last call.
 
         This process may have begun later than that one. So before the first call, it takes
         the tokens that are left.
@@ -238,7 +238,7 @@ class KeyUses:
             seen[row.key.name] = row.num_tokens
 
     def forget(self, number: int) -> None:
-        """Say that another front process has ended."""
+        """Say that another HTTP process has ended."""
         self._elsewhere.pop(number, None)
 
     def _find(self, key: Key) -> KeyUse:

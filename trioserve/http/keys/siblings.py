@@ -1,4 +1,4 @@
-"""The other front processes of a server, which serve the same port and the same engine."""
+"""The other HTTP processes of a server, which serve the same port and the same engine."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ Question = ListRequests | DescribeRequests | ReadMetrics
 async def ask_siblings(
     siblings: Siblings | None, question: Question, answers: type[AnswerT]
 ) -> list[AnswerT]:
-    """Ask all other front processes; without any there are no answers.
+    """Ask all other HTTP processes; without any there are no answers.
 
     Args:
       answers: the type of an answer.

@@ -1,7 +1,7 @@
-"""The error of a front process that ends and gets no successor."""
+"""The error of an HTTP process that ends and gets no successor."""
 
 from __future__ import annotations
 
 
-class FrontProcessDied(Exception):
-    """Raised when a front process has ended and gets no successor; the message says how."""
+class HttpProcessDied(Exception):
+    """Raised when an HTTP process has ended and gets no successor; the message says how."""

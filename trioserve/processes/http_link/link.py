@@ -1,4 +1,4 @@
-"""The side of a front process: its news for its siblings, and its questions."""
+"""The side of an HTTP process: its news for its siblings, and its questions."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ _ANSWER_SECONDS: Final = 1.0
 _STATE_SECONDS: Final = 0.05
 
 
-class Front(Protocol):
+class Member(Protocol):
     """The server in this process, which the link serves."""
 
     def describe_state(self) -> bytes:
         """Return the state that the siblings need."""
 
-    def take_state(self, front: int, state: bytes) -> None:
+    def take_state(self, member: int, state: bytes) -> None:
         """Take the state of a sibling."""
 
-    def forget(self, front: int) -> None:
+    def forget(self, member: int) -> None:
         """Say that a sibling has ended."""
 
     async def answer(self, question: bytes) -> bytes:
@@ -82,8 +82,8 @@ class _Place:
         self.is_answered = trio.Event()
 
 
-class FrontLink:
-    """The connection of a front process to its parent, and so to its siblings.
+class ParentLink:
+    """The connection of an HTTP process to its parent, and so to its siblings.
 
     Args:
       slot: 0 for the one that speaks for all.
@@ -114,17 +114,17 @@ class FrontLink:
         """Wait until the engine can be connected."""
         return await self._receive_engine.receive()
 
-    async def run(self, front: Front) -> None:
+    async def run(self, member: Member) -> None:
         """Receive messages until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
-                self._take(await self._stream.receive(), front, nursery)
+                self._take(await self._stream.receive(), member, nursery)
 
-    async def publish(self, front: Front) -> None:
+    async def publish(self, member: Member) -> None:
         """Send the state whenever it has changed, until cancelled; at first as it is."""
         while True:
             self._has_changed = trio.Event()
-            self._stream.send_nowait(PublishState(front.describe_state()))
+            self._stream.send_nowait(PublishState(member.describe_state()))
             await trio.sleep(_STATE_SECONDS)
             await self._has_changed.wait()
 
@@ -137,7 +137,7 @@ class FrontLink:
             with trio.move_on_after(_ANSWER_SECONDS) as scope:
                 await waiting.is_over.wait()
             if scope.cancelled_caught:
-                logger.warning("a front process does not answer, so others do without")
+                logger.warning("an HTTP process does not answer, so others do without")
         finally:
             del self._questions[number]
         return waiting.answers
@@ -160,16 +160,16 @@ class FrontLink:
         """Say that a request for which a place was taken has ended."""
         self._stream.send_nowait(GiveBackPlace(key))
 
-    def _take(self, message: object, front: Front, nursery: trio.Nursery) -> None:
+    def _take(self, message: object, member: Member, nursery: trio.Nursery) -> None:
         match message:
             case PeerState(number, state):
-                front.take_state(number, state)
+                member.take_state(number, state)
             case PeerGone(number):
-                front.forget(number)
+                member.forget(number)
             case PlaceTaken(number=number, is_taken=is_taken):
                 self._answer_place(self._places.pop(number), is_taken)
             case Question(number=number, question=question):
-                nursery.start_soon(self._answer, number, question, front)
+                nursery.start_soon(self._answer, number, question, member)
             case NumAsked(number=number, num_asked=num_asked):
                 if waiting := self._questions.get(number):
                     waiting.num_asked = num_asked
@@ -183,9 +183,9 @@ class FrontLink:
             case ConnectEngine():
                 self._send_engine.send_nowait(message)
             case Order(kind):
-                nursery.start_soon(front.obey, kind)
+                nursery.start_soon(member.obey, kind)
             case _:
-                raise AssertionError(f"{message} is not for a front process")
+                raise AssertionError(f"{message} is not for an HTTP process")
 
     def _answer_place(self, place: _Place, is_taken: bool) -> None:
         if place.is_wanted:
@@ -194,6 +194,6 @@ class FrontLink:
         elif is_taken:
             self.give_back_place(place.key)
 
-    async def _answer(self, number: int, question: bytes, front: Front) -> None:
-        answer = await front.answer(question)
+    async def _answer(self, number: int, question: bytes, member: Member) -> None:
+        answer = await member.answer(question)
         self._stream.send_nowait(Answer(number=number, answer=answer))

@@ -1,25 +1,25 @@
-"""The messages between a front process and its parent.
+"""The messages between an HTTP process and its parent.
 
-StartFront -->              the first message
-           <-- NotLoaded    the front process cannot start
+StartHttp -->              the first message
+           <-- NotLoaded    the HTTP process cannot start
 ConnectEngine -->           when the engine has loaded the model
-           <-- FrontReady   requests are answered
+           <-- HttpReady   requests are answered
 
 Then, at any time:
 
-PublishState <--            the work of this front process
+PublishState <--            the work of this HTTP process
 PeerState, PeerGone -->     the work of another one
 TakePlace <--               a request of a key with a limit begins
 PlaceTaken -->              the answer
 GiveBackPlace <--           such a request has ended
 Ask <--                     a question to all others
 Question -->                that question, on its way
-Answer <--                  the answer of a front process
+Answer <--                  the answer of an HTTP process
 NumAsked, Answered -->      how many were asked, and each answer on its way
 Order -->                   drain and so on
 Alive <--                   a sign of life, each second
 Drained <--                 no request is left
-EngineLost <--              the front process ends because the engine has ended
+EngineLost <--              the HTTP process ends because the engine has ended
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from ...types.model_info import ModelInfo
 from ...types.not_loaded import NotLoaded
 from ...types.pooling import PoolingInfo
 
-# The requests of the parent to a front process:
+# The requests of the parent to an HTTP process:
 #   drain       take no further requests, and say Drained when none is left
-#   close       end; all front processes are drained
+#   close       end; all HTTP processes are drained
 #   cancel      end now
 #   reload      read keys and certificates again, and open the request log again
 #   log_stalls  log the stalls of the event loop
 OrderKind = Literal["drain", "close", "cancel", "reload", "log_stalls"]
 
 
-class StartFront(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class StartHttp(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Serve.
 
     Args:
-      number: no other front process of the server has it, or had it.
+      number: no other HTTP process of the server has it, or had it.
       slot: the place among running ones, from 0; a successor takes its predecessor's place.
       is_successor: the others serve until it is ready.
       log_level: as in logging.
@@ -70,8 +70,8 @@ class ConnectEngine(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     connection: Descriptor
 
 
-class FrontReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The front process answers requests.
+class HttpReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The HTTP process answers requests.
 
     Args:
       address: as the log shows it.
@@ -81,22 +81,22 @@ class FrontReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class PublishState(msgspec.Struct, frozen=True, tag=True):
-    """The present state of a front process, for all others."""
+    """The present state of an HTTP process, for all others."""
 
     state: bytes
 
 
 class PeerState(msgspec.Struct, frozen=True, tag=True):
-    """The state of another front process."""
+    """The state of another HTTP process."""
 
-    front: int
+    member: int
     state: bytes
 
 
 class PeerGone(msgspec.Struct, frozen=True, tag=True):
-    """Another front process has ended."""
+    """Another HTTP process has ended."""
 
-    front: int
+    member: int
 
 
 class TakePlace(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -121,14 +121,14 @@ class GiveBackPlace(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A question to all other front processes."""
+    """A question to all other HTTP processes."""
 
     number: int
     question: bytes
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A question of another front process; Answer with the same number is the answer."""
+    """A question of another HTTP process; Answer with the same number is the answer."""
 
     number: int
     question: bytes
@@ -142,14 +142,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class NumAsked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """So many front processes have got the question of Ask with the same number."""
+    """So many HTTP processes have got the question of Ask with the same number."""
 
     number: int
     num_asked: int
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """An answer to Ask with the same number; None if a front process has ended instead."""
+    """An answer to Ask with the same number; None if an HTTP process has ended instead."""
 
     number: int
     answer: bytes | None
@@ -162,7 +162,7 @@ class Order(msgspec.Struct, frozen=True, tag=True):
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True):
-    """The event loop of the front process runs."""
+    """The event loop of the HTTP process runs."""
 
 
 class Drained(msgspec.Struct, frozen=True, tag=True):
@@ -170,12 +170,12 @@ class Drained(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineLost(msgspec.Struct, frozen=True, tag=True):
-    """The connection to the engine has ended, so this front process ends, too."""
+    """The connection to the engine has ended, so this HTTP process ends, too."""
 
 
-FromFront = (
+FromHttp = (
     NotLoaded
-    | FrontReady
+    | HttpReady
     | PublishState
     | TakePlace
     | GiveBackPlace
@@ -185,8 +185,8 @@ FromFront = (
     | Drained
     | EngineLost
 )
-ToFront = (
-    StartFront
+ToHttp = (
+    StartHttp
     | ConnectEngine
     | PeerState
     | PeerGone

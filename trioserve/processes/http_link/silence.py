@@ -1,4 +1,4 @@
-"""The watch over a front process, which may have stopped without an end."""
+"""The watch over an HTTP process, which may have stopped without an end."""
 
 from __future__ import annotations
 

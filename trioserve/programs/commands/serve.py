@@ -78,7 +78,7 @@ def _obey_torchrun(config: ServeConfig) -> None:
 
     Raises:
       InvalidConfig: torchrun has started another number of processes, or there are
-        several front processes.
+        several HTTP processes.
     """
     from ...executor.pipeline.torchrun import find_torchrun
     from ...processes import die_with_parent

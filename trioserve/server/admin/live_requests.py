@@ -1,6 +1,6 @@
 """Endpoints of the requests that the server is answering: see and cancel them.
 
-With several front processes, all of them are asked.
+With several HTTP processes, all of them are asked.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _read_key(request: ScopedRequest) -> str | None:
 
 
 async def answer_sibling(state: ServerState, question: bytes) -> bytes:
-    """Answer a question of another front process."""
+    """Answer a question of another HTTP process."""
     answer: object
     match msgspec.msgpack.decode(question, type=Question):
         case ListRequests() as listing:

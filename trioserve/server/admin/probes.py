@@ -48,7 +48,7 @@ class Probe:
 
     Args:
       report: makes the answer, and neither waits nor changes anything.
-      report_all: makes the answer with what other front processes know, for which it asks
+      report_all: makes the answer with what other HTTP processes know, for which it asks
         them; None if each process answers for itself.
     """
 

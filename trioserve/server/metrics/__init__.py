@@ -13,7 +13,7 @@ from the source: the statistics() or counters() of a room, or RequestCounts for 
 that the HTTP side counts itself. A new source needs its own table; METRICS lists the
 table, and collect.py reads it.
 
-With several front processes, their numbers are added. `joins` in a row says so if they are
+With several HTTP processes, their numbers are added. `joins` in a row says so if they are
 not: the engine's numbers are the same in all of them.
 
 A metric that vLLM also has uses vLLM's name after the prefix, so that vLLM's dashboards

@@ -49,14 +49,14 @@ def render_metrics(state: ServerState) -> bytes:
 
 
 async def render_all_metrics(state: ServerState) -> bytes:
-    """Return the text with the numbers of all front processes."""
+    """Return the text with the numbers of all HTTP processes."""
     others = await ask_siblings(state.siblings, ReadMetrics(), dict[str, Samples])
     families = collect_families(state)
     return render_families(join_families(families, others, _JOININGS))
 
 
 def list_samples(state: ServerState) -> dict[str, Samples]:
-    """Return the numbers of this process, for another front process."""
+    """Return the numbers of this process, for another HTTP process."""
     return read_samples(collect_families(state))
 
 

@@ -1,6 +1,6 @@
-"""A server of a sleeping device by several front processes.
+"""A server of a sleeping device by several HTTP processes.
 
-`python -m kit.engines.front_server DEVICE NUMBER FOLDER`. All but the engine's device is as in
+`python -m kit.engines.http_processes DEVICE NUMBER FOLDER`. All but the engine's device is as in
 `trioserve serve --api-processes NUMBER FOLDER`.
 """
 

@@ -1,4 +1,4 @@
-"""Several front processes on one engine process, whose device is a fake.
+"""Several HTTP processes on one engine process, whose device is a fake.
 
 No process imports torch, so a server starts in some seconds.
 """
@@ -41,7 +41,7 @@ LONG = 1900
 
 
 class Server:
-    """A server with two front processes."""
+    """A server with two HTTP processes."""
 
     def __init__(self, started: ServerProcess) -> None:
         self.started = started
@@ -51,12 +51,12 @@ class Server:
         return [each for each in self.process.children() if module in name(each)]
 
     @property
-    def fronts(self) -> list[psutil.Process]:
-        return self.list_children("front_process")
+    def processes(self) -> list[psutil.Process]:
+        return self.list_children("http_process")
 
     @contextmanager
-    def connect(self, front: psutil.Process) -> Iterator[HTTPConnection]:
-        """Open connections until a front process has accepted one."""
+    def connect(self, process: psutil.Process) -> Iterator[HTTPConnection]:
+        """Open connections until an HTTP process has accepted one."""
         with ExitStack() as stack:
             while True:
                 connection = HTTPConnection(
@@ -66,7 +66,7 @@ class Server:
                 ask(connection, "GET", "/livez")
                 port = connection.sock.getsockname()[1]
                 if port in {
-                    each.raddr.port for each in front.net_connections() if each.raddr
+                    each.raddr.port for each in process.net_connections() if each.raddr
                 }:
                     yield connection
                     return
@@ -125,7 +125,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 MODULE = "trioserve.testing.supervisor_process"
 
 
-# Ends front processes that say nothing for three seconds.
+# Ends HTTP processes that say nothing for three seconds.
 IMPATIENT = f"""
 import sys
 from trioserve.startup.supervisor import Supervisor
@@ -149,9 +149,9 @@ def write_command(folder: Path, keys: Path, *how: str, **changed: object) -> lis
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
     """Servers that start together.
 
-    For most tests, for a dead engine, for two signals, and for front processes that stop.
+    For most tests, for a dead engine, for two signals, and for HTTP processes that stop.
     """
-    folder = tmp_path_factory.mktemp("fronts")
+    folder = tmp_path_factory.mktemp("processes")
     make_folder(folder)
     (folder / "keys").write_text(KEYS)
     keys = folder / "keys"
@@ -170,13 +170,13 @@ def server(servers: list[Server]) -> Server:
 
 @pytest.fixture
 def connections(server: Server) -> Iterator[list[HTTPConnection]]:
-    """A connection to each of the front processes."""
-    wait_until(lambda: len(server.fronts) == 2)
+    """A connection to each of the HTTP processes."""
+    wait_until(lambda: len(server.processes) == 2)
     with ExitStack() as stack:
-        yield [stack.enter_context(server.connect(each)) for each in server.fronts]
+        yield [stack.enter_context(server.connect(each)) for each in server.processes]
 
 
-def test_each_front_process_answers_the_official_client(server: Server) -> None:
+def test_each_http_process_answers_the_official_client(server: Server) -> None:
     served: set[int] = set()
     while len(served) < 2:
         with openai.OpenAI(
@@ -190,12 +190,12 @@ def test_each_front_process_answers_the_official_client(server: Server) -> None:
             port = stream.get_extra_info("client_addr")[1]
             served |= {
                 each.pid
-                for each in server.fronts
+                for each in server.processes
                 if any(c.raddr and c.raddr.port == port for c in each.net_connections())
             }
 
 
-def test_a_front_process_shows_and_cancels_the_requests_of_another_one(
+def test_a_http_process_shows_and_cancels_the_requests_of_another_one(
     connections: list[HTTPConnection],
 ) -> None:
     here, there = connections
@@ -218,7 +218,7 @@ def test_a_front_process_shows_and_cancels_the_requests_of_another_one(
     assert ask(here, "GET", path)[0] == 404
 
 
-def test_the_limit_of_a_key_holds_for_all_front_processes(
+def test_the_limit_of_a_key_holds_for_all_http_processes(
     connections: list[HTTPConnection],
 ) -> None:
     here, there = connections
@@ -230,7 +230,7 @@ def test_the_limit_of_a_key_holds_for_all_front_processes(
     assert complete(here, "bob") == 200
 
 
-def test_all_front_processes_read_the_keys_again(
+def test_all_http_processes_read_the_keys_again(
     server: Server, connections: list[HTTPConnection]
 ) -> None:
     [argument] = [each for each in server.process.cmdline() if each.startswith("{")]
@@ -242,24 +242,24 @@ def test_all_front_processes_read_the_keys_again(
         wait_until(lambda: complete(each, "cid") == 200)
 
 
-def test_a_front_process_that_is_killed_costs_its_own_requests_and_is_replaced(
+def test_a_http_process_that_is_killed_costs_its_own_requests_and_is_replaced(
     server: Server, connections: list[HTTPConnection]
 ) -> None:
     here, there = connections
-    other, front = server.fronts
+    other, process = server.processes
     lost, kept = begin_stream(there), begin_stream(here, max_tokens=600)
     assert (
         "_num_requests_running 2.0" in httpx.get(f"{server.started.url}/metrics").text
     )
-    front.kill()
+    process.kill()
     with pytest.raises((IncompleteRead, ConnectionError)):
         lost.read()
     # The engine has dropped its request, and the other one goes on.
     assert kept.read().endswith(b"data: [DONE]\n\n")
     wait_until(lambda: "_used_blocks 0.0" in ask(here, "GET", "/metrics")[1])
     assert ask(here, "GET", "/v1/requests")[1]["data"] == []
-    wait_until(lambda: len(server.fronts) == 2 and front not in server.fronts)
-    [successor] = {*server.fronts} - {other}
+    wait_until(lambda: len(server.processes) == 2 and process not in server.processes)
+    [successor] = {*server.processes} - {other}
     # The first connection was idle for too long.
     with server.connect(successor) as new, server.connect(other) as here:
         assert complete(new) == 200
@@ -270,11 +270,11 @@ def test_a_front_process_that_is_killed_costs_its_own_requests_and_is_replaced(
         here.close()
 
 
-def test_sigterm_drains_all_front_processes(
+def test_sigterm_drains_all_http_processes(
     server: Server, connections: list[HTTPConnection]
 ) -> None:
     """This is the last test that uses the server."""
-    with server.connect(server.fronts[0]) as idle:
+    with server.connect(server.processes[0]) as idle:
         streams = [begin_stream(each, max_tokens=600) for each in connections]
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: ask(idle, "GET", "/health")[0] == 503)
@@ -295,7 +295,7 @@ def test_a_killed_engine_gives_every_client_an_error_and_ends_the_server(
     with ExitStack() as stack:
         streams = [
             begin_stream(stack.enter_context(server.connect(each)))
-            for each in server.fronts
+            for each in server.processes
         ]
         engine.kill()
         for stream in streams:
@@ -313,7 +313,7 @@ def test_a_second_signal_ends_all_processes_at_once(servers: list[Server]) -> No
     server = servers[2]
     children = server.list_children("trioserve")
     with ExitStack() as stack:
-        for each in server.fronts:
+        for each in server.processes:
             begin_stream(stack.enter_context(server.connect(each)))
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: httpx.get(f"{server.started.url}/health").status_code == 503)
@@ -322,23 +322,25 @@ def test_a_second_signal_ends_all_processes_at_once(servers: list[Server]) -> No
     assert not any(each.is_running() for each in children)
 
 
-def test_a_front_process_that_has_stopped_is_replaced(servers: list[Server]) -> None:
+def test_a_http_process_that_has_stopped_is_replaced(servers: list[Server]) -> None:
     server = servers[3]
-    front, other = server.fronts
-    with server.connect(other) as here, server.connect(front) as there:
-        front.suspend()
+    process, other = server.processes
+    with server.connect(other) as here, server.connect(process) as there:
+        process.suspend()
         kept = begin_stream(here, max_tokens=600)
         there.request("GET", "/livez")
         with pytest.raises((BadStatusLine, ConnectionError)):
             there.getresponse()
-        wait_until(lambda: len(server.fronts) == 2 and front not in server.fronts)
-        [successor] = {*server.fronts} - {other}
+        wait_until(
+            lambda: len(server.processes) == 2 and process not in server.processes
+        )
+        [successor] = {*server.processes} - {other}
         assert kept.read().endswith(b"data: [DONE]\n\n")
     with server.connect(successor) as connection:
         assert complete(connection) == 200
     # The next successor has not begun to serve. A stop does not wait for that.
     other.kill()
-    wait_until(lambda: len(server.fronts) == 2 and other not in server.fronts)
+    wait_until(lambda: len(server.processes) == 2 and other not in server.processes)
     server.process.terminate()
     assert server.started.process.wait(LATE) == 0
     log = server.started.read_log()
@@ -346,19 +348,19 @@ def test_a_front_process_that_has_stopped_is_replaced(servers: list[Server]) -> 
     assert "said nothing for 3 s; its requests are lost, and another one begins" in log
 
 
-def test_a_front_process_that_has_stopped_does_not_hold_a_stop_up(
+def test_a_http_process_that_has_stopped_does_not_hold_a_stop_up(
     servers: list[Server],
 ) -> None:
     server = servers[4]
     children = server.list_children("trioserve")
-    server.fronts[0].suspend()
+    server.processes[0].suspend()
     server.process.terminate()
     assert server.started.process.wait(LATE) == 0
     assert "have not drained, and are ended" in server.started.read_log()
     assert not any(each.is_running() for each in children)
 
 
-def test_a_mistake_that_front_processes_find_is_told_in_a_sentence(
+def test_a_mistake_that_http_processes_find_is_told_in_a_sentence(
     tmp_path: Path,
 ) -> None:
     keys = tmp_path / "wrong"
