@@ -255,10 +255,10 @@ def test_an_interrupted_prompt_pays_only_for_what_was_computed() -> None:
     queue.enter(prompt)
     queue.enter(stranger)
     queue.charge_prompt(prompt)
-    assert queue.get_used(ANN) == 1000
+    assert queue.shares.get_used(ANN) == 1000
     prompt.num_computed = 300
     queue.refund_prompt(prompt)
-    assert queue.get_used(ANN) == 300
+    assert queue.shares.get_used(ANN) == 300
 
 
 def test_an_interrupted_prompt_is_counted_once() -> None:

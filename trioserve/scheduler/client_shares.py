@@ -49,6 +49,9 @@ class ClientShares(Generic[LineT]):
 
     Args:
       make_line: makes the empty line of a client.
+
+    Attributes:
+      are_shared: several clients have work.
     """
 
     def __init__(self, make_line: Callable[[], LineT]) -> None:
@@ -57,11 +60,7 @@ class ClientShares(Generic[LineT]):
         self._shares: dict[str, _Share[LineT]] = {}
         self._last: _Share[LineT] | None = None
         self._num_active = 0
-
-    @property
-    def are_shared(self) -> bool:
-        """True if several clients have work."""
-        return self._num_active > 1
+        self.are_shared = False
 
     def __iter__(self) -> Iterator[LineT]:
         """Yield the lines, beginning with the client that has used least.
@@ -86,7 +85,8 @@ class ClientShares(Generic[LineT]):
         if share is None:
             share = self._shares[client.name] = _Share(self._make_line())
         share.weight = client.weight
-        self._num_active += share.num_open == 0
+        if not share.num_open:
+            self._count_active(1)
         share.num_open += 1
 
     def start_waiting(self, client: Client) -> LineT:
@@ -110,7 +110,7 @@ class ClientShares(Generic[LineT]):
         share = self._shares[client.name]
         share.num_open -= 1
         if not share.num_open:
-            self._num_active -= 1
+            self._count_active(-1)
             self._forget_idle()
 
     def find(self, client: Client) -> LineT:
@@ -125,6 +125,11 @@ class ClientShares(Generic[LineT]):
         """Count work that the device does for a client."""
         share = self._shares[client.name]
         share.used += work / share.weight
+
+    def _count_active(self, change: int) -> None:
+        self._num_active += change
+        # An attribute, because each step asks for it more than once.
+        self.are_shared = self._num_active > 1
 
     def _find_floor(self) -> float:
         """Return the least use that a client has when its work begins to wait."""

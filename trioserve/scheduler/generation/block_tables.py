@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+import itertools
 
 from ...types.ids import BlockId
 from .blocks import BlockPool
@@ -142,12 +143,14 @@ class BlockTables:
             self.num_queried_tokens += sequence.num_tokens
             self.num_hit_tokens += sequence.num_computed
 
-    def list_growing(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+    def list_growing(
+        self, decoding: list[Sequence], prompts: list[Sequence]
+    ) -> list[Sequence]:
         """Return the sequences that need another block for their planned tokens."""
         size = self._block_size
         return [
             sequence
-            for sequence in sequences
+            for sequence in itertools.chain(decoding, prompts)
             if sequence.num_planned > size * len(sequence.block_ids)
         ]
 

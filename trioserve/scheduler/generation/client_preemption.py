@@ -55,8 +55,6 @@ class ClientPreemption:
         Args:
           step_id: the step that is planned; sequences that start with it stay.
         """
-        if not self._waiting.are_shared:
-            return None
         sequence = self._waiting.peek()
         if sequence is None or sequence.num_placeholders:
             return None
@@ -117,10 +115,10 @@ class _Claim:
         by_client = group_by_client(running)
         self._own = by_client.pop(self._client.name, [])
         self._rivals = [
-            Rival(sequences, waiting.get_used(sequences[-1].flow.client))
+            Rival(sequences, waiting.shares.get_used(sequences[-1].flow.client))
             for sequences in by_client.values()
         ]
-        self._own_used = waiting.get_used(self._client)
+        self._own_used = waiting.shares.get_used(self._client)
 
     @property
     def has_new_prompt(self) -> bool:

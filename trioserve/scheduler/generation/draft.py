@@ -105,8 +105,8 @@ class Draft:
         """Add a row with the next tokens of a sequence."""
         assert sequence.slot is not None, "only a running sequence is planned"
         start = sequence.num_computed
-        sequence.num_computed += num_tokens
-        samples = sequence.num_uncomputed == 0 and not sequence.writes_nothing
+        end = sequence.num_computed = start + num_tokens
+        samples = end == sequence.num_planned and not sequence.writes_nothing
         self.sequences.append(sequence)
         self.rows.append(
             StepRow(

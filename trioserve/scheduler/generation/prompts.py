@@ -50,7 +50,9 @@ class PromptPlanner:
           now: the scheduler's clock.
         """
         self._now = now
-        line = deque(_take_turns(prompts) if self._waiting.are_shared else prompts)
+        line = deque(
+            _take_turns(prompts) if self._waiting.shares.are_shared else prompts
+        )
         while draft.has_room and (line or self._admit_next(line, draft)):
             sequence = line.popleft()
             num_tokens = draft.measure_chunk(sequence)

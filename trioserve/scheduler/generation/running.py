@@ -23,6 +23,8 @@ class RunningSequences:
 
     Attributes:
       num_flows: requests that the running sequences belong to.
+      ended_slots: slots whose end the runner has not been told yet.
+      has_late: sequences are late, or often late.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -30,9 +32,8 @@ class RunningSequences:
         self._num_slots = num_slots
         self._sequences: list[Sequence] = []
         self._free_slots = list(range(num_slots - 1, -1, -1))
-        # Slots whose end the runner has not been told yet.
-        self._ended_slots: list[int] = []
-        self._has_late = False
+        self.ended_slots: list[int] = []
+        self.has_late = False
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences)
@@ -49,30 +50,18 @@ class RunningSequences:
         """Slots that are not free, though no sequence has them."""
         return self._num_slots - len(self._free_slots) - len(self._sequences)
 
-    @property
-    def has_ended_slots(self) -> bool:
-        """True if the next plan must report the end of a slot."""
-        return bool(self._ended_slots)
-
-    def take_ended_slots(self) -> tuple[int, ...]:
-        """Return the slots whose end the next plan reports."""
-        ended, self._ended_slots = tuple(self._ended_slots), []
-        return ended
-
     def note_late(self, plan: StepPlan, result: StepResult) -> None:
         """Take in which sequences were late in a step, or are late now.
 
         A sequence that took its slot after the step was planned is not meant.
         """
-        if not (result.late or self._has_late):
-            return
         sampled = [row.slot for row in plan.rows if row.sample]
         has_token = {slot for slot, ids in zip(sampled, result.sampled) if ids}
         for sequence in self._sequences:
             if sequence.started_in <= plan.step_id:
                 slot = sequence.slot
                 sequence.note_lateness(slot in result.late, slot in has_token)
-        self._has_late = any(
+        self.has_late = any(
             sequence.is_late or sequence.is_often_late for sequence in self._sequences
         )
 
@@ -100,7 +89,7 @@ class RunningSequences:
         """Take back the slot of a sequence that ends or is preempted."""
         assert sequence.slot is not None, "only a running sequence holds a slot"
         if sequence.has_unread_vectors or sequence.sampling.grammar is not None:
-            self._ended_slots.append(sequence.slot)
+            self.ended_slots.append(sequence.slot)
         self._free_slots.append(sequence.slot)
         self._sequences.remove(sequence)
         flow = sequence.flow

@@ -165,8 +165,10 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """Plan the next step, or return None if nothing can be computed now."""
         draft = self._draft_step()
-        if not draft.rows and not self._running.has_ended_slots:
+        running = self._running
+        if not draft.rows and not running.ended_slots:
             return None
+        ends, running.ended_slots = tuple(running.ended_slots), []
         self._num_steps += 1
         self._num_computed_tokens += draft.size.num_tokens
         if draft.is_typical:
@@ -179,7 +181,7 @@ class Scheduler:
             step_id=draft.step_id,
             starts=tuple(draft.starts),
             rows=tuple(draft.rows),
-            ends=self._running.take_ended_slots(),
+            ends=ends,
         )
 
     def update(
@@ -197,7 +199,7 @@ class Scheduler:
             size, num_stages = self._sizes.pop(plan.step_id)
             self._cost.learn(size, seconds / num_stages)
         sequences = self._in_flight.pop(plan.step_id)
-        if plan.rows:
+        if plan.rows and (result.late or self._running.has_late):
             self._running.note_late(plan, result)
         sampled = iter(result.sampled)
         deltas = []
@@ -224,7 +226,7 @@ class Scheduler:
     def statistics(self) -> SchedulerStatistics:
         return SchedulerStatistics(
             num_running=len(self._running),
-            num_waiting=len(self._waiting),
+            num_waiting=self._waiting.num_sequences,
             num_steps_in_flight=len(self._in_flight),
             num_used_blocks=self._blocks.num_used,
             num_blocks=self._blocks.num_blocks,
@@ -283,28 +285,35 @@ class Scheduler:
 
     def _draft_step(self) -> Draft:
         step_id = self._num_steps + 1
-        starts = self._make_room(step_id)
+        waiting = self._waiting
+        starts = self._make_room(step_id) if waiting.shares.are_shared else []
         while True:
             num_preemptions = self._num_preemptions
             draft = Draft(
                 step_id, self._max_num_batched_tokens, self._block_size, self._cost
             )
             draft.starts += starts
-            decoding, prompts = self._micro_batches.choose(
-                step_id, *self._list_candidates()
+            decoding, prompts = self._list_candidates()
+            if self._num_stages > 1:
+                decoding, prompts = self._micro_batches.choose(
+                    step_id, decoding, prompts
+                )
+            has_prompts = bool(prompts) or (
+                waiting.num_sequences > 0 and self._running.has_free_slot
             )
-            has_prompts = self._has_prompts(prompts)
             if self._time.is_limited and (has_prompts or self._is_shared(decoding)):
                 decoding = self._time.limit(draft, decoding, has_prompts=has_prompts)
             if self._find_blocks(decoding, prompts):
                 decoding = [each for each in decoding if each.slot is not None]
                 prompts = [each for each in prompts if each.slot is not None]
             draft.add_decoding(decoding)
-            self._waiting.charge_decoding(decoding)
+            if waiting.shares.are_shared:
+                waiting.charge_decoding(decoding)
             for sequence in decoding:
                 draft.add(sequence, 1)
                 self._blocks.register(sequence)
-            self._prompts.plan(prompts, draft, self._step_seconds)
+            if prompts or waiting.num_sequences:
+                self._prompts.plan(prompts, draft, self._step_seconds)
             # If preemptions have left the step empty, other sequences may use the freed
             # blocks. Without a step nothing would wake the loop.
             if draft.rows or self._num_preemptions == num_preemptions:
@@ -331,7 +340,7 @@ class Scheduler:
             if sequence.num_planned < sequence.max_num_tokens or sequence.is_unread:
                 if sequence.num_planned - sequence.num_computed != 1:
                     prompts.append(sequence)
-                elif sequence.is_held_back:
+                elif sequence.is_often_late and sequence.is_held_back:
                     late.append(sequence)
                 else:
                     decoding.append(sequence)
@@ -344,16 +353,16 @@ class Scheduler:
         """Return whether a stream in the step waits for rows of other requests."""
         if not decoding or self._running.num_flows > 1:
             return bool(decoding)
-        first = self._waiting.peek() if self._running.has_free_slot else None
+        if not (self._waiting.num_sequences and self._running.has_free_slot):
+            return False
+        first = self._waiting.peek()
         return first is not None and first.flow is not decoding[0].flow
-
-    def _has_prompts(self, prompts: list[Sequence]) -> bool:
-        """Return whether a prompt could be computed in the step."""
-        return bool(prompts) or (self._running.has_free_slot and bool(self._waiting))
 
     def _find_blocks(self, decoding: list[Sequence], prompts: list[Sequence]) -> bool:
         """Give sequences the blocks for their tokens; returns whether any is preempted."""
-        growing = self._blocks.list_growing((*decoding, *prompts))
+        growing = self._blocks.list_growing(decoding, prompts)
+        if not growing:
+            return False
         num_preemptions = self._num_preemptions
         while not self._blocks.can_extend(growing):
             victim = self._running.find_last()
@@ -376,22 +385,23 @@ class Scheduler:
         token_ids: tuple[int, ...],
         result: StepResult,
     ) -> TokenDelta | None:
-        prompt_logprobs = sequence.list_new_logprobs(
-            row.start, result.prompt_logprobs.get(row.slot, ())
-        )
+        prompt_logprobs = result.prompt_logprobs.get(row.slot, ())
+        if prompt_logprobs:
+            prompt_logprobs = sequence.list_new_logprobs(row.start, prompt_logprobs)
+        end = row.end
         # A row behind a gap was computed with a token that never came.
-        if row.slot in result.errors and row.end <= sequence.num_tokens:
+        if row.slot in result.errors and end <= sequence.num_tokens:
             self._end(sequence)
             return TokenDelta(
                 sequence_id=sequence.sequence_id,
                 index=sequence.index,
                 error=result.errors[row.slot],
             )
-        first = max(0, sequence.num_tokens - row.end)
-        new = sequence.list_new(row.end, token_ids)
-        if row.sample and sequence.num_tokens + len(new) == row.end:
+        first = max(0, sequence.num_tokens - end)
+        new = sequence.list_new(end, token_ids)
+        if row.sample and sequence.num_tokens + len(new) == end:
             self._take_back(sequence)
-        is_read = sequence.writes_nothing and row.end == sequence.num_tokens
+        is_read = sequence.writes_nothing and end == sequence.num_tokens
         if not new and not prompt_logprobs and not is_read:
             return None
         num_taken, reason, stop_token_id = sequence.append_all(new)

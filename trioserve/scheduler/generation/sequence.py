@@ -310,8 +310,13 @@ class Sequence:
           The number of appended tokens; the reason if the last one ends the sequence; and
           its id if the request named it as a stop token.
         """
+        detects = self.sampling.repetition_detection is not None
         for num_taken, token_id in enumerate(token_ids, 1):
-            self._append(token_id)
+            self.output_token_ids.append(token_id)
+            self.num_tokens += 1
+            # It fills the first placeholder, if there is one.
+            if self.num_planned < self.num_tokens:
+                self.num_planned = self.num_tokens
             if len(self.output_token_ids) >= self.sampling.min_tokens:
                 if token_id in self.eos_token_ids:
                     return num_taken, "stop", None
@@ -319,7 +324,7 @@ class Sequence:
                     return num_taken, "stop", token_id
             if self.num_tokens >= self.max_num_tokens:
                 return num_taken, "length", None
-            if self._is_repeating():
+            if detects and self._is_repeating():
                 return num_taken, "repetition", None
         return len(token_ids), None, None
 
@@ -332,13 +337,6 @@ class Sequence:
         is_long_enough = len(self.output_token_ids) >= self.sampling.min_tokens
         # The detector sees each token, whether or not the sequence may end.
         return self._repetition.is_repeating(self.output_token_ids) and is_long_enough
-
-    def _append(self, token_id: int) -> None:
-        """Fill the first placeholder, or add a token if there is none."""
-        self.output_token_ids.append(token_id)
-        self.num_tokens += 1
-        if self.num_planned < self.num_tokens:
-            self.num_planned = self.num_tokens
 
     def give_up_placeholders(self) -> None:
         """Expect no more tokens of the steps in flight; `list_new` drops theirs."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from ...types.client import Client
 from ..client_shares import ClientShares
 from .queue import WaitingQueue
 from .sequence import Flow, Sequence
@@ -25,73 +24,64 @@ class SharedQueue:
 
     A client pays for a prompt when it is admitted, and for each token and what it holds in the
     cache when the token is planned.
+
+    Attributes:
+      shares: the use of each client, and its queue.
+      num_sequences: all that wait.
     """
 
     def __init__(self) -> None:
-        self._shares = ClientShares(WaitingQueue)
-        self._num_sequences = 0
-
-    def __len__(self) -> int:
-        return self._num_sequences
-
-    @property
-    def are_shared(self) -> bool:
-        """True if several clients have sequences."""
-        return self._shares.are_shared
-
-    def get_used(self, client: Client) -> float:
-        """Return the use of a client that has sequences, for its weight."""
-        return self._shares.get_used(client)
+        self.shares = ClientShares(WaitingQueue)
+        self.num_sequences = 0
 
     def enter(self, sequence: Sequence) -> None:
         """Count a new sequence as work of its client, and let it wait."""
-        self._shares.enter(sequence.flow.client)
+        self.shares.enter(sequence.flow.client)
         self.push(sequence)
 
     def leave(self, sequence: Sequence) -> None:
         """Count the end of a sequence, which does not wait any more."""
-        self._shares.leave(sequence.flow.client)
+        self.shares.leave(sequence.flow.client)
 
     def push(self, sequence: Sequence) -> None:
         """Let a sequence wait."""
-        self._num_sequences += 1
-        self._shares.start_waiting(sequence.flow.client).push(sequence)
+        self.num_sequences += 1
+        self.shares.start_waiting(sequence.flow.client).push(sequence)
 
     def peek(self) -> Sequence | None:
         """Return the next sequence, or None."""
-        queue = self._shares.find_next()
+        queue = self.shares.find_next()
         return None if queue is None else queue.peek()
 
     def pop(self, sequence: Sequence) -> None:
         """Remove the first sequence of a client."""
-        self._num_sequences -= 1
-        self._shares.end_waiting(sequence.flow.client).pop()
+        self.num_sequences -= 1
+        self.shares.end_waiting(sequence.flow.client).pop()
 
     def drop(self, sequence: Sequence) -> None:
         """Remove a sequence that has ended."""
-        self._num_sequences -= 1
-        self._shares.end_waiting(sequence.flow.client).drop(sequence)
+        self.num_sequences -= 1
+        self.shares.end_waiting(sequence.flow.client).drop(sequence)
 
     def update(self, flow: Flow) -> None:
         """Bring the entry of a flow up to date."""
-        self._shares.find(flow.client).update(flow)
+        self.shares.find(flow.client).update(flow)
 
     def charge_prompt(self, sequence: Sequence) -> None:
         """Let the client of an admitted sequence pay for its prompt."""
-        sequence.num_paid = sequence.num_uncomputed if self._shares.are_shared else 0
-        self._shares.charge(sequence.flow.client, sequence.num_paid)
+        sequence.num_paid = sequence.num_uncomputed if self.shares.are_shared else 0
+        self.shares.charge(sequence.flow.client, sequence.num_paid)
 
     def refund_prompt(self, sequence: Sequence) -> None:
         """Give back the pay for tokens that are not computed, when it loses its slot."""
         num_computed = sequence.num_computed - sequence.num_found
         num_left = max(0, sequence.num_paid - num_computed)
-        self._shares.charge(sequence.flow.client, -num_left)
+        self.shares.charge(sequence.flow.client, -num_left)
 
     def charge_decoding(self, sequences: Iterable[Sequence]) -> None:
         """Let the clients of sequences pay for a token of each."""
-        if self._shares.are_shared:
-            for sequence in sequences:
-                self._shares.charge(sequence.flow.client, measure_row(sequence))
+        for sequence in sequences:
+            self.shares.charge(sequence.flow.client, measure_row(sequence))
 
     def check(self, flows: Collection[Flow]) -> None:
         """Assert that each queue is in order.
@@ -102,7 +92,7 @@ class SharedQueue:
         total = 0
         # A client's flows differ in its weight if that has changed.
         for client in {flow.client.name: flow.client for flow in flows}.values():
-            queue = self._shares.find(client)
+            queue = self.shares.find(client)
             queue.check([flow for flow in flows if flow.client.name == client.name])
             total += len(queue)
-        assert total == len(self), "every sequence that waits is counted"
+        assert total == self.num_sequences, "every sequence that waits is counted"

@@ -39,16 +39,16 @@ class TimeShare:
     Args:
       cost: predicts how long rows take.
       max_step_seconds: the limit; infinite does not limit.
+
+    Attributes:
+      is_limited: there is a limit.
     """
 
     def __init__(self, cost: StepCost, max_step_seconds: float) -> None:
         self._cost = cost
         self._max_step_seconds = max_step_seconds
+        self.is_limited = max_step_seconds < math.inf
         self._turns = DecodingTurns(cost)
-
-    @property
-    def is_limited(self) -> bool:
-        return self._max_step_seconds < math.inf
 
     def limit(
         self, draft: Draft, decoding: list[Sequence], *, has_prompts: bool
