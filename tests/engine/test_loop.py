@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from trioserve.engine.loop import StepLoop
-from trioserve.executor.handle import Handle
+from trioserve.executor.protocol import Handle
 from trioserve.testing.fake_device import FakeExecutor
 from trioserve.types.output import StepResult
 from trioserve.types.plan import StepPlan

@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from trioserve.engine.generation.wake_queue import WakeQueue
+from trioserve.engine.generation.token_stream import WakeQueue
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
         core.
 
     Attributes:
-      on_work: is called when describe_work has changed.
+      on_work: is called when describe_work has changed; None without peers.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
         self._scheduling_policy: SchedulingPolicy = scheduling_policy
         self._requests = OpenRequests()
         self._pace = Pace()
-        self.on_work: Callable[[], None] = lambda: None
+        self.on_work: Callable[[], None] | None = None
 
     @property
     def is_alive(self) -> bool:
@@ -139,6 +139,11 @@ class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
         A stream gives its unread deltas first. Only the first call counts.
         """
         self._requests.close(error)
+
+    def _note_work(self) -> None:
+        """Tell the peers that describe_work has changed."""
+        if self.on_work is not None:
+            self.on_work()
 
     @abstractmethod
     def _deliver(self, outputs: OutputsT) -> None:

@@ -87,7 +87,8 @@ class StepLoop(Generic[PlanT, ResultT, OutputsT]):
         async with trio.open_nursery() as nursery:
             await nursery.start(self._executor.run)
             task_status.started()
-            await self._step_forever()
+            # A task of its own, so that no step wakes the whole chain of calls above.
+            nursery.start_soon(self._step_forever)
 
     async def _step_forever(self) -> None:
         depth = self._executor.depth
@@ -97,8 +98,10 @@ class StepLoop(Generic[PlanT, ResultT, OutputsT]):
                 plan, handle = in_flight.popleft()
                 # The device begins a step when the one before it is done. If that was
                 # done before the step was submitted, it begins with the submission.
-                seconds = self.step_age_seconds
-                self._step_began = trio.current_time() if in_flight else None
+                now = trio.current_time()
+                assert self._step_began is not None, "a step was in flight"
+                seconds = now - self._step_began
+                self._step_began = now if in_flight else None
                 outputs = self._planner.update(plan, handle.take(), seconds)
                 self._fill(in_flight, depth)
                 self._deliver(outputs)

@@ -14,7 +14,7 @@ import trio
 
 from ..types.output import StepResult
 from ..types.plan import StepPlan
-from .handle import Handle
+from .protocol import Handle
 
 PlanT = TypeVar("PlanT")
 ResultT = TypeVar("ResultT")

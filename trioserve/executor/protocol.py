@@ -1,14 +1,16 @@
-"""The protocol between the engine loop and the executor of its steps."""
+"""The protocol between the engine loop and the executor of its steps, and its handles."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
+import outcome
 import trio
 
 PlanT = TypeVar("PlanT", contravariant=True)
 ResultT = TypeVar("ResultT", covariant=True)
+StoredT = TypeVar("StoredT")
 
 
 class StepHandle(Protocol[ResultT]):
@@ -41,3 +43,29 @@ class Executor(Protocol[PlanT, ResultT]):
         Args:
           notify: called in the event loop when the step is done.
         """
+
+
+class Handle(Generic[StoredT]):
+    """The StepHandle of executors in this process.
+
+    Args:
+      notify: called when the step is done.
+
+    Attributes:
+      is_done: the step has ended.
+    """
+
+    def __init__(self, notify: Callable[[], None]) -> None:
+        self._notify = notify
+        self._outcome: outcome.Outcome[StoredT] | None = None
+        self.is_done = False
+
+    def set(self, result: outcome.Outcome[StoredT]) -> None:
+        """Store the result of the step; called once, in the event loop."""
+        self._outcome = result
+        self.is_done = True
+        self._notify()
+
+    def take(self) -> StoredT:
+        assert self._outcome is not None, "the step is done"
+        return self._outcome.unwrap()

@@ -75,9 +75,12 @@ class TextStream:
         return self
 
     async def __anext__(self) -> TextDelta:
-        until = self._limits.find_next(self.phase)
+        limits, tokens = self._limits, self._tokens
+        until = limits.ends_at
+        if tokens.phase == "queue":
+            until = limits.find_next("queue")
         if until == math.inf:
-            return self._render(await self._tokens.__anext__())
+            return self._render(await tokens.__anext__())
         while not self._cut:
             with trio.move_on_at(until):
                 return self._render(await self._tokens.__anext__())
@@ -151,8 +154,12 @@ class TextStream:
                 )
 
     def _render(self, tokens: TokenDelta) -> TextDelta:
-        detokenizer = self._find_detokenizer(tokens.index)
-        text = detokenizer.push(self._visible_ids(tokens))
+        index, token_ids = tokens.index, tokens.token_ids
+        detokenizer = self._detokenizers.get(index) or self._find_detokenizer(index)
+        # The token that ended the sequence is not part of the answer.
+        if tokens.finish_reason == "stop" and not self._text.include_stop_str_in_output:
+            token_ids = token_ids[:-1]
+        text = detokenizer.push(token_ids)
         if text.finish_reason is not None:
             self._tokens.stop(tokens.index, is_complete=True)
         elif tokens.finish_reason is not None:
@@ -186,10 +193,3 @@ class TextStream:
         if index not in self._detokenizers:
             self._detokenizers[index] = self._open_detokenizer(index)
         return self._detokenizers[index]
-
-    def _visible_ids(self, delta: TokenDelta) -> tuple[int, ...]:
-        # The token that ended the sequence is not part of the answer.
-        ended_by_token = delta.finish_reason == "stop"
-        if ended_by_token and not self._text.include_stop_str_in_output:
-            return delta.token_ids[:-1]
-        return delta.token_ids

@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 import outcome
 import trio
 
-from ..executor.handle import Handle
+from ..executor.protocol import Handle
 from ..types.ids import BlockId
 from ..types.model_info import ModelInfo
 from ..types.output import SequenceError, StepResult

@@ -247,7 +247,9 @@ class Backlog:
         if num_tokens := len(delta.token_ids):
             if not self._num_output[sequence_id]:
                 self._note_cached(delta)
-            self._note_token(self._requests[sequence_id])
+            request = self._requests[sequence_id]
+            if not request.has_token:
+                self._note_token(request)
             self._num_output[sequence_id] += num_tokens
             self.num_context_tokens += num_tokens
             self.num_output_tokens += num_tokens

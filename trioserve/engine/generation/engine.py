@@ -34,8 +34,7 @@ from .admission import check_request
 from .backlog import Backlog, BacklogStatistics
 from .core import GenerationCore, SequenceGroup
 from .forecast import Demand, Forecaster
-from .token_stream import TokenStream
-from .wake_queue import WakeQueue
+from .token_stream import TokenStream, WakeQueue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +230,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
 
     def _note_held(self) -> None:
         self._observe_pace()
-        self.on_work()
+        self._note_work()
 
     def _observe_pace(self) -> None:
         self._pace.observe(trio.current_time(), self._backlog.open_sequences.total)
@@ -292,6 +291,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
 
     def _deliver(self, deltas: Iterable[TokenDelta]) -> None:
         self._wakes.begin()
+        num_open = len(self._streams)
         for delta in deltas:
             stream = self._streams.get(delta.sequence_id)
             # A core in another process may not have heard of an abort yet.
@@ -303,4 +303,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
                 del self._streams[delta.sequence_id]
                 is_complete = delta.error is None
                 self._backlog.finish(delta.sequence_id, is_complete=is_complete)
-        self._note_held()
+        if len(self._streams) < num_open:
+            self._observe_pace()
+        if self.on_work is not None:
+            self.on_work()

@@ -215,7 +215,7 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
         for index, job in enumerate(jobs):
             self._owners[job] = results, index
             self._backlog.add(job, rows[index].input.num_tokens, request.client)
-        self.on_work()
+        self._note_work()
         self._core.add(
             PoolingBatch(
                 flow=request.flow,
@@ -270,7 +270,7 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
     def _reserve(self, num_inputs: int, client: Client) -> None:
         self._reserved.change(client.name, num_inputs)
         self._pace.observe(trio.current_time(), self._reserved.total)
-        self.on_work()
+        self._note_work()
 
     def _list_work(self) -> dict[int, Owner | None]:
         return {number: request.owner for number, request in self._open.items()}
@@ -289,7 +289,7 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
                 if results.set(index, tensor):
                     self._completed.append(results)
         self._has_completed.set()
-        self.on_work()
+        self._note_work()
 
     async def _hand_out(self) -> None:
         while True:

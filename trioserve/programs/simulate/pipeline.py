@@ -20,7 +20,7 @@ from typing import Protocol
 import outcome
 import trio
 
-from ...executor.handle import Handle
+from ...executor.protocol import Handle
 from ...types.output import StepResult
 from ...types.plan import StepPlan
 from ...types.transfers import AwaitedTokens, Transfer, list_transfers
