@@ -1,11 +1,16 @@
-"""bench/chunk_cost.py and bench/instrument.py report their figures."""
+"""bench/chunk_cost.py, bench/instrument.py and bench/hands.py report their figures."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import chunk_cost
+import hands
 import instrument
 from kit.chunk_server import open_chunk_server, read_streams
 import pytest
+
+import trioserve
 
 
 def test_a_chunks_cost_is_reported_for_both_checkouts_with_their_ratio() -> None:
@@ -40,3 +45,16 @@ def test_steps_are_measured_with_each_instrument() -> None:
         "tasks: 2, a step, empty hooks adds",
         "tasks: 2, a step, LoopStall adds",
     ]
+
+
+async def test_a_streamed_token_passes_through_few_files_and_functions() -> None:
+    """A reader of the code opens each file, and each function costs time."""
+    package = Path(trioserve.__file__).parent
+    tokens = await hands.measure(hands.Trace(package))
+    first, further, *_ = hands.report(tokens, package)
+    assert "files" in first
+    num_files, num_functions, _ = (
+        float(part.split()[0]) for part in further.partition(":")[2].split(",")
+    )
+    assert num_files <= 26
+    assert num_functions <= 90

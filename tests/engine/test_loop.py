@@ -105,6 +105,7 @@ async def test_every_stage_of_a_pipeline_has_work_at_once(
     executor = Executor(events, depth=4, step_seconds=1.0)
     loop = StepLoop(executor, planner, events.append)
     await nursery.start(loop.run)
+    await trio.testing.wait_all_tasks_blocked()
     for number in (2, 3, 4):
         planner.num_left = 1
         loop.wake()

@@ -364,8 +364,8 @@ def test_blocks_that_streams_share_count_once() -> None:
     assert bench.count_running() == {"ann": 6, "carl": 4}
     assert bench.scheduler._running.find_last() is carl[-1]
     # They have used as much as a new client.
-    bench.scheduler._waiting._shares.charge(ANN, 1000)
-    bench.scheduler._waiting._shares.charge(CARL, 1000)
+    bench.scheduler._waiting.shares.charge(ANN, 1000)
+    bench.scheduler._waiting.shares.charge(CARL, 1000)
     stranger = bench.ask(BOB, num_prompt=240, num_output=4)
     assert bench.count_steps_to_first_token(stranger) == 1
     assert all(each.slot is not None for each in ann)

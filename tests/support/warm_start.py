@@ -48,7 +48,7 @@ _MODULES = (
     "trioserve.server.app",
     "trioserve.startup.engine_process",
     "trioserve.startup.http_process",
-    "trioserve.startup.front_server",
+    "trioserve.startup.http_server",
     "trioserve.startup.one_process",
     "trioserve.startup.stage_process",
     "trioserve.startup.supervisor",

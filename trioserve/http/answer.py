@@ -1,4 +1,4 @@
-"""Sends an answer to the client."""
+"""Sends an answer to the client, in one piece or as events."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hypercorn.typing import (
     HTTPResponseStartEvent,
     HTTPScope,
 )
+import trio
 
 from ..errors import escape
 from .connection import (
@@ -142,3 +143,50 @@ class Answer:
             escape(self._scope["path"]),
             event["status"],
         )
+
+
+class EventConnection:
+    """Sends events, and comments while there are none.
+
+    Args:
+      comment: is ignored by the client.
+
+    Attributes:
+      num_parts: the parts of the stream that were sent.
+    """
+
+    def __init__(self, answer: Answer, comment: bytes) -> None:
+        self.num_parts = 0
+        self._answer = answer
+        self._comment = comment
+        self._num_sending = 0
+        # Set when the comment has been sent that is being sent; None without one.
+        self._comment_sent: trio.Event | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is no event to send."""
+        return self._num_sending == 0
+
+    async def send(self, events: bytes) -> None:
+        """Send events; behind a comment that the client takes slowly."""
+        self.num_parts += 1
+        self._num_sending += 1
+        try:
+            await self.wait_comment()
+            await self._answer.send_part(events)
+        finally:
+            self._num_sending -= 1
+
+    async def wait_comment(self) -> None:
+        """Wait until the client has taken the comment that is being sent, if there is one."""
+        if self._comment_sent is not None:
+            await self._comment_sent.wait()
+
+    async def send_comment(self) -> None:
+        self._comment_sent = sent = trio.Event()
+        try:
+            await self._answer.send_part(self._comment)
+        finally:
+            self._comment_sent = None
+            sent.set()

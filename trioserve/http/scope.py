@@ -7,8 +7,8 @@ the resources of a handler belong to a stack that the connection closes.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final, Protocol, cast
 
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable
@@ -22,7 +22,7 @@ from ..observe import (
     Owner,
     find_owner,
 )
-from .answer import Answer
+from .answer import Answer, EventConnection
 from .bodies.memory_budget import name_peer
 from .bodies.upload import (
     ChunkedBody,
@@ -47,7 +47,7 @@ from .record.ended_request import (
 from .record.progress import Progress
 from .record.stream_meter import StreamMeter
 from .state import ServerState
-from .streams.keepalive import KeepAlive
+from .streams.keepalive import COMMENT, KeepAlive
 from .streams.resumable import ResumableStreams
 from .time_limit import TimeLimit
 from .wire.request_id import (
@@ -153,6 +153,17 @@ class ScopedRequest(TrioRequest):
         if not self.num_pooled_tokens:
             return None
         return TokenCounts(prompt=self.num_pooled_tokens, cached=0, completion=0)
+
+    @asynccontextmanager
+    async def open_events(
+        self, comment: bytes = COMMENT
+    ) -> AsyncIterator[EventConnection]:
+        """Send events to the client in the block, and comments in between."""
+        connection = EventConnection(self.answer, comment)
+        with self.keepalive.hold(connection):
+            yield connection
+        # The rest of the answer goes another way.
+        await connection.wait_comment()
 
     async def read_chunks(self) -> list[bytes | bytearray]:
         """Read the body; returns its parts in order.

@@ -159,7 +159,7 @@ class Slowness:
     Attributes:
       mean: follows the last step at once. It is for the next step, which becomes a little
         shorter if the last one was an exception.
-      lasting: that of the fastest of the last three steps. It is for forecasts: one slow
+      lasting: slowness of the fastest of the last three steps. It is for forecasts: one slow
         step must not refuse requests.
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trioserve.http.record.request_counts import RequestCounts
-from trioserve.http.record.stream_times import StreamTimes
+from trioserve.http.record.stream_meter import StreamTimes
 from trioserve.observe import Histogram
 
 

@@ -23,7 +23,6 @@ from ...errors import (
 )
 from ...frontend import StreamLimits
 from ...http.background_request import BackgroundRequest
-from ...http.event_connection import open_events
 from ...http.keys.key_use import Ticket
 from ...http.record.stream_meter import StreamMeter
 from ...http.record.usage import Usage
@@ -107,7 +106,7 @@ class _Follower:
         """Send the events, and return the last ones."""
         request = self._request
         try:
-            async with open_events(request) as connection:
+            async with request.open_events() as connection:
                 while events := await self._read():
                     self._number += len(events)
                     await connection.send(b"".join(events))

@@ -141,6 +141,7 @@ class ChunkEvents(ABC, Generic[RequestT]):
         self.body = body
         self.header = header
         self.meter = meter
+        self._reports_continuously = body.reports_usage_continuously
 
     @abstractmethod
     def write(self, delta: TextDelta) -> bytes:
@@ -168,7 +169,7 @@ class ChunkEvents(ABC, Generic[RequestT]):
 
     def current_usage(self, without: int = 0) -> Usage | None:
         """Return the usage so far, less some output tokens, if the client wants it."""
-        if not self.body.reports_usage_continuously:
+        if not self._reports_continuously:
             return None
         usage = self.meter.usage
         return usage.without(without) if without else usage

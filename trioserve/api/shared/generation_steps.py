@@ -12,8 +12,7 @@ import trio
 from ...frontend import StreamLimits, TextEngine
 from ...http.keys.key_use import Ticket
 from ...http.record.ended_request import SamplingFacts
-from ...http.record.stream_meter import StreamMeter
-from ...http.record.stream_times import StreamTimes
+from ...http.record.stream_meter import StreamMeter, StreamTimes
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
 from ...http.wire.respond import tell_time

@@ -11,10 +11,7 @@ from quart import Response
 import trio
 
 from ...errors import InternalError, TrioserveError
-from ...http.event_connection import (
-    EventConnection,
-    open_events,
-)
+from ...http.answer import EventConnection
 from ...http.record.stream_meter import StreamMeter
 from ...http.scope import ScopedRequest
 from ...http.streams.keepalive import COMMENT
@@ -137,7 +134,7 @@ async def _send_events(
     request: ScopedRequest, meter: StreamMeter, comment: bytes, write: Write
 ) -> bytes:
     """Send the events of a stream, and return the last of them."""
-    async with open_events(request, comment) as events:
+    async with request.open_events(comment) as events:
         assert request.url_rule is not None, "the path has a route"
         stream = request.resumable.open(
             request.live, route=request.url_rule.rule, meter=meter, comment=comment
@@ -247,5 +244,5 @@ class _EventSender:
         return self.take_unsent() + last
 
     async def _send(self) -> None:
-        if events := self.take_unsent():
-            await self.send(events)
+        if self._unsent:
+            await self.send(self.take_unsent())

@@ -25,7 +25,7 @@ from ...processes import (
 )
 from ...types.output import StepResult
 from ...types.plan import StepPlan
-from ..handle import Handle
+from ..protocol import Handle
 from .messages import Beat, Step, Stepped
 
 # A stage that is alive sends a Beat every second, even while it computes.

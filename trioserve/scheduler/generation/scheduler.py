@@ -388,7 +388,7 @@ class Scheduler:
         prompt_logprobs = result.prompt_logprobs.get(row.slot, ())
         if prompt_logprobs:
             prompt_logprobs = sequence.list_new_logprobs(row.start, prompt_logprobs)
-        end = row.end
+        end = row.start + row.num_tokens
         # A row behind a gap was computed with a token that never came.
         if row.slot in result.errors and end <= sequence.num_tokens:
             self._end(sequence)

@@ -11,7 +11,6 @@ from ...api.shared.sse import (
     respond_stream,
     send_log,
 )
-from ...http.event_connection import open_events
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
 from ...http.streams.resumable import (
@@ -47,5 +46,5 @@ async def _send(
     connection: trio.CancelScope,
     number: int,
 ) -> bytes:
-    async with open_events(request, stream.comment) as events:
+    async with request.open_events(stream.comment) as events:
         return await send_log(request, events, stream, connection, number)

@@ -7,7 +7,7 @@ from typing import Any
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from trioserve.http.event_connection import EventConnection
+from trioserve.http.answer import EventConnection
 
 
 class SlowAnswer:
