@@ -20,7 +20,7 @@ from ..decoders import DECODERS, MINIMAL, find_decoder
 
 BODIES = {kind.__name__: find_decoder(kind) for kind in DECODERS}
 
-every_body = pytest.mark.parametrize(("kind", "body"), BODIES.items(), ids=str)
+every_body = pytest.mark.parametrize(("kind", "body"), BODIES.items(), ids=BODIES)
 
 
 def decode(kind: str, **fields: Any) -> Any:
