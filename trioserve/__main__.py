@@ -28,11 +28,7 @@ import signal
 import threading
 
 from .errors import StartupError, escape
-from .programs.commands import (
-    COMMANDS,
-    explain_unknown_command,
-    find_command,
-)
+from .programs.commands import COMMANDS, explain_unknown_command, find_command
 from .programs.output import write_output
 from .types.version import __version__
 

@@ -29,10 +29,7 @@ from .errors import StartupError, find_first
 from .http.connection import guard_connections
 from .http.state import ServerState
 from .processes.interpreter import prepare_interpreter, settle_interpreter
-from .server.app import (
-    ServingApp,
-    create_http_app,
-)
+from .server.app import ServingApp, create_http_app
 from .startup.open import open_served_engine
 
 logger = logging.getLogger(__name__)

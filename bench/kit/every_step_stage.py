@@ -14,12 +14,7 @@ import torch
 from torch import Tensor
 
 from trioserve.executor.pipeline.messages import ToStage
-from trioserve.model.stages.links import (
-    Channel,
-    Channels,
-    Pending,
-    StageLinks,
-)
+from trioserve.model.stages.links import Channel, Channels, Pending, StageLinks
 from trioserve.model.stages.stage import LoadedStage
 from trioserve.processes import run_as_child
 from trioserve.startup import stage_process

@@ -8,11 +8,7 @@ import shlex
 
 import pytest
 
-from trioserve.programs.commands import (
-    COMMANDS,
-    Command,
-    find_command,
-)
+from trioserve.programs.commands import COMMANDS, Command, find_command
 
 PAGE = (Path(__file__).parents[2] / "docs" / "commands.rst").read_text()
 

@@ -18,17 +18,11 @@ from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 import pytest
 
-from trioserve.api.anthropic.requests import (
-    CountTokensRequest,
-    MessagesRequest,
-)
+from trioserve.api.anthropic.requests import CountTokensRequest, MessagesRequest
 from trioserve.api.chat.request import ChatRequest
 from trioserve.api.cohere.requests import CohereEmbedRequest
 from trioserve.api.completions.request import CompletionRequest
-from trioserve.api.pooling.requests import (
-    EmbeddingRequest,
-    RerankRequest,
-)
+from trioserve.api.pooling.requests import EmbeddingRequest, RerankRequest
 from trioserve.api.responses.request import ResponseRequest
 from trioserve.server.routes import ROUTES
 

@@ -7,12 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from http.client import (
-    BadStatusLine,
-    HTTPConnection,
-    HTTPResponse,
-    IncompleteRead,
-)
+from http.client import BadStatusLine, HTTPConnection, HTTPResponse, IncompleteRead
 import json
 from pathlib import Path
 import signal

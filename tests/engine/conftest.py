@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 
 from trioserve.config import SchedulingPolicy
-from trioserve.engine.generation.core import (
-    GenerationCore,
-    LocalCore,
-)
+from trioserve.engine.generation.core import GenerationCore, LocalCore
 from trioserve.engine.generation.engine import TokenEngine
 from trioserve.scheduler.generation.scheduler import Scheduler
 from trioserve.testing.fake_device import FakeDevice, FakeExecutor

@@ -12,10 +12,7 @@ from hypothesis import given, settings, strategies as st
 import pytest
 
 from trioserve.scheduler.generation.scheduler import Scheduler
-from trioserve.scheduler.generation.sequence import (
-    Flow,
-    Sequence,
-)
+from trioserve.scheduler.generation.sequence import Flow, Sequence
 from trioserve.scheduler.generation.shared_queue import SharedQueue
 from trioserve.testing.fake_device import FakeDevice, count_up
 from trioserve.types.client import Client

@@ -11,10 +11,7 @@ import pytest
 from trioserve.scheduler import client_shares
 from trioserve.scheduler.client_shares import ClientShares
 from trioserve.scheduler.generation.scheduler import Scheduler
-from trioserve.scheduler.generation.sequence import (
-    Flow,
-    Sequence,
-)
+from trioserve.scheduler.generation.sequence import Flow, Sequence
 from trioserve.scheduler.pooling.flow_queue import PoolingFlow
 from trioserve.scheduler.pooling.scheduler import PoolingScheduler
 from trioserve.testing.fake_device import FakeDevice, FakePoolingDevice

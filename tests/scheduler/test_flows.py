@@ -10,10 +10,7 @@ import pytest
 
 from trioserve.scheduler.generation.queue import WaitingQueue
 from trioserve.scheduler.generation.scheduler import Scheduler
-from trioserve.scheduler.generation.sequence import (
-    Flow,
-    Sequence,
-)
+from trioserve.scheduler.generation.sequence import Flow, Sequence
 from trioserve.testing.fake_device import FakeDevice
 from trioserve.types.ids import SequenceId
 from trioserve.types.plan import StepPlan

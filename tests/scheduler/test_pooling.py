@@ -9,10 +9,7 @@ from examples import examples
 from hypothesis import given, settings, strategies as st
 import pytest
 
-from trioserve.scheduler.pooling.flow_queue import (
-    PoolingFlow,
-    PoolingJob,
-)
+from trioserve.scheduler.pooling.flow_queue import PoolingFlow, PoolingJob
 from trioserve.scheduler.pooling.scheduler import (
     PoolingCounters,
     PoolingScheduler,

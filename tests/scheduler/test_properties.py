@@ -16,10 +16,7 @@ from hypothesis.stateful import (
 )
 
 from trioserve.scheduler.generation.scheduler import Scheduler
-from trioserve.scheduler.generation.sequence import (
-    Flow,
-    Sequence,
-)
+from trioserve.scheduler.generation.sequence import Flow, Sequence
 from trioserve.testing.fake_device import FakeDevice, count_up
 from trioserve.types.client import Client
 from trioserve.types.ids import SequenceId

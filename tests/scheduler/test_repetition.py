@@ -11,10 +11,7 @@ import pytest
 from trioserve.errors import InvalidParameter
 from trioserve.scheduler.generation.repetition import RepetitionDetector
 from trioserve.scheduler.generation.scheduler import Scheduler
-from trioserve.scheduler.generation.sequence import (
-    Flow,
-    Sequence,
-)
+from trioserve.scheduler.generation.sequence import Flow, Sequence
 from trioserve.testing.fake_device import FakeDevice
 from trioserve.types.ids import SequenceId
 from trioserve.types.plan import StepPlan

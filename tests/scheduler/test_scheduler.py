@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from trioserve.scheduler.generation.counts import (
-    SchedulerCounters,
-    SchedulerStatistics,
-)
+from trioserve.scheduler.generation.counts import SchedulerCounters, SchedulerStatistics
 from trioserve.scheduler.generation.scheduler import Scheduler
-from trioserve.scheduler.generation.sequence import (
-    LEVEL_SECONDS,
-    Flow,
-    Sequence,
-)
+from trioserve.scheduler.generation.sequence import LEVEL_SECONDS, Flow, Sequence
 from trioserve.testing.fake_device import FakeDevice
 from trioserve.types.ids import SequenceId
 from trioserve.types.output import TokenDelta

@@ -9,10 +9,7 @@ from examples import examples
 from hypothesis import given, settings, strategies as st
 import pytest
 
-from trioserve.scheduler.step_cost import (
-    StepCost,
-    StepSize,
-)
+from trioserve.scheduler.step_cost import StepCost, StepSize
 
 # Seconds of SmolLM2-135M on one core: fixed, row, token, context, pair.
 COEFFICIENTS = (0.045, 0.0005, 0.00075, 6e-6, 4.2e-7)

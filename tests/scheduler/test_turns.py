@@ -6,10 +6,7 @@ from collections import Counter
 
 import pytest
 
-from trioserve.scheduler.generation.sequence import (
-    Flow,
-    Sequence,
-)
+from trioserve.scheduler.generation.sequence import Flow, Sequence
 from trioserve.scheduler.generation.turns import DecodingTurns
 from trioserve.scheduler.step_cost import StepCost
 from trioserve.types.client import Client

@@ -19,10 +19,7 @@ from trio.testing import wait_all_tasks_blocked
 from trioserve.config import HttpConfig
 from trioserve.http.record.progress import PHASES
 from trioserve.server.metrics import render_metrics
-from trioserve.testing.server import (
-    FakeServer,
-    open_fake_pooling_server,
-)
+from trioserve.testing.server import FakeServer, open_fake_pooling_server
 
 CHAT_PATH = "/v1/chat/completions"
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 200}

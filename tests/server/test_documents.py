@@ -15,11 +15,7 @@ import trio
 
 from trioserve.config import HttpConfig
 from trioserve.server.openapi import openapi_document
-from trioserve.server.page import (
-    Document,
-    load_page,
-    render_reference,
-)
+from trioserve.server.page import Document, load_page, render_reference
 from trioserve.server.routes import ROUTES
 from trioserve.testing.server import (
     FakeServer,

@@ -17,10 +17,7 @@ import trio
 
 from trioserve.config import HttpConfig
 from trioserve.http.live.lifecycle import Lifecycle
-from trioserve.http.live.live_requests import (
-    LiveRequest,
-    LiveRequests,
-)
+from trioserve.http.live.live_requests import LiveRequest, LiveRequests
 from trioserve.testing.server import FakeServer, open_fake_server
 
 LIVE = "/v1/requests"

@@ -42,10 +42,7 @@ from trioserve.http.keys.key_use import KeyUse
 from trioserve.http.live import live_requests
 from trioserve.http.live.lifecycle import Lifecycle
 from trioserve.http.record.progress import HasPhase
-from trioserve.http.streams.resumable import (
-    ResumableStream,
-    ResumableStreams,
-)
+from trioserve.http.streams.resumable import ResumableStream, ResumableStreams
 from trioserve.render.workers.turns import Turn, Turns
 from trioserve.scheduler.generation.block_tables import BlockTables
 from trioserve.types.ids import SequenceId

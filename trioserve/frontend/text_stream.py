@@ -9,10 +9,7 @@ import math
 import msgspec
 import trio
 
-from ..engine.generation.token_stream import (
-    StreamPhase,
-    TokenStream,
-)
+from ..engine.generation.token_stream import StreamPhase, TokenStream
 from ..render import SequenceText
 from ..types.output import TextDelta, TokenDelta
 from ..types.prompt import Prompt

@@ -15,21 +15,12 @@ from hypercorn.typing import (
 import trio
 
 from ..errors import escape
-from .connection import (
-    SEND_CHUNK,
-    Peer,
-)
+from .connection import SEND_CHUNK, Peer
 from .record.ended_request import Ending
-from .record.progress import (
-    Phase,
-    Progress,
-)
+from .record.progress import Phase, Progress
 from .record.request_counts import RequestCounts
 from .wire.cors import Cors
-from .wire.request_id import (
-    HEADER_BYTES,
-    RequestId,
-)
+from .wire.request_id import HEADER_BYTES, RequestId
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,7 @@ import trio
 from ..observe import find_owner
 from ..types.sampling import SamplingParams
 from .record.cancellation import Cancellation
-from .record.ended_request import (
-    EndedRequest,
-    Ending,
-    SamplingFacts,
-    TokenCounts,
-)
+from .record.ended_request import EndedRequest, Ending, SamplingFacts, TokenCounts
 from .record.progress import Phase
 from .record.stream_meter import StreamMeter
 from .scope import ScopedRequest

@@ -18,21 +18,11 @@ from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers.request import TrioRequest
 import trio
 
-from ..observe import (
-    Owner,
-    find_owner,
-)
+from ..observe import Owner, find_owner
 from .answer import Answer, EventConnection
 from .bodies.memory_budget import name_peer
-from .bodies.upload import (
-    ChunkedBody,
-    UploadDeadline,
-)
-from .connection import (
-    INVITE_BODY,
-    PEER,
-    Peer,
-)
+from .bodies.upload import ChunkedBody, UploadDeadline
+from .connection import INVITE_BODY, PEER, Peer
 from .keys.key_file import name_key
 from .keys.key_use import Ticket
 from .live.live_requests import LiveRequest
@@ -50,10 +40,7 @@ from .state import ServerState
 from .streams.keepalive import COMMENT, KeepAlive
 from .streams.resumable import ResumableStreams
 from .time_limit import TimeLimit
-from .wire.request_id import (
-    HEADER,
-    RequestId,
-)
+from .wire.request_id import HEADER, RequestId
 
 # Longer states of traces are dropped. W3C asks for 512 characters.
 _MAX_TRACE_STATE: Final = 4096

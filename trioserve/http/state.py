@@ -29,10 +29,7 @@ from .keys.siblings import Siblings
 from .live.lifecycle import Lifecycle
 from .live.live_requests import LiveRequests
 from .live.unread import UnreadLimit
-from .record.ended_request import (
-    EndedRequest,
-    RequestSink,
-)
+from .record.ended_request import EndedRequest, RequestSink
 from .record.request_counts import RequestCounts
 from .record.request_log import RequestLog
 from .record.traces import Traces

@@ -11,11 +11,7 @@ from typing import Final
 import trio
 
 from ..config import HttpConfig
-from ..errors import (
-    DeadlineExceeded,
-    InvalidParameter,
-    RequestCancelled,
-)
+from ..errors import DeadlineExceeded, InvalidParameter, RequestCancelled
 from ..frontend import StreamLimits
 from .connection.peer import Peer
 from .record.progress import Progress

@@ -15,28 +15,16 @@ from werkzeug.routing import BaseConverter, Map, MapAdapter
 from ..config import parse_bytes
 from ..engine.generation.engine import TokenEngine
 from ..engine.pooling.engine import TensorEngine
-from ..errors import (
-    DeadlineExceeded,
-    HostNotAllowed,
-    InvalidConfig,
-)
+from ..errors import DeadlineExceeded, HostNotAllowed, InvalidConfig
 from ..http.connection import list_connections
 from ..http.keys.key_use import Ticket
 from ..http.route import Route
-from ..http.scope import (
-    ScopedConnection,
-    ScopedRequest,
-    current_request,
-)
+from ..http.scope import ScopedConnection, ScopedRequest, current_request
 from ..http.state import ServerState
 from ..http.streams.resumable import HEADER as LAST_EVENT
 from ..http.time_limit import HEADER as TIMEOUT_HEADER
 from ..http.wire.respond import EVENTS
-from .admin.probes import (
-    AsgiApp,
-    Probe,
-    ProbesFirst,
-)
+from .admin.probes import AsgiApp, Probe, ProbesFirst
 from .admin.resumed import resume_stream
 from .admin.status import answer_metrics
 from .error_answers import answer_errors, find_dialect

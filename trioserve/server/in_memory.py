@@ -8,10 +8,7 @@ from urllib.parse import unquote
 
 import trio
 
-from ..http.connection import (
-    PEER,
-    Peer,
-)
+from ..http.connection import PEER, Peer
 from .admin.probes import AsgiApp
 
 # Of all requests. A client that is in the process needs no address.

@@ -9,11 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..engine.generation.core import LocalCore
-from ..engine.process.core_server import (
-    host_clients,
-    host_core,
-    host_pooling_core,
-)
+from ..engine.process.core_server import host_clients, host_core, host_pooling_core
 from ..engine.process.messages import EngineLoaded, StartEngine, ToEngine
 from ..errors import StartupError
 from ..observe.log_lines import set_up_logging

@@ -17,12 +17,7 @@ from ..types.logits import LogitsProcessor
 from ..types.model_info import ModelInfo
 from ..weights import Weights, complete_weights, read_gguf
 from .grammar_tokenizer import load_grammar_tokenizer
-from .limits import (
-    check_room,
-    limit_length,
-    make_scheduler,
-    measure_step_bytes,
-)
+from .limits import check_room, limit_length, make_scheduler, measure_step_bytes
 from .loaded import LoadedCore, fingerprint_model
 from .plugins import load_logits_processors
 from .source import Source, read_template

@@ -14,11 +14,7 @@ import trio
 from ..config import ServeConfig
 from ..errors import InvalidConfig
 from ..frontend import PoolingEngine, TextEngine
-from ..http.connection import (
-    guard_connections,
-    make_config,
-    raise_descriptor_limit,
-)
+from ..http.connection import guard_connections, make_config, raise_descriptor_limit
 from ..http.state import ServerState
 from ..processes.interpreter import prepare_interpreter, settle_interpreter
 from ..processes.threads.fresh_thread import open_fresh_thread

@@ -72,10 +72,7 @@ def _check_length(config: EngineConfig, num_blocks: int) -> None:
 def measure_step_bytes(config: EngineConfig, model: LoadedModel) -> int:
     """Return the bytes that steps need, if the KV cache takes the rest."""
     # Imported here, because it needs torch.
-    from ..model.trial import (
-        StepLimits,
-        measure_steps,
-    )
+    from ..model.trial import StepLimits, measure_steps
 
     if config.cache.kv_cache_memory is not None:
         return 0

@@ -38,10 +38,7 @@ from ..executor.pipeline.messages import (
     ToStage,
 )
 from ..executor.pipeline.rendezvous import join_engine
-from ..executor.pipeline.torchrun import (
-    LOOPBACK_ENVIRONMENT,
-    Torchrun,
-)
+from ..executor.pipeline.torchrun import LOOPBACK_ENVIRONMENT, Torchrun
 from ..observe.log_lines import set_up_logging
 from ..processes import (
     MessageStream,
@@ -67,10 +64,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..model.runner import ModelRunner
-    from ..model.stages.links import (
-        Channels,
-        StageLinks,
-    )
+    from ..model.stages.links import Channels, StageLinks
     from ..model.stages.stage import LoadedStage
 
 T = TypeVar("T")

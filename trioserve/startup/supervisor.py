@@ -27,11 +27,7 @@ from ..engine.core import EngineProcessDied
 from ..engine.process.messages import AddClient, EngineLoaded
 from ..engine.restarts import Restarts
 from ..processes import Child, Descriptor, PeerGone, open_child
-from ..processes.http_link import (
-    HttpProcessDied,
-    Hub,
-    SilenceWatch,
-)
+from ..processes.http_link import HttpProcessDied, Hub, SilenceWatch
 from ..processes.http_link.messages import (
     Alive,
     ConnectEngine,

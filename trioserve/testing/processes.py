@@ -10,15 +10,9 @@ from typing import Any
 
 import trio
 
-from ..engine.process.core_server import (
-    host_core,
-    host_pooling_core,
-)
+from ..engine.process.core_server import host_core, host_pooling_core
 from ..engine.process.messages import FromEngine, ToEngine
-from ..engine.process.remote import (
-    RemoteCore,
-    RemotePoolingCore,
-)
+from ..engine.process.remote import RemoteCore, RemotePoolingCore
 from ..processes import MessageStream
 
 _Stream = MessageStream[Any]

@@ -24,10 +24,7 @@ from ..engine.generation.engine import TokenEngine
 from ..engine.pooling.core import LocalPoolingCore
 from ..engine.pooling.engine import TensorEngine
 from ..frontend import PoolingEngine, TextEngine
-from ..http.connection import (
-    guard_connections,
-    make_config,
-)
+from ..http.connection import guard_connections, make_config
 from ..http.state import ServerState
 from ..scheduler.generation.scheduler import Scheduler
 from ..scheduler.pooling.scheduler import PoolingScheduler

@@ -8,10 +8,7 @@ import msgspec
 import pytest
 
 from trioserve.api.anthropic.answers import BlockEvent
-from trioserve.api.anthropic.blocks import (
-    BlockWriter,
-    ContentCollector,
-)
+from trioserve.api.anthropic.blocks import BlockWriter, ContentCollector
 from trioserve.types.output import TextDelta, ToolCallDelta
 
 END = TextDelta(finish_reason="stop")

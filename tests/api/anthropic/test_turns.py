@@ -12,17 +12,10 @@ from hypothesis import given, settings, strategies as st
 import pytest
 
 from trioserve.api.anthropic.body import MESSAGES_BODY
-from trioserve.api.anthropic.chat import (
-    explain_fields,
-    to_chat_request,
-)
+from trioserve.api.anthropic.chat import explain_fields, to_chat_request
 from trioserve.api.anthropic.requests import MessagesRequest
 from trioserve.api.anthropic.turn_mappings import TurnMappings
-from trioserve.api.anthropic.turns import (
-    BLOCK_TYPES,
-    Block,
-    Turn,
-)
+from trioserve.api.anthropic.turns import BLOCK_TYPES, Block, Turn
 from trioserve.api.shared.generation_steps import count_characters
 from trioserve.errors import RequestError
 from trioserve.render import TURN_CHARACTERS, Base64Image, RendererWorkers

@@ -12,29 +12,19 @@ import pytest
 from trioserve.api.anthropic.requests import MessagesRequest
 from trioserve.api.chat.request import ChatRequest
 from trioserve.api.completions.request import CompletionRequest
-from trioserve.api.decode.field_names import (
-    MAX_UNKNOWN_FIELDS,
-    FieldNames,
-)
+from trioserve.api.decode.field_names import MAX_UNKNOWN_FIELDS, FieldNames
 from trioserve.api.decode.fields import ModelRequest
 from trioserve.api.pooling.requests import (
     ClassificationRequest,
     EmbeddingRequest,
     RerankRequest,
 )
-from trioserve.api.responses.request import (
-    ResponseRequest,
-    to_chat,
-)
+from trioserve.api.responses.request import ResponseRequest, to_chat
 from trioserve.api.shared.messages import Message
 from trioserve.errors import InvalidParameter, NotSupported, RequestError
 from trioserve.types.structured import StructuredOutput
 
-from ..decoders import (
-    MINIMAL,
-    decode_body,
-    find_decoder,
-)
+from ..decoders import MINIMAL, decode_body, find_decoder
 
 TYPES = (
     ChatRequest,

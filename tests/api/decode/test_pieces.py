@@ -8,11 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 import json
 from types import SimpleNamespace
-from typing import (
-    Any,
-    Final,
-    get_type_hints,
-)
+from typing import Any, Final, get_type_hints
 
 from examples import examples
 from hypothesis import given, settings, strategies as st
@@ -23,34 +19,16 @@ from trioserve.api.anthropic.turns import Turns
 from trioserve.api.chat.request import ChatRequest
 from trioserve.api.decode import pieces, values
 from trioserve.api.decode.body import run_decoding
-from trioserve.api.decode.counting import (
-    MAX_CONTAINERS,
-    MAX_FIELDS,
-    check_size,
-)
+from trioserve.api.decode.counting import MAX_CONTAINERS, MAX_FIELDS, check_size
 from trioserve.api.decode.pieces import decode_pieces
-from trioserve.api.decode.shapes import (
-    find_long_fields,
-    find_shape,
-)
-from trioserve.api.decode.values import (
-    PIECE_BYTES,
-    decode_field,
-)
+from trioserve.api.decode.shapes import find_long_fields, find_shape
+from trioserve.api.decode.values import PIECE_BYTES, decode_field
 from trioserve.api.responses.request import ResponseRequest
-from trioserve.api.shared.messages import (
-    MAX_MESSAGES,
-    MAX_PARTS,
-    Messages,
-)
+from trioserve.api.shared.messages import MAX_MESSAGES, MAX_PARTS, Messages
 from trioserve.api.shared.tools import MAX_TOOLS_BYTES
 from trioserve.errors import InvalidParameter, RequestError
 
-from ..decoders import (
-    DECODERS,
-    decode_body,
-    find_decoder,
-)
+from ..decoders import DECODERS, decode_body, find_decoder
 
 REQUESTS: Final = sorted(DECODERS, key=lambda request: request.__name__)
 

@@ -14,10 +14,7 @@ from trioserve.api.chat.request import ChatRequest
 from trioserve.api.cohere.requests import CohereEmbedRequest
 from trioserve.api.completions.request import CompletionRequest
 from trioserve.api.decode.fields import ModelRequest
-from trioserve.api.pooling.requests import (
-    EmbeddingRequest,
-    ScoreRequest,
-)
+from trioserve.api.pooling.requests import EmbeddingRequest, ScoreRequest
 from trioserve.api.shared.sampling import to_sampling
 from trioserve.api.tokens.requests import TokenizeRequest
 from trioserve.errors import InvalidParameter, RequestError

@@ -6,10 +6,7 @@ from collections.abc import Callable
 import json
 from typing import Any
 
-from hypothesis import (
-    given,
-    strategies as st,
-)
+from hypothesis import given, strategies as st
 import msgspec
 import pytest
 
@@ -17,10 +14,7 @@ from trioserve.api.anthropic.body import MESSAGES_BODY
 from trioserve.api.chat.body import CHAT_BODY
 from trioserve.api.chat.request import ChatRequest
 from trioserve.api.completions.body import COMPLETION_BODY
-from trioserve.api.completions.request import (
-    CompletionPrompt,
-    CompletionRequest,
-)
+from trioserve.api.completions.request import CompletionPrompt, CompletionRequest
 from trioserve.api.decode.decoder import BodyDecoder
 from trioserve.api.decode.fields import ModelRequest
 from trioserve.api.decode.values import decode_ids

@@ -19,11 +19,7 @@ from trioserve.api.pooling.body import (
     RERANK_BODY,
     SCORE_BODY,
 )
-from trioserve.api.pooling.requests import (
-    MAX_DOCUMENTS,
-    MAX_INPUTS,
-    EmbeddingRequest,
-)
+from trioserve.api.pooling.requests import MAX_DOCUMENTS, MAX_INPUTS, EmbeddingRequest
 from trioserve.api.shared.messages import Message
 from trioserve.errors import InvalidParameter, NotSupported, RequestError
 

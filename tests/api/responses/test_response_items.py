@@ -8,15 +8,9 @@ from typing import Any
 import pytest
 
 from trioserve.api.responses.body import RESPONSE_BODY
-from trioserve.api.responses.items import (
-    decode_items,
-    encode_items,
-)
+from trioserve.api.responses.items import decode_items, encode_items
 from trioserve.api.responses.messages import to_messages
-from trioserve.api.responses.request import (
-    ResponseRequest,
-    to_chat,
-)
+from trioserve.api.responses.request import ResponseRequest, to_chat
 from trioserve.api.shared.message_mappings import MessageMappings
 from trioserve.errors import InvalidParameter, NotSupported
 from trioserve.types.structured import StructuredOutput

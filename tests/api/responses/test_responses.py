@@ -11,11 +11,7 @@ from openai.types import Completion as OpenAICompletion
 from openai.types.chat import ChatCompletion as OpenAIChatCompletion
 import pytest
 
-from trioserve.api.chat.answers import (
-    ChatChoice,
-    ChatCompletion,
-    ChatMessage,
-)
+from trioserve.api.chat.answers import ChatChoice, ChatCompletion, ChatMessage
 from trioserve.api.completions.answers import (
     Completion,
     CompletionChoice,

@@ -13,19 +13,12 @@ from openai.types.chat import ChatCompletionChunk
 import pytest
 
 from trioserve.api.chat.body import CHAT_BODY
-from trioserve.api.chat.events import (
-    ChatChunks,
-    ChatEvents,
-    ReasoningChunks,
-)
+from trioserve.api.chat.events import ChatChunks, ChatEvents, ReasoningChunks
 from trioserve.api.completions.answers import CompletionLogprobs
 from trioserve.api.completions.body import COMPLETION_BODY
 from trioserve.api.completions.events import CompletionChunks, CompletionEvents
 from trioserve.api.shared.chunks import DONE, StreamHeader
-from trioserve.api.shared.logprobs import (
-    ChatLogprobs,
-    TokenLogprob,
-)
+from trioserve.api.shared.logprobs import ChatLogprobs, TokenLogprob
 from trioserve.errors import EngineDied
 from trioserve.http.record.usage import Usage
 

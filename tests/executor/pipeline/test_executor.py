@@ -15,11 +15,7 @@ import trio.testing
 
 from trioserve.config import EngineConfig, build_config
 from trioserve.errors import WeightsNotFound
-from trioserve.executor.pipeline.executor import (
-    PipelineExecutor,
-    StageDied,
-    StagePeer,
-)
+from trioserve.executor.pipeline.executor import PipelineExecutor, StageDied, StagePeer
 from trioserve.executor.pipeline.messages import (
     Allocate,
     Beat,
@@ -29,10 +25,7 @@ from trioserve.executor.pipeline.messages import (
     Stepped,
     ToStage,
 )
-from trioserve.executor.pipeline.pipeline import (
-    Pipeline,
-    open_pipeline,
-)
+from trioserve.executor.pipeline.pipeline import Pipeline, open_pipeline
 from trioserve.processes import MessageStream
 from trioserve.testing.fake_device import make_info
 from trioserve.testing.processes import open_streams

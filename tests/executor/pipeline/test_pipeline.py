@@ -14,10 +14,7 @@ import trio
 
 from trioserve.config import EngineConfig, ModelConfig, ParallelConfig
 from trioserve.errors import InvalidConfig, StagesNotMet, StartupError, WeightsNotFound
-from trioserve.executor.pipeline.executor import (
-    StageDied,
-    StagePeer,
-)
+from trioserve.executor.pipeline.executor import StageDied, StagePeer
 from trioserve.executor.pipeline.messages import (
     FromStage,
     Load,

@@ -19,10 +19,7 @@ from trioserve.executor.pipeline.rendezvous import (
     StageConnection,
     connect_stage,
 )
-from trioserve.executor.pipeline.torchrun import (
-    Torchrun,
-    find_torchrun,
-)
+from trioserve.executor.pipeline.torchrun import Torchrun, find_torchrun
 
 ENVIRONMENT = {
     "TORCHELASTIC_RUN_ID": "none",

@@ -16,10 +16,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trioserve.config import HttpConfig
-from trioserve.http.streams.keepalive import (
-    KeepAlive,
-    _Silence,
-)
+from trioserve.http.streams.keepalive import KeepAlive, _Silence
 from trioserve.testing.server import FakeServer, open_fake_server
 
 CHAT = {"messages": [{"role": "user", "content": "a"}], "stream": True}

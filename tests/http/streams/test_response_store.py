@@ -8,11 +8,7 @@ import pytest
 
 from trioserve.errors import ResponseNotFound, ResponseTooLarge
 from trioserve.http.streams.event_log import EventLog
-from trioserve.http.streams.response_store import (
-    ResponseStore,
-    StoredResponse,
-    Turn,
-)
+from trioserve.http.streams.response_store import ResponseStore, StoredResponse, Turn
 
 KB = 1000
 # An ended response of make() with its turn, without content.

@@ -11,10 +11,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trioserve.processes import MessageStream
-from trioserve.processes.http_link import (
-    Hub,
-    ParentLink,
-)
+from trioserve.processes.http_link import Hub, ParentLink
 from trioserve.processes.http_link.messages import (
     FromHttp,
     HttpReady,

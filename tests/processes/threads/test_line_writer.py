@@ -12,10 +12,7 @@ import time
 
 import pytest
 
-from trioserve.processes.threads.line_writer import (
-    MAX_WAITING_BYTES,
-    LineWriter,
-)
+from trioserve.processes.threads.line_writer import MAX_WAITING_BYTES, LineWriter
 
 Open = Callable[[Path], LineWriter]
 

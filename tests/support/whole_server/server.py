@@ -23,10 +23,7 @@ from hypercorn.typing import (
 )
 import trio
 
-from trioserve.http.connection import (
-    guard_connections,
-    make_config,
-)
+from trioserve.http.connection import guard_connections, make_config
 from trioserve.http.connection.server import GuardedServer, make_context
 from trioserve.http.state import ServerState
 from trioserve.render import RendererWorkers

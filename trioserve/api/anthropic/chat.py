@@ -9,11 +9,7 @@ from typing import Any, Final
 from ...errors import RequestError
 from ..chat.request import ChatRequest
 from ..shared.tools import flatten_tool_path
-from .requests import (
-    ConversationRequest,
-    MessagesRequest,
-    Thinking,
-)
+from .requests import ConversationRequest, MessagesRequest, Thinking
 from .turn_mappings import TurnMappings
 
 # The names of fields that are called otherwise in chats, for errors.

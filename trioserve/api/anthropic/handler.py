@@ -19,10 +19,7 @@ from ...types.sampling import SamplingParams
 from ..chat.prompt import render_chat
 from ..chat.request import ChatRequest
 from ..decode.body import read_request
-from ..shared.generation_steps import (
-    count_characters,
-    open_stream,
-)
+from ..shared.generation_steps import count_characters, open_stream
 from ..shared.message_mappings import to_chat_options
 from ..shared.sse import respond_events
 from .answers import (
@@ -38,15 +35,9 @@ from .answers import (
     TokenCount,
     write_event,
 )
-from .blocks import (
-    BlockWriter,
-    ContentCollector,
-)
+from .blocks import BlockWriter, ContentCollector
 from .body import COUNT_TOKENS_BODY, MESSAGES_BODY
-from .chat import (
-    explain_fields,
-    to_chat_request,
-)
+from .chat import explain_fields, to_chat_request
 from .requests import ConversationRequest
 from .turn_mappings import TurnMappings
 

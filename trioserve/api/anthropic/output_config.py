@@ -6,10 +6,7 @@ import msgspec
 
 from ...errors import InvalidParameter
 from ...render import ReasoningEffort
-from ..shared.structured import (
-    JsonSchemaFormat,
-    ResponseFormat,
-)
+from ..shared.structured import JsonSchemaFormat, ResponseFormat
 
 
 class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,13 +13,7 @@ from msgspec import Meta
 
 from ...errors import InvalidParameter, list_choices
 from ...frontend import MAX_STOP_STRINGS
-from ..decode.fields import (
-    CacheSalt,
-    Int64,
-    ModelRequest,
-    Seconds,
-    StopString,
-)
+from ..decode.fields import CacheSalt, Int64, ModelRequest, Seconds, StopString
 from .client_tools import ClientTool, ToolPreference
 from .output_config import OutputConfig
 from .turns import System, Turns, check_conversation

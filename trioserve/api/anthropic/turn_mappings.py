@@ -15,14 +15,8 @@ from typing import Final, NamedTuple
 from ...errors import InvalidParameter
 from ...render import TURN_CHARACTERS, Base64Image
 from ...render.text.tool_history import MAX_ARGUMENTS
-from ..decode.values import (
-    decode_field,
-    read_string,
-)
-from ..shared.message_mappings import (
-    LazyMappings,
-    count_parts,
-)
+from ..decode.values import decode_field, read_string
+from ..shared.message_mappings import LazyMappings, count_parts
 from .turns import Block, ResultBlock, System, Turn
 
 # The number of the turn for blocks of `system`, and of the block for a plain string.

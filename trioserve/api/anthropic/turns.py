@@ -16,10 +16,7 @@ from msgspec import Meta
 from ...errors import InvalidParameter, NotSupported, list_choices
 from ..decode.fields import Name
 from ..decode.values import begins_with
-from ..shared.messages import (
-    MAX_MESSAGES,
-    MAX_PARTS,
-)
+from ..shared.messages import MAX_MESSAGES, MAX_PARTS
 
 # The types that Anthropic's API takes. The decoder finds out the real one.
 IMAGE_TYPES: Final = ("image/jpeg", "image/png", "image/gif", "image/webp")

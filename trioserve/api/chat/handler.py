@@ -10,11 +10,7 @@ from ...http.scope import ScopedRequest
 from ...http.state import ServerState
 from ...http.wire.respond import respond_built
 from ..decode.body import read_request
-from ..shared.generation_steps import (
-    make_header,
-    make_token_texts,
-    open_stream,
-)
+from ..shared.generation_steps import make_header, make_token_texts, open_stream
 from ..shared.logprobs import count_entries
 from ..shared.message_mappings import MessageMappings
 from ..shared.sse import respond_events

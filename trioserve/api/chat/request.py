@@ -8,19 +8,9 @@ from ...errors import InvalidParameter
 from ...frontend import TextParams
 from ...render import ReasoningEffort
 from ..decode.fields import ChatTemplateText, Int64
-from ..shared.messages import (
-    Messages,
-    check_continuation,
-    check_messages,
-    opens_turn,
-)
+from ..shared.messages import Messages, check_continuation, check_messages, opens_turn
 from ..shared.requests import GenerationRequest
-from ..shared.tools import (
-    NamedTool,
-    ToolChoice,
-    list_forced,
-    list_shown,
-)
+from ..shared.tools import NamedTool, ToolChoice, list_forced, list_shown
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):

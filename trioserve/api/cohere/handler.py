@@ -20,12 +20,7 @@ from ...render.pooling.vectors import VectorFormat, pack_bits, write_base64, wri
 from ...types.tensors import TensorBytes
 from ..decode.body import read_pooling_request
 from ..pooling.answers import CohereMeta, splice
-from ..pooling.steps import (
-    Header,
-    PoolingCall,
-    make_params,
-    require_task,
-)
+from ..pooling.steps import Header, PoolingCall, make_params, require_task
 from .answers import CohereEmbeddings, CohereFloats, CohereVectors
 from .body import COHERE_EMBED_BODY
 from .requests import COHERE_TYPES, CohereEmbedRequest, CohereType

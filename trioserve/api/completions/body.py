@@ -19,13 +19,7 @@ from ..decode.values import (
     read_string,
     split_list,
 )
-from ..shared.refused import (
-    CHATS_ALONE,
-    FOREIGN,
-    IGNORED,
-    LABELS,
-    UNSUPPORTED,
-)
+from ..shared.refused import CHATS_ALONE, FOREIGN, IGNORED, LABELS, UNSUPPORTED
 from ..shared.sampling import decode_processors
 from ..shared.structured import STRUCTURE_FIELDS
 from .request import CompletionPrompt, CompletionRequest, PromptItem

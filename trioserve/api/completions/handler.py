@@ -12,11 +12,7 @@ from ...frontend import TextEngine
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
 from ...http.wire.respond import respond_built
-from ...render import (
-    Renderer,
-    TokenizeOptions,
-    run_together,
-)
+from ...render import Renderer, TokenizeOptions, run_together
 from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams
 from ..decode.body import read_request

@@ -14,18 +14,9 @@ from ...http.wire.encode import encode
 from ...render.pooling.vectors import read_floats, write_json
 from ...types.tensors import TensorBytes
 from ..decode.body import read_pooling_request
-from .answers import (
-    ClassificationList,
-    ClassifiedText,
-    splice,
-)
+from .answers import ClassificationList, ClassifiedText, splice
 from .body import CLASSIFICATION_BODY
-from .steps import (
-    PoolingCall,
-    make_params,
-    pool_texts,
-    require_task,
-)
+from .steps import PoolingCall, make_params, pool_texts, require_task
 
 
 async def answer_classify(state: ServerState, request: ScopedRequest) -> Response:

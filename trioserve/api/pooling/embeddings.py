@@ -39,13 +39,7 @@ from .answers import (
 )
 from .body import EMBEDDING_BODY, POOLING_BODY
 from .requests import VectorFields
-from .steps import (
-    Header,
-    PoolingCall,
-    make_params,
-    pool_texts,
-    require_task,
-)
+from .steps import Header, PoolingCall, make_params, pool_texts, require_task
 
 # Half of the longest line that Python's http.client reads. The default limit of aiohttp
 # and of many proxies is 8 KiB.

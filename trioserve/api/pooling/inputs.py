@@ -23,19 +23,8 @@ from ..decode.values import (
     decode_ids,
     split_list,
 )
-from ..shared.messages import (
-    ContentPart,
-    Message,
-    Messages,
-    check_messages,
-)
-from .requests import (
-    MAX_DOCUMENTS,
-    MAX_INPUTS,
-    Item,
-    TextInputs,
-    TextPart,
-)
+from ..shared.messages import ContentPart, Message, Messages, check_messages
+from .requests import MAX_DOCUMENTS, MAX_INPUTS, Item, TextInputs, TextPart
 
 _NULL: Final = b"null"
 _LIST_BEGIN: Final = re.compile(rb"\[[ \t\r\n]*")

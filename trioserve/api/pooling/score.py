@@ -26,14 +26,8 @@ from .answers import (
     splice,
 )
 from .body import RERANK_BODY, SCORE_BODY
-from .requests import (
-    RerankRequest,
-    ScoringFields,
-)
-from .steps import (
-    PoolingCall,
-    make_text_options,
-)
+from .requests import RerankRequest, ScoringFields
+from .steps import PoolingCall, make_text_options
 
 # The JSON of a score, or of a ranked result without its document.
 _BYTES_PER_SCORE = 128

@@ -14,25 +14,15 @@ from ...errors import InvalidParameter, TaskNotServed
 from ...frontend import Pooled, PoolingEngine, StreamLimits
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
-from ...http.wire.respond import (
-    JSON,
-    run_writing,
-    tell_time,
-)
+from ...http.wire.respond import JSON, run_writing, tell_time
 from ...render import ChatInput, ChatOptions, TextInput, TextOptions
 from ...types.client import Client
 from ...types.pooling import LongText, PoolingParams, PoolingTask
 from ...types.tensors import TensorBytes
 from ..shared.message_mappings import MessageMappings
 from ..shared.messages import Message
-from .answers import (
-    PooledAnswer,
-    PoolingUsage,
-)
-from .requests import (
-    PoolingFields,
-    TextFields,
-)
+from .answers import PooledAnswer, PoolingUsage
+from .requests import PoolingFields, TextFields
 
 T = TypeVar("T")
 AnswerT = TypeVar("AnswerT", bound=PooledAnswer[Any])

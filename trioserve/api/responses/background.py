@@ -15,12 +15,7 @@ import logging
 from quart import Response
 import trio
 
-from ...errors import (
-    InternalError,
-    RequestCancelled,
-    ResponseTooLarge,
-    TrioserveError,
-)
+from ...errors import InternalError, RequestCancelled, ResponseTooLarge, TrioserveError
 from ...frontend import StreamLimits
 from ...http.background_request import BackgroundRequest
 from ...http.keys.key_use import Ticket
@@ -29,27 +24,17 @@ from ...http.record.usage import Usage
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
 from ...http.streams.event_log import EventLog
-from ...http.streams.response_store import (
-    StoredResponse,
-    Turn,
-)
+from ...http.streams.response_store import StoredResponse, Turn
 from ...http.time_limit import LAST_WORDS_SECONDS
 from ...http.wire.encode import encode
-from ...http.wire.respond import (
-    respond_json,
-    run_writing,
-)
+from ...http.wire.respond import respond_json, run_writing
 from ...render import RendererWorkers
 from ..shared.generation_steps import open_meter
 from ..shared.logprobs import count_entries
 from ..shared.sse import respond_stream
 from .answers import ResponseObject
 from .calls import ResponseCall
-from .events import (
-    ResponseEvent,
-    StreamFailed,
-    encode_event,
-)
+from .events import ResponseEvent, StreamFailed, encode_event
 
 logger = logging.getLogger(__name__)
 

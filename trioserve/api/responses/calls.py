@@ -12,25 +12,13 @@ import msgspec
 from msgspec import UNSET
 import trio
 
-from ...errors import (
-    InvalidParameter,
-    NotSupported,
-    ResponseNotFound,
-    ResponseTooLarge,
-)
+from ...errors import InvalidParameter, NotSupported, ResponseNotFound, ResponseTooLarge
 from ...frontend import TextEngine
-from ...http.keys.key_file import (
-    Key,
-    name_key,
-)
+from ...http.keys.key_file import Key, name_key
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
 from ...http.streams.event_log import EventLog
-from ...http.streams.response_store import (
-    ResponseStore,
-    StoredResponse,
-    Turn,
-)
+from ...http.streams.response_store import ResponseStore, StoredResponse, Turn
 from ...http.wire.encode import encode
 from ...http.wire.request_id import make_request_id
 from ...http.wire.respond import tell_time
@@ -42,24 +30,12 @@ from ..chat.request import ChatRequest
 from ..decode.values import has_value
 from ..shared.generation_steps import make_token_texts
 from ..shared.message_mappings import MessageMappings
-from .answers import (
-    ReasoningOptions,
-    ResponseObject,
-    TextOptions,
-)
-from .items import (
-    decode_items,
-    encode_items,
-)
+from .answers import ReasoningOptions, ResponseObject, TextOptions
+from .items import decode_items, encode_items
 from .messages import to_messages
 from .names import naming_fields
 from .output_items import ID_PREFIXES
-from .request import (
-    ResponseRequest,
-    TextConfig,
-    TextFormat,
-    to_chat,
-)
+from .request import ResponseRequest, TextConfig, TextFormat, to_chat
 from .writer import ResponseWriter
 
 T = TypeVar("T")

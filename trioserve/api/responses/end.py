@@ -8,10 +8,7 @@ import logging
 import trio
 
 from ...errors import ResponseTooLarge
-from ...http.streams.response_store import (
-    ResponseStore,
-    StoredResponse,
-)
+from ...http.streams.response_store import ResponseStore, StoredResponse
 from ...http.wire.encode import encode
 from .calls import ResponseCall
 from .events import ResponseEvent

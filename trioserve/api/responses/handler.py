@@ -9,10 +9,7 @@ from ...http.record.stream_meter import StreamMeter
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
 from ...http.streams.response_store import ResponseStore
-from ...http.wire.respond import (
-    JSON,
-    run_writing,
-)
+from ...http.wire.respond import JSON, run_writing
 from ...types.output import TextDelta
 from ..decode.body import read_request
 from ..shared.generation_steps import open_stream
@@ -20,14 +17,8 @@ from ..shared.logprobs import count_entries
 from ..shared.sse import respond_events
 from .background import answer_in_background
 from .body import RESPONSE_BODY
-from .calls import (
-    ResponseCall,
-    prepare,
-)
-from .end import (
-    ResponseEnd,
-    end_response,
-)
+from .calls import ResponseCall, prepare
+from .end import ResponseEnd, end_response
 from .events import encode_events
 
 

@@ -16,10 +16,7 @@ from msgspec import Meta
 from ...errors import InvalidParameter, NotSupported, list_choices
 from ..decode.fields import Name
 from ..decode.values import has_value
-from ..shared.messages import (
-    MAX_MESSAGES,
-    MAX_PARTS,
-)
+from ..shared.messages import MAX_MESSAGES, MAX_PARTS
 
 _ROLES: Final = ("user", "system", "developer", "assistant")
 

@@ -13,17 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..shared.messages import (
-    ContentPart,
-    FunctionCall,
-    Message,
-    ToolCall,
-)
-from .items import (
-    Content,
-    InputItem,
-    InputPart,
-)
+from ..shared.messages import ContentPart, FunctionCall, Message, ToolCall
+from .items import Content, InputItem, InputPart
 
 # The source of a message that is not an item of the request.
 NO_ITEM = -1

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import (
-    Annotated,
-    Final,
-    Literal,
-)
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -20,22 +16,10 @@ from ..decode.fields import Int64
 from ..decode.values import has_value
 from ..shared.messages import Message
 from ..shared.requests import SampledRequest
-from ..shared.structured import (
-    JsonSchemaFormat,
-    ResponseFormat,
-)
+from ..shared.structured import JsonSchemaFormat, ResponseFormat
 from ..shared.tools import drop_nulls
-from .items import (
-    MESSAGE,
-    InputItem,
-    InputItems,
-    check_items,
-)
-from .tools import (
-    FlatAllowedTools,
-    FlatNamedTool,
-    FlatToolChoice,
-)
+from .items import MESSAGE, InputItem, InputItems, check_items
+from .tools import FlatAllowedTools, FlatNamedTool, FlatToolChoice
 
 FORMAT: Final = "text.format"
 _FORMAT_TYPES: Final = ("text", "json_object", "json_schema")

@@ -13,14 +13,8 @@ from ...errors import InvalidParameter
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
 from ...http.streams.response_store import StoredResponse
-from ...http.wire.respond import (
-    JSON,
-    respond_json,
-)
-from .answers import (
-    DeletedResponse,
-    InputItemList,
-)
+from ...http.wire.respond import JSON, respond_json
+from .answers import DeletedResponse, InputItemList
 from .background import follow
 from .calls import run_reading
 

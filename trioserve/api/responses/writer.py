@@ -10,11 +10,7 @@ import msgspec
 from ...errors import TrioserveError
 from ...http.record.usage import Usage
 from ...types.output import TextDelta, ToolCallDelta
-from ..shared.logprobs import (
-    TokenLogprob,
-    TokenTexts,
-    build_chat_logprobs,
-)
+from ..shared.logprobs import TokenLogprob, TokenTexts, build_chat_logprobs
 from .answers import (
     IncompleteDetails,
     ItemStatus,

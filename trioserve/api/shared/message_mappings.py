@@ -11,12 +11,7 @@ import msgspec
 
 from ...errors import NotSupported
 from ...render import TURN_CHARACTERS, ChatOptions, ReasoningEffort
-from ..decode.values import (
-    begins_with,
-    decode_field,
-    decode_free_form,
-    read_string,
-)
+from ..decode.values import begins_with, decode_field, decode_free_form, read_string
 from .messages import ContentPart, ImageUrl, Message
 
 # Templates need a few flags.

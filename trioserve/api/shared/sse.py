@@ -16,10 +16,7 @@ from ...http.record.stream_meter import StreamMeter
 from ...http.scope import ScopedRequest
 from ...http.streams.keepalive import COMMENT
 from ...http.streams.resumable import ResumableStream
-from ...http.wire.respond import (
-    EVENTS,
-    run_writing,
-)
+from ...http.wire.respond import EVENTS, run_writing
 from ...render import RendererWorkers
 from ...types.output import TextDelta
 from .logprobs import count_entries

@@ -10,12 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 import json
-from typing import (
-    Annotated,
-    Final,
-    Protocol,
-    get_args,
-)
+from typing import Annotated, Final, Protocol, get_args
 
 import msgspec
 from msgspec import Meta

@@ -15,11 +15,7 @@ from msgspec import Meta
 
 from ...errors import InvalidParameter, NotSupported, list_choices, quote
 from ..decode.fields import Name
-from ..decode.values import (
-    begins_with,
-    decode_field,
-    decode_free_form,
-)
+from ..decode.values import begins_with, decode_field, decode_free_form
 
 # Bounds on the memory of one request: a byte of free-form JSON can become thirty bytes of
 # objects. The tools of the largest agents that were seen take 100 kB.

@@ -11,18 +11,12 @@ from ...errors import EndpointOff
 from ...frontend import PoolingEngine, TextEngine
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
-from ...http.wire.respond import (
-    respond_built,
-    respond_json,
-)
+from ...http.wire.respond import respond_built, respond_json
 from ...render import TokenizeOptions
 from ...types.prompt import Prompt
 from ..decode.body import read_any_request
 from ..shared.generation_steps import count_characters
-from ..shared.message_mappings import (
-    MessageMappings,
-    to_chat_options,
-)
+from ..shared.message_mappings import MessageMappings, to_chat_options
 from .answers import Detokenized, Tokenized, TokenizerInfo
 from .body import DETOKENIZE_BODY, TOKENIZE_BODY
 from .requests import TokenizeRequest

@@ -6,21 +6,9 @@ from typing import Final
 
 from ...errors import InvalidParameter
 from ...render import ReasoningEffort
-from ..decode.fields import (
-    ChatTemplateText,
-    ModelRequest,
-    TokenId,
-)
-from ..shared.messages import (
-    Messages,
-    check_continuation,
-    check_messages,
-    opens_turn,
-)
-from ..shared.tools import (
-    ToolChoice,
-    list_shown,
-)
+from ..decode.fields import ChatTemplateText, ModelRequest, TokenId
+from ..shared.messages import Messages, check_continuation, check_messages, opens_turn
+from ..shared.tools import ToolChoice, list_shown
 
 # The fields of /tokenize that only have a meaning for conversations.
 _CHAT_FIELDS: Final = (

@@ -9,10 +9,7 @@ from typing import Protocol
 import trio
 
 from ...executor import Executor
-from ...scheduler.generation.counts import (
-    SchedulerCounters,
-    SchedulerStatistics,
-)
+from ...scheduler.generation.counts import SchedulerCounters, SchedulerStatistics
 from ...scheduler.generation.scheduler import Scheduler
 from ...scheduler.generation.sequence import Flow, Sequence
 from ...scheduler.step_cost import StepRates

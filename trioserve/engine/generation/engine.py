@@ -15,10 +15,7 @@ import trio
 from ...config import SchedulingPolicy
 from ...errors import InvalidParameter, QueueFull
 from ...observe import Owner, name_owner
-from ...scheduler.generation.counts import (
-    SchedulerCounters,
-    SchedulerStatistics,
-)
+from ...scheduler.generation.counts import SchedulerCounters, SchedulerStatistics
 from ...types.client import Client
 from ...types.ids import SequenceId
 from ...types.model_info import ModelInfo

@@ -9,10 +9,7 @@ from typing import NewType, Protocol
 import trio
 
 from ...executor import Executor
-from ...scheduler.pooling.flow_queue import (
-    PoolingFlow,
-    PoolingJob,
-)
+from ...scheduler.pooling.flow_queue import PoolingFlow, PoolingJob
 from ...scheduler.pooling.scheduler import (
     PoolingCounters,
     PoolingScheduler,

@@ -16,10 +16,7 @@ import trio
 from ...config import SchedulingPolicy
 from ...errors import InvalidParameter, QueueFull
 from ...observe import Owner
-from ...scheduler.pooling.scheduler import (
-    PoolingCounters,
-    PoolingStatistics,
-)
+from ...scheduler.pooling.scheduler import PoolingCounters, PoolingStatistics
 from ...types.client import Client
 from ...types.client_holdings import ClientHoldings
 from ...types.model_info import ModelInfo

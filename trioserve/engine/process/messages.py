@@ -18,14 +18,8 @@ import msgspec
 
 from ...config import EngineConfig
 from ...processes import Descriptor
-from ...scheduler.generation.counts import (
-    SchedulerCounters,
-    SchedulerStatistics,
-)
-from ...scheduler.pooling.scheduler import (
-    PoolingCounters,
-    PoolingStatistics,
-)
+from ...scheduler.generation.counts import SchedulerCounters, SchedulerStatistics
+from ...scheduler.pooling.scheduler import PoolingCounters, PoolingStatistics
 from ...scheduler.step_cost import StepRates
 from ...types.ids import SequenceId
 from ...types.model_info import ModelInfo

@@ -10,14 +10,8 @@ from typing import Any, Generic, TypeVar
 import trio
 
 from ...processes import MessageStream, PeerGone, pack
-from ...scheduler.generation.counts import (
-    SchedulerCounters,
-    SchedulerStatistics,
-)
-from ...scheduler.pooling.scheduler import (
-    PoolingCounters,
-    PoolingStatistics,
-)
+from ...scheduler.generation.counts import SchedulerCounters, SchedulerStatistics
+from ...scheduler.pooling.scheduler import PoolingCounters, PoolingStatistics
 from ...scheduler.step_cost import StepRates
 from ...types.ids import SequenceId
 from ...types.output import TokenDelta

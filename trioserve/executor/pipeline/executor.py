@@ -18,11 +18,7 @@ from typing import Any
 import outcome
 import trio
 
-from ...processes import (
-    MessageStream,
-    PeerGone,
-    pack,
-)
+from ...processes import MessageStream, PeerGone, pack
 from ...types.output import StepResult
 from ...types.plan import StepPlan
 from ..protocol import Handle

@@ -11,12 +11,7 @@ from typing import TypeVar
 import trio
 
 from ...config import EngineConfig
-from ...errors import (
-    InvalidConfig,
-    StagesNotMet,
-    StartupError,
-    find_first,
-)
+from ...errors import InvalidConfig, StagesNotMet, StartupError, find_first
 from ...types.model_info import ModelInfo
 from ...types.not_loaded import NotLoaded
 from .executor import PipelineExecutor, StageDied, StagePeer

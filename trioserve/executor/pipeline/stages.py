@@ -11,10 +11,7 @@ import trio
 
 from ...config import ParallelConfig
 from ...errors import InvalidConfig
-from ...processes import (
-    MessageStream,
-    open_child,
-)
+from ...processes import MessageStream, open_child
 from ...types.stage_place import StagePlace
 from .executor import StagePeer
 from .messages import FromStage

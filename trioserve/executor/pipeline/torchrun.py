@@ -14,11 +14,7 @@ import os
 from typing import Any
 
 from ...config import ParallelConfig
-from ...errors import (
-    InvalidConfig,
-    StagesNotMet,
-    shorten_message,
-)
+from ...errors import InvalidConfig, StagesNotMet, shorten_message
 
 LOOPBACK = "127.0.0.1"
 

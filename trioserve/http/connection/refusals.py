@@ -7,10 +7,7 @@ import h11
 from ...errors import TrioserveError, Unavailable
 from ..wire.encode import encode
 from ..wire.error_body import ErrorBody
-from ..wire.request_id import (
-    HEADER_BYTES,
-    make_request_id,
-)
+from ..wire.request_id import HEADER_BYTES, make_request_id
 
 
 def refuse(

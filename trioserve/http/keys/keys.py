@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ...config import HttpConfig
-from ...errors import (
-    InvalidConfig,
-    Unauthorized,
-)
+from ...errors import InvalidConfig, Unauthorized
 from .key_file import KEY_RULE, Key, is_sendable, read_keys
 
 if TYPE_CHECKING:

@@ -6,10 +6,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from ..record.cards import (
-    RequestCard,
-    RequestDetails,
-)
+from ..record.cards import RequestCard, RequestDetails
 from .key_file import Key
 
 AnswerT = TypeVar("AnswerT")

@@ -10,11 +10,7 @@ import logging
 import trio
 
 from ...errors import ShuttingDown
-from ..record.progress import (
-    PHASES,
-    HasPhase,
-    Phase,
-)
+from ..record.progress import PHASES, HasPhase, Phase
 
 logger = logging.getLogger(__name__)
 

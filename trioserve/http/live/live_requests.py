@@ -13,17 +13,10 @@ import trio
 
 from ...errors import RequestCancelled
 from ...observe import Owner
-from ..keys.key_file import (
-    Key,
-    may_see,
-    name_key,
-)
+from ..keys.key_file import Key, may_see, name_key
 from ..record.cancellation import Cancellation
 from ..record.cards import RequestCard
-from ..record.progress import (
-    Phase,
-    Progress,
-)
+from ..record.progress import Phase, Progress
 from .lifecycle import Lifecycle
 
 # Enough to look for in a log.

@@ -12,10 +12,7 @@ import msgspec
 import trio
 
 from ...engine.core import EngineProcessDied
-from ...frontend import (
-    PoolingEngine,
-    TextEngine,
-)
+from ...frontend import PoolingEngine, TextEngine
 from ...observe import Owner
 from ..record.cards import RequestDetails, TaskNode
 from ..record.progress import Phase

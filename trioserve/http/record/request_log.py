@@ -7,10 +7,7 @@ from typing import Final
 
 import msgspec
 
-from ...errors import (
-    InvalidConfig,
-    escape_json,
-)
+from ...errors import InvalidConfig, escape_json
 from ...processes.threads.line_writer import LineWriter
 from ...types.output import FinishReason
 from .ended_request import EndedRequest, Ending, TokenCounts

@@ -9,17 +9,11 @@ from dataclasses import dataclass
 import trio
 
 from ...frontend import TextStream
-from ...types.output import (
-    FinishReason,
-    TextDelta,
-)
+from ...types.output import FinishReason, TextDelta
 from ...types.prompt import Prompt
 from .progress import Entry, Phase
 from .request_counts import RequestCounts
-from .usage import (
-    RequestMetrics,
-    Usage,
-)
+from .usage import RequestMetrics, Usage
 
 
 @dataclass(slots=True)

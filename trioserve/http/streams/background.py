@@ -8,10 +8,7 @@ from typing import Protocol
 
 import trio
 
-from ...errors import (
-    BackgroundFull,
-    ShuttingDown,
-)
+from ...errors import BackgroundFull, ShuttingDown
 from ...observe import Owner, name_owner
 from ...types.client_holdings import ClientHoldings
 from ...types.pace import Pace

@@ -11,15 +11,9 @@ from dataclasses import dataclass
 import logging
 from typing import Literal, Protocol
 
-from ...errors import (
-    ResponseNotFound,
-    ResponseTooLarge,
-)
+from ...errors import ResponseNotFound, ResponseTooLarge
 from ...types.client_holdings import ClientHoldings
-from ..keys.key_file import (
-    Key,
-    may_see,
-)
+from ..keys.key_file import Key, may_see
 from .event_log import EventLog
 
 logger = logging.getLogger(__name__)

@@ -17,21 +17,11 @@ from typing import Final
 
 import trio
 
-from ...config import (
-    STREAM_LOG_BYTES,
-    HttpConfig,
-    parse_bytes,
-)
+from ...config import STREAM_LOG_BYTES, HttpConfig, parse_bytes
 from ...errors import StreamNotFound
 from ...types.client_holdings import ClientHoldings
-from ..keys.key_file import (
-    Key,
-    name_key,
-)
-from ..live.live_requests import (
-    LiveRequest,
-    LiveRequests,
-)
+from ..keys.key_file import Key, name_key
+from ..live.live_requests import LiveRequest, LiveRequests
 from ..record.stream_meter import StreamMeter
 from .background import BackgroundTasks
 from .event_log import StreamLog

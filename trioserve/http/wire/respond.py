@@ -10,10 +10,7 @@ from typing import Final, TypeVar
 import msgspec
 from quart import Response
 
-from ...errors import (
-    TrioserveError,
-    Unavailable,
-)
+from ...errors import TrioserveError, Unavailable
 from ...render import RendererWorkers
 from .encode import encode
 from .error_body import ErrorBody

@@ -16,10 +16,7 @@ from ...errors import NotSupported
 from ...types.pooling import PoolingInput
 from ...types.prompt import Prompt
 from ..shared.base_renderer import BaseRenderer
-from ..shared.chat_renderer import (
-    ChatSteps,
-    Messages,
-)
+from ..shared.chat_renderer import ChatSteps, Messages
 from ..text.chat import Conversation
 from ..text.template import ChatOptions, ChatTemplate
 from ..text.tokenizer import TokenizeOptions

@@ -8,10 +8,7 @@ from functools import partial
 from ...config import RenderConfig
 from ..text.id_decoder import IdDecoder
 from ..text.template import ChatTemplate
-from ..workers.threads import (
-    RendererWorkers,
-    expect_seconds,
-)
+from ..workers.threads import RendererWorkers, expect_seconds
 from ..workers.waiting_room import open_waiting_room
 from ..workers.workplace import Workplace
 from .chat_renderer import ChatRenderer

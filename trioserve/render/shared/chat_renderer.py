@@ -11,22 +11,10 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from ...config import RenderConfig
-from ..text.chat import (
-    ChatMessage,
-    Conversation,
-    count_characters,
-    read_messages,
-)
-from ..text.template import (
-    ChatOptions,
-    ChatTemplate,
-)
+from ..text.chat import ChatMessage, Conversation, count_characters, read_messages
+from ..text.template import ChatOptions, ChatTemplate
 from ..workers.processes import TemplateProcesses
-from ..workers.threads import (
-    RendererWorkers,
-    expect_seconds,
-    explain_slow_template,
-)
+from ..workers.threads import RendererWorkers, expect_seconds, explain_slow_template
 
 T = TypeVar("T")
 Messages = Sequence[ChatMessage | Mapping[str, object]]

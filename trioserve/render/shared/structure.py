@@ -8,10 +8,7 @@ from typing import Final
 
 from ...errors import InvalidParameter
 from ...types.structured import StructuredOutput
-from ..workers.threads import (
-    RendererWorkers,
-    TookTooLong,
-)
+from ..workers.threads import RendererWorkers, TookTooLong
 
 # The largest schema that is taken compiles within a tenth of a second.
 _TIMEOUT_SECONDS: Final = 5.0

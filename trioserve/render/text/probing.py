@@ -13,13 +13,7 @@ import re
 from typing import Any, Final, Protocol
 
 from ...errors import InvalidParameter
-from .template_form import (
-    CALL_CONTENTS,
-    ROLES,
-    CallContent,
-    TemplateForm,
-    text_part,
-)
+from .template_form import CALL_CONTENTS, ROLES, CallContent, TemplateForm, text_part
 
 Messages = list[dict[str, Any]]
 

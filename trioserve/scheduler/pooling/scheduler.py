@@ -28,19 +28,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 import itertools
 
-from ...types.pooling import (
-    PoolingPlan,
-    PoolingResult,
-    PoolingRow,
-    QueryKey,
-)
+from ...types.pooling import PoolingPlan, PoolingResult, PoolingRow, QueryKey
 from ...types.tensors import TensorBytes
 from ..client_shares import ClientShares
-from ..step_cost import (
-    StepCost,
-    StepRates,
-    StepSize,
-)
+from ..step_cost import StepCost, StepRates, StepSize
 from .flow_queue import FlowQueue, PoolingFlow, PoolingJob
 
 

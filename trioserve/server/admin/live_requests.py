@@ -24,10 +24,7 @@ from ...http.keys.siblings import (
 )
 from ...http.live.live_requests import LiveRequest
 from ...http.live.request_details import describe_request
-from ...http.record.cards import (
-    RequestDetailsList,
-    RequestList,
-)
+from ...http.record.cards import RequestDetailsList, RequestList
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
 from ...http.wire.respond import respond_json

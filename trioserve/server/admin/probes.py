@@ -22,17 +22,11 @@ from hypercorn.typing import (
 from quart import Response
 
 from ...http.answer import Answer
-from ...http.connection import (
-    PEER,
-    Peer,
-)
+from ...http.connection import PEER, Peer
 from ...http.record.progress import Progress
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
-from ...http.wire.request_id import (
-    HEADER_BYTES,
-    RequestId,
-)
+from ...http.wire.request_id import HEADER_BYTES, RequestId
 from ...http.wire.respond import PlainAnswer
 
 Report = Callable[[ServerState], PlainAnswer]

@@ -7,16 +7,10 @@ from functools import partial
 from quart import Response
 import trio
 
-from ...api.shared.sse import (
-    respond_stream,
-    send_log,
-)
+from ...api.shared.sse import respond_stream, send_log
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
-from ...http.streams.resumable import (
-    HEADER,
-    ResumableStream,
-)
+from ...http.streams.resumable import HEADER, ResumableStream
 
 
 def resume_stream(state: ServerState, request: ScopedRequest) -> Response:

@@ -12,11 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from ...errors import EngineStalled, TrioserveError
 from ...http.state import ServerState
-from ...http.wire.respond import (
-    PlainAnswer,
-    make_error,
-    make_json,
-)
+from ...http.wire.respond import PlainAnswer, make_error, make_json
 from ...types.version import __version__
 from ..metrics import render_all_metrics, render_metrics
 from .probes import Probe

@@ -8,10 +8,7 @@ from typing import Any
 from prometheus_client.core import Metric as Family
 
 from ...frontend import PoolingEngine, TextEngine
-from ...http.keys.siblings import (
-    ReadMetrics,
-    ask_siblings,
-)
+from ...http.keys.siblings import ReadMetrics, ask_siblings
 from ...http.record.request_counts import RequestCounts
 from ...http.state import ServerState
 from ...observe import (

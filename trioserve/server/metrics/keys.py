@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ...http.keys.key_use import (
-    KeyUse,
-    KeyUses,
-)
+from ...http.keys.key_use import KeyUse, KeyUses
 from ...observe import CounterMetric, GaugeMetric, Rows
 
 

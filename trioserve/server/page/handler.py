@@ -6,10 +6,7 @@ from typing import Final
 
 from quart import Response
 
-from . import (
-    Document,
-    load_page,
-)
+from . import Document, load_page
 from ...errors import EndpointOff
 from ...http.route import Route
 from ...http.scope import ScopedRequest
