@@ -22,7 +22,7 @@ from trioserve.processes.http_link.messages import (
 from trioserve.testing.processes import open_streams
 
 
-class Front:
+class Member:
     """A server that records its messages."""
 
     def __init__(self, link: ParentLink) -> None:
