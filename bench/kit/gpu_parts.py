@@ -149,7 +149,7 @@ def measure_rates() -> Figures:
 
 
 # Tests of kernels, which run on a GPU where there is one, and have no mark.
-_KERNEL_TESTS = ("kernels/triton/test_steps.py", "kernels/triton/test_sampling.py")
+_KERNEL_TESTS = ("kernels/triton/test_steps.py", "model/test_triton_sampling.py")
 
 
 def run_tests(emit: Callable[[Figures], None]) -> None:

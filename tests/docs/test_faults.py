@@ -170,7 +170,7 @@ ADVISORIES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("CVE-2026-44222", "CVE-2026-44223", "CVE-2024-8768"): (
         "engine/test_admission.py::test_a_request_needs_a_prompt",
         "render/test_mixed.py::test_a_placeholder_in_a_chat_without_images_is_just_a_token",
-        "api/decode/test_schema.py::test_any_value_in_any_field_is_taken_or_refused",
+        "api/decode/test_bodies.py::test_any_value_in_any_field_is_taken_or_refused",
         "server/test_schemathesis.py::test_no_request_gets_an_answer_that_is_not_described",
     ),
     # Two texts or images have one key in a cache, or its speed tells of others' texts.
@@ -189,8 +189,8 @@ ADVISORIES: dict[tuple[str, ...], tuple[str, ...]] = {
     # Sounds are mixed in another way than the model's; texts of tokens have no bound.
     ("CVE-2026-34760", "CVE-2026-71486"): (
         "api/decode/test_schema.py::test_sounds_and_old_calls_are_not_supported",
-        "api/decode/test_schema.py::test_a_wrong_token_to_detokenize_is_named",
-        "server/test_api.py::test_a_body_that_is_too_long_is_413",
+        "api/decode/test_schema.py::test_a_wrong_field_is_named",
+        "http/bodies/test_upload.py::test_too_long_a_body_is_refused_at_once_and_closed",
     ),
     # A package of the same name comes from another index.
     ("CVE-2026-54232",): (
@@ -199,7 +199,7 @@ ADVISORIES: dict[tuple[str, ...], tuple[str, ...]] = {
     ),
     # Requests leave something behind.
     ("CVE-2026-9540",): (
-        "whole_server/test_simulate.py::test_histories_end_as_they_must",
+        "whole_server/test_histories.py::test_histories_end_as_they_must",
         "server/test_checkpoints.py::test_requests_that_generate",
         "http/audit/test_leak_audit.py",
     ),

@@ -82,7 +82,6 @@ RUN = {
     ("docs/embedding.rst", "start_blocking_portal"): "test_asyncio_asks_a_thread",
     ("docs/embedding.rst", "start_guest_run"): "test_asyncio_asks_a_guest",
     ("docs/embedding.rst", "LoopStall"): "test_the_task_that_blocks_the_loop_is_found",
-    ("docs/embedding.rst", "run_virtually"): "test_an_hour_takes_milliseconds",
     ("docs/images-and-tensors.rst", "prompt_embeds"): "test_a_tensor_is_a_prompt",
     ("docs/pooling.rst", "cohere"): "test_clients_get_vectors_and_ranks",
     # In tests/e2e/test_logits_processors.py:
@@ -274,8 +273,3 @@ def test_the_task_that_blocks_the_loop_is_found() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert "over 5 ms: __main__.grind 1 x, longest " in done.stdout
-
-
-def test_an_hour_takes_milliseconds(capsys: pytest.CaptureFixture[str]) -> None:
-    run(find_program("docs/embedding.rst", "run_virtually"))
-    assert capsys.readouterr().out == "HTTP/1.1 504  after 60.0 s\n"

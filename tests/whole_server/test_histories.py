@@ -33,7 +33,6 @@ from trioserve.engine.generation.backlog import Backlog
 from trioserve.engine.generation.engine import TokenEngine
 from trioserve.engine.generation.token_stream import TokenStream
 from trioserve.engine.pooling.engine import TensorEngine
-from trioserve.frontend.stream_limits import StreamLimits
 from trioserve.frontend.text_stream import TextStream
 from trioserve.grammar import compile as grammar_compiler
 from trioserve.http.bodies.upload import ChunkedBody
@@ -115,8 +114,11 @@ def plant_repeated_token(original: Callable[..., None]) -> Callable[..., None]:
     return push_nowait
 
 
-def plant_endless_stream(original: object) -> Callable[..., float]:
-    return lambda self, phase: float("inf")
+def plant_endless_stream(original: object) -> object:
+    async def read(self: TextStream) -> TextDelta:
+        return self._render(await self._tokens.__anext__())
+
+    return read
 
 
 def plant_kept_request(original: object) -> object:
@@ -231,8 +233,8 @@ PLANTED: dict[str, tuple[Any, str, Callable[[Any], object], str, int]] = {
         0,
     ),
     "no end at the deadline": (
-        StreamLimits,
-        "find_next",
+        TextStream,
+        "__anext__",
         plant_endless_stream,
         "has no end",
         16,

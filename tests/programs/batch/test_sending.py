@@ -124,7 +124,7 @@ async def test_an_answer_that_is_no_json_is_an_error(
     autojump_clock: trio.abc.Clock, body: bytes
 ) -> None:
     line = await send(ScriptedServer([make_answer(200, body)]))
-    assert line.error is not None and "no JSON" in line.error.message
+    assert line.error is not None and "not JSON" in line.error.message
 
 
 async def test_an_answer_takes_one_line(autojump_clock: trio.abc.Clock) -> None:
@@ -177,7 +177,7 @@ async def test_a_deeply_nested_answer_is_an_error(
     autojump_clock: trio.abc.Clock,
 ) -> None:
     line = await send(ScriptedServer([make_answer(200, b"\n" + b"[" * 100_000)]))
-    assert line.error is not None and "no JSON" in line.error.message
+    assert line.error is not None and "not JSON" in line.error.message
 
 
 def test_a_deeply_nested_line_is_refused() -> None:
