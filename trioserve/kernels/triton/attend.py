@@ -111,6 +111,89 @@ def multiply_and_add(one, other, summed):
 
 
 @triton.jit
+def attend_to_keys(
+    peak,
+    total,
+    summed,
+    queries,
+    query_positions,
+    places,
+    there,
+    cache,
+    table,
+    kv_head,
+    scaling,
+    softcap,
+    NUM_KV_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    KEY_WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    IS_MASKED: tl.constexpr,
+):
+    """Add the keys at some places to the running softmax of a tile, and return it.
+
+    Args:
+      peak, total: (rows,) float32, the largest score so far and the sum of the weights
+      summed: (rows, VALUE_WIDTH) float32, the weighted sum of the values
+      queries: (rows, KEY_WIDTH)
+      query_positions: (rows,)
+      places: (keys,), positions of the keys in the sequence, less than `there` if they count
+      table: (max_blocks,) int64, blocks of the slot
+      IS_MASKED: some row may not see some key, or rows of the cache are narrower than the
+        widths.
+    """
+    key_columns, value_columns = tl.arange(0, KEY_WIDTH), tl.arange(0, VALUE_WIDTH)
+    if IS_MASKED:
+        is_key = places < there
+        blocks = tl.load(table + places // BLOCK_SIZE, mask=is_key, other=0)
+    else:
+        blocks = tl.load(table + places // BLOCK_SIZE)
+    tokens = cache + (
+        (blocks * BLOCK_SIZE + places % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
+    ) * (KEY_DIM + VALUE_DIM)
+    source = tokens[None, :] + key_columns[:, None]  # (KEY_WIDTH, keys)
+    if IS_MASKED:
+        inside = is_key[None, :] & (key_columns < KEY_DIM)[:, None]
+        keys = tl.load(source, mask=inside, other=0.0)
+    else:
+        keys = tl.load(source)
+    scores = multiply(queries, keys)
+    if HAS_SOFTCAP:
+        # tanh(x) = 2 * sigmoid(2x) - 1
+        scores = 2 * tl.sigmoid(scores * (2 * scaling / softcap)) - 1
+        scores *= softcap * LOG2_E
+    else:
+        scores *= scaling * LOG2_E
+    if IS_MASKED:
+        seen = is_key[None, :] & (places[None, :] <= query_positions[:, None])
+        if WINDOW:
+            seen = seen & (places[None, :] > query_positions[:, None] - WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    base = new_peak
+    if IS_MASKED:
+        # A row that has seen no key yet: -inf minus itself would be NaN.
+        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    weights = tl.exp2(scores - base[:, None])
+    fading = tl.exp2(peak - base)
+    source = tokens[:, None] + KEY_DIM + value_columns[None, :]
+    if IS_MASKED:
+        inside = is_key[:, None] & (value_columns < VALUE_DIM)[None, :]
+        values = tl.load(source, mask=inside, other=0.0)
+    else:
+        values = tl.load(source)  # (keys, VALUE_WIDTH)
+    return (
+        new_peak,
+        total * fading + tl.sum(weights, 1),
+        multiply_and_add(weights.to(values.dtype), values, summed * fading[:, None]),
+    )
+
+
+@triton.jit
 def attend(
     query,
     output,
@@ -205,52 +288,29 @@ def attend(
         if is_masked:
             begin_keys, end_keys = masked, there
         for start in range(begin_keys, end_keys, TILE_KEYS):
-            places = start + tl.arange(0, TILE_KEYS)
-            table = tables + slot * slot_stride + places // BLOCK_SIZE
-            if is_masked:
-                is_key = places < there
-                blocks = tl.load(table, mask=is_key, other=0)
-            else:
-                blocks = tl.load(table)
-            tokens = cache + (
-                (blocks * BLOCK_SIZE + places % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
-            ) * (KEY_DIM + VALUE_DIM)
-            source = tokens[None, :] + key_columns[:, None]  # (KEY_WIDTH, TILE_KEYS)
-            if is_masked:
-                inside = is_key[None, :] & is_key_column[:, None]
-                keys = tl.load(source, mask=inside, other=0.0)
-            else:
-                keys = tl.load(source)
-            scores = multiply(queries, keys)
-            if HAS_SOFTCAP:
-                # tanh(x) = 2 * sigmoid(2x) - 1
-                scores = 2 * tl.sigmoid(scores * (2 * scaling / softcap)) - 1
-                scores *= softcap * LOG2_E
-            else:
-                scores *= scaling * LOG2_E
-            if is_masked:
-                seen = is_key[None, :] & (places[None, :] <= query_positions[:, None])
-                if WINDOW:
-                    seen = seen & (places[None, :] > query_positions[:, None] - WINDOW)
-                scores = tl.where(seen, scores, float("-inf"))
-            new_peak = tl.maximum(peak, tl.max(scores, 1))
-            base = new_peak
-            if is_masked:
-                # A row that has seen no key yet: -inf minus itself would be NaN.
-                base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-            weights = tl.exp2(scores - base[:, None])
-            fading = tl.exp2(peak - base)
-            total = total * fading + tl.sum(weights, 1)
-            source = tokens[:, None] + KEY_DIM + value_columns[None, :]
-            if is_masked:
-                inside = is_key[:, None] & is_value_column[None, :]
-                values = tl.load(source, mask=inside, other=0.0)
-            else:
-                values = tl.load(source)  # (TILE_KEYS, VALUE_WIDTH)
-            summed = multiply_and_add(
-                weights.to(values.dtype), values, summed * fading[:, None]
+            peak, total, summed = attend_to_keys(
+                peak,
+                total,
+                summed,
+                queries,
+                query_positions,
+                start + tl.arange(0, TILE_KEYS),
+                there,
+                cache,
+                tables + slot * slot_stride,
+                kv_head,
+                scaling,
+                softcap,
+                NUM_KV_HEADS,
+                KEY_DIM,
+                VALUE_DIM,
+                KEY_WIDTH,
+                VALUE_WIDTH,
+                BLOCK_SIZE,
+                WINDOW,
+                HAS_SOFTCAP,
+                is_masked,
             )
-            peak = new_peak
 
     num_heads = NUM_KV_HEADS * GROUP
     if NUM_SPLITS == 1:

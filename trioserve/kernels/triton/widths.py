@@ -46,7 +46,7 @@ def choose_size(rows: int, width: int, itemsize: int) -> AttendSize:
     """Return the largest size whose numbers stay in registers.
 
     The compiler tells it without a device, for compute capability 8.0, 8.9 and 9.0:
-    tests/kernels/triton/test_compile.py. Widths of chunks, in 16 bits and up to 128 numbers a
+    tests/kernels/triton/test_compile.py. The sizes for chunks, in 16 bits and up to 128 numbers a
     head, were measured on an H100: bench/RESULTS.md.
 
     Args:
