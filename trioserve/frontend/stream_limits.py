@@ -8,7 +8,6 @@ import math
 import trio
 
 from ..engine.forecast import Forecast
-from ..engine.generation.token_stream import StreamPhase
 from ..errors import DeadlineExceeded, DeadlineUnreachable
 from ..types.pace import round_retry
 
@@ -63,9 +62,10 @@ class StreamLimits:
         queued = _SAFETY * forecast.queue
         _check("max_queue_seconds", queued, self.starts_by - now)
 
-    def find_next(self, phase: StreamPhase) -> float:
-        """Return the time of the next limit of a stream in some phase."""
-        return min(self.ends_at, self.starts_by) if phase == "queue" else self.ends_at
+    @property
+    def leaves_queue_by(self) -> float:
+        """The time until which a stream may be in the queue."""
+        return min(self.ends_at, self.starts_by)
 
     def refuse_queue(self) -> DeadlineExceeded:
         """Return the error of a stream that has waited in the queue for too long."""

@@ -73,16 +73,15 @@ class TextStream:
 
     async def __anext__(self) -> TextDelta:
         limits, tokens = self._limits, self._tokens
-        until = limits.ends_at
-        if tokens.phase == "queue":
-            until = limits.find_next("queue")
-        if until == math.inf:
-            return self._render(await tokens.__anext__())
         while not self._cut:
+            is_queued = tokens.phase == "queue"
+            until = limits.leaves_queue_by if is_queued else limits.ends_at
+            # Most streams have no limit. They do without a scope for each delta.
+            if until == math.inf:
+                return self._render(await tokens.__anext__())
             with trio.move_on_at(until):
-                return self._render(await self._tokens.__anext__())
+                return self._render(await tokens.__anext__())
             self._note_time()
-            until = self._limits.find_next(self.phase)
         return self._cut.popleft()
 
     @property
@@ -152,7 +151,7 @@ class TextStream:
 
     def _render(self, tokens: TokenDelta) -> TextDelta:
         index, token_ids = tokens.index, tokens.token_ids
-        detokenizer = self._detokenizers.get(index) or self._find_detokenizer(index)
+        detokenizer = self._find_detokenizer(index)
         # The token that ended the sequence is not part of the answer.
         if tokens.finish_reason == "stop" and not self._text.include_stop_str_in_output:
             token_ids = token_ids[:-1]
