@@ -4,26 +4,19 @@ This room knows torch and transformers. It does not know requests, text, threads
 It runs any decoder that transformers builds. A function over a paged cache replaces the
 model's attention (attention/); everything else is transformers' own. Prompts may hold
 vectors besides tokens (inputs/): either vectors that came with the request, or vectors
-that the model's own encoder makes of an image (loading/vision.py lists the models with
+that the model's own encoder makes of an image (runtimes/vision.py lists the models with
 such an encoder).
 
-A model may be spread over processes; stages/ runs one part of it.
+A model may be spread over processes: stages/ runs some of its layers, shards/ a part of each.
 
 Models that generate no text have rooms of their own: encoder/ reads texts, and pooling/
 turns the encoder's states into vectors and scores.
 
-The door:
-  outline_model           a folder -> Outline, without its weights
-  takes_images            whether a folder's model takes images
-  describes_plain_llama   whether a folder's model may need no transformers
-  outline_plain           a folder -> Outline, if its model needs no transformers
-  load_plain              a folder or a GGUF file -> LoadedModel, if it needs none
-  load_packed             a GGUF file -> LoadedModel, if the kernels can run its blocks
-  load_model              a folder -> LoadedModel
-  count_fitting_blocks    how many KV blocks fit into the device's memory
-  measure_steps           the memory that steps need beside the KV cache
-  ModelRunner             .launch(StepPlan) -> LaunchedStep, in one thread at a time;
-                          its .finish() -> StepResult, in any thread
+open        a folder -> Outline, and a model with its weights: whole, a stage or a shard
+runner      ModelRunner: .launch(StepPlan) -> LaunchedStep, in one thread at a time; its
+            .finish() -> StepResult, in any thread
+trial       the memory that steps need beside the KV cache
+runtimes    the ways to run layers; self_check compares them
 """
 
 import os

@@ -2,7 +2,7 @@
 
     inputs  ->  layers, with their paged cache  ->  logits  ->  sampled tokens
 
-A stage of a pipeline differs in its two ends alone (ends.py): it receives its input from
+A stage of a pipeline differs in its two ends alone (ends/): it receives its input from
 the stage before, or sends its output to the next one.
 """
 

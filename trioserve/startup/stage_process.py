@@ -1,8 +1,8 @@
 """The process of a stage: `python -m trioserve.startup.stage_process DESCRIPTOR PARENT`.
 
-executor/pipeline/stages.py starts it, and executor/pipeline/pipeline.py drives it by the messages of
-executor/pipeline/messages.py. It loads some layers of a model and steps them. Under torchrun it is
-`trioserve serve` with a rank other than 0, which calls run_joining_stage.
+In executor/pipeline/, stages.py starts it, and pipeline.py drives it by messages (messages.py).
+It loads some layers of a model and steps them. Under torchrun it is `trioserve serve` with a
+rank other than 0, which calls run_joining_stage.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ or HTTP. It never runs code from a model: it loads no pickle and installs no whe
 functions block, so callers run them in a thread.
 
 Its doors are `resolve_description`, `complete_weights`, and `resolve_weights` for both at
-once. `cache_folder` is the user's cache of models. `read_gguf` lists the tensors of a GGUF file, and `read_sentence_folder` reads the
-settings of embeddings.
+once. `cache_folder` is the user's cache of models. `read_gguf` lists the tensors of a GGUF
+file, and `read_sentence_folder` reads the settings of embeddings.
 
     source            recognises the kind of MODEL
     hub, wheel, gguf  the hub, wheels of a package index, and GGUF files

@@ -91,7 +91,7 @@ def respond_stream(send: Callable[[], Awaitable[bytes]]) -> Response:
 
 
 # The one async generator of the project: quart takes a streamed body in no other form.
-# It opens no resource, because quart does not always start it (connection/scope.py).
+# It opens no resource, because quart does not always start it (http/scope.py).
 async def _generate(  # noqa: ASYNC900
     send: Callable[[], Awaitable[bytes]],
 ) -> AsyncIterator[bytes]:

@@ -19,7 +19,7 @@ def weigh(
     Args:
       gate_up: (num_tokens, 2 * SIZE), the gates, and then the numbers
       output: (num_tokens, SIZE)
-      ACTIVATION: a name in ACTIVATION_CODES of native/formulas.py.
+      ACTIVATION: a name in ACTIVATION_CODES of recognise/formulas.py.
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

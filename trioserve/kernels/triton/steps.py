@@ -59,7 +59,7 @@ def weigh_gates(gate_up: Tensor, activation: str) -> Tensor:
 
     Args:
       gate_up: (num_tokens, 2 * size), the gates, and then the numbers
-      activation: as in native/formulas.py.
+      activation: as in recognise/formulas.py.
 
     Returns:
       (num_tokens, size)

@@ -2,7 +2,6 @@
 
 bridge          the function that transformers calls -> the attention of this step
 probe           the attention layers of a model, found by running it once
-layout          one step's tokens, laid out flat
 backend         the protocol of attention backends
 choose          the table of backends, and the choice among them
 self_check      compares a backend with torch's operators, on its device

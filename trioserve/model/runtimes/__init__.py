@@ -1,1 +1,10 @@
-"""The ways to run the layers of a model: transformers' modules, native kernels, Triton."""
+"""The ways to run the layers of a model: transformers' modules, native kernels, Triton.
+
+description   the layers of a decoder, as native/ and fused/ read them
+recognise/    finds the description among transformers' modules
+modules/      runs transformers' modules
+native/       runs the native kernels, on a CPU
+fused/        runs Triton's kernels, on a GPU
+choice        the choice between kernels and modules; consensus makes it one for all shards
+loaded        LoadedModel
+"""

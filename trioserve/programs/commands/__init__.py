@@ -5,13 +5,8 @@ that does the work. Importing this room imports none of those rooms: the process
 interrupt from the first moment on, and --help at once. So each command imports what it needs
 when it runs.
 
-The doors are COMMANDS, find_command, which looks in it, and explain_unknown_command. A new command is one file with a
-Command, and one row in COMMANDS.
-
-command     what a command is; reads its arguments, and writes its help
-completion  completes all of them in a shell
-output      writes to standard output
-unknown     explains a word that is not a command
+The doors are COMMANDS, find_command and explain_unknown_command (unknown.py). A new command is
+one file with a Command (../command.py), and one row in COMMANDS.
 """
 
 from __future__ import annotations

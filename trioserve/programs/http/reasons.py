@@ -1,4 +1,4 @@
-"""The reasons why a server did not answer, or refused: from errors of libraries, and from its answers."""
+"""The reasons of missing answers and refusals, from errors of libraries and bodies of errors."""
 
 from __future__ import annotations
 

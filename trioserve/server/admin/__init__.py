@@ -1,8 +1,10 @@
-"""The handlers, one file an endpoint.
+"""The endpoints of operators, and endpoints of no dialect.
 
-chat, completions, tokenize             models that generate text
-embeddings, classify, score, cohere     models that pool
-admin                                   health, metrics, models, version
-generation_steps, pooling_steps         steps that several handlers share
-sse                                     the body of a streamed answer
+status          health, metrics and the version
+probes          answers that need no quart
+models          the models that are served
+live_requests   running requests, which clients can see and cancel
+resumed         streams that a client takes up again
+invocations     SageMaker's one path for all requests
+routes          the table of these endpoints
 """

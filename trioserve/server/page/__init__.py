@@ -5,7 +5,7 @@ page.html is complete: no step of a build makes it. It reads the endpoints of th
 any other client. reference.html is a template of jinja2 without scripts, which is filled
 from the OpenAPI document.
 
-This folder knows no requests and no state: endpoints/documents.py answers with them.
+This folder knows no requests and no state: handler.py answers with them.
 """
 
 from .document import Document
