@@ -16,8 +16,7 @@ import pytest
 import trio
 
 import trioserve
-from trioserve.engine.core import EngineProcessDied
-from trioserve.errors import EngineDied, WeightsNotFound
+from trioserve.errors import EngineDied, EngineProcessDied, WeightsNotFound
 
 pytestmark = pytest.mark.slow
 

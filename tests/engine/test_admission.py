@@ -13,7 +13,7 @@ from trioserve.config import SchedulingPolicy
 from trioserve.engine.generation import admission
 from trioserve.engine.generation.admission import check_request
 from trioserve.engine.generation.core import LocalCore, SequenceGroup
-from trioserve.engine.pooling.admission import check_input, check_params
+from trioserve.engine.pooling.admission import check_input
 from trioserve.engine.priority import MAX_PRIORITY, check_priority
 from trioserve.errors import ContextLengthExceeded, InvalidParameter, RequestError
 from trioserve.scheduler.generation.scheduler import Scheduler
@@ -389,7 +389,7 @@ def test_tags_consist_of_the_models_tokens(token_id: int, is_taken: bool) -> Non
 def test_a_size_of_vectors_is_only_taken_for_vectors() -> None:
     params = PoolingParams(task="classify", dimensions=4)
     with pytest.raises(InvalidParameter) as caught:
-        check_params(params, INFO, make_pooling_info("classify"))
+        make_pooling_info("classify").check(params, INFO.name)
     assert str(caught.value) == "dimensions: is not taken for the task classify"
 
 
@@ -446,15 +446,15 @@ async def test_seeds_of_a_request_stay_numbers_of_64_bits() -> None:
 @pytest.mark.parametrize(("size", "other"), [(1, 0), (8, 9)])
 def test_a_size_is_at_most_the_models_own(size: int, other: int) -> None:
     pooling = make_pooling_info("embed", num_outputs=8, matryoshka=())
-    check_params(PoolingParams(task="embed", dimensions=size), INFO, pooling)
+    pooling.check(PoolingParams(task="embed", dimensions=size), INFO.name)
     with pytest.raises(InvalidParameter):
-        check_params(PoolingParams(task="embed", dimensions=other), INFO, pooling)
+        pooling.check(PoolingParams(task="embed", dimensions=other), INFO.name)
 
 
 def test_a_model_that_cannot_cut_its_vectors_says_so_by_its_name() -> None:
     params = PoolingParams(task="embed", dimensions=4)
     with pytest.raises(InvalidParameter) as caught:
-        check_params(params, INFO, make_pooling_info("embed"), param="size")
+        make_pooling_info("embed").check(params, INFO.name, param="size")
     assert str(caught.value) == (
         "size: Model 'fake' does not support Matryoshka embeddings; size must be unset "
         "(received size=4)."

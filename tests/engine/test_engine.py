@@ -12,12 +12,12 @@ import pytest
 import trio
 import trio.testing
 
-from trioserve.engine.core import EngineProcessDied
 from trioserve.engine.generation.core import GenerationCore
 from trioserve.engine.generation.engine import TokenEngine
 from trioserve.errors import (
     ContextLengthExceeded,
     EngineDied,
+    EngineProcessDied,
     EngineRestarting,
     InvalidParameter,
     QueueFull,

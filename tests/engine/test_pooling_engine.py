@@ -11,12 +11,12 @@ import pytest
 import trio
 import trio.testing
 
-from trioserve.engine.core import EngineProcessDied
 from trioserve.engine.pooling.core import LocalPoolingCore
 from trioserve.engine.pooling.engine import TensorEngine
 from trioserve.errors import (
     ContextLengthExceeded,
     EngineDied,
+    EngineProcessDied,
     InvalidParameter,
     QueueFull,
     ShuttingDown,

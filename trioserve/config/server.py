@@ -134,9 +134,9 @@ class HttpConfig:
     max_background_responses: int = 64
 
     def __post_init__(self) -> None:
-        longest = parse_bytes("max_body_size", self.max_body_size)
+        memory = parse_bytes("max_bodies_memory", self.max_bodies_memory)
         # With twice as much, one address may hold one body of that size.
-        if parse_bytes("max_bodies_memory", self.max_bodies_memory) < 2 * longest:
+        if memory < 2 * self.max_body_bytes:
             raise InvalidConfig(
                 "max_bodies_memory", "must be at least twice --max-body-size"
             )

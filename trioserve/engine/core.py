@@ -23,10 +23,6 @@ StatisticsT = TypeVar("StatisticsT", covariant=True)
 CountersT = TypeVar("CountersT", covariant=True)
 
 
-class EngineProcessDied(Exception):
-    """Raised when the engine process has ended; the message says how."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldWork:
     """A sequence, or the texts of a request that pools, in a core.

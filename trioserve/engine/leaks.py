@@ -3,24 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
-from ..observe import Leak, LeakKind, Owner
-from ..observe.process_holdings import ProcessHoldings
+from ..observe import EngineAudit, Leak, LeakKind, Owner
 from .core import CoreHoldings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineAudit:
-    """One look at an engine.
-
-    Args:
-      leaks: may contain work that is just being added or aborted.
-      process: of the core's own process; None if it has none or was not looked at.
-    """
-
-    leaks: tuple[Leak, ...]
-    process: ProcessHoldings | None
 
 
 def audit_core(

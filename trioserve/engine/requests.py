@@ -9,8 +9,7 @@ from typing import Protocol
 
 import trio
 
-from ..errors import EngineDied, ShuttingDown, find_first
-from .core import EngineProcessDied
+from ..errors import EngineDied, EngineProcessDied, ShuttingDown, find_first
 
 logger = logging.getLogger(__name__)
 

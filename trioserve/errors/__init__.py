@@ -91,7 +91,7 @@ from .client import (
     UploadTooSlow,
 )
 from .ended import DeadlineExceeded, RequestCancelled, RequestEnded
-from .engine import EngineDied, EngineStalled, InternalError
+from .engine import EngineDied, EngineProcessDied, EngineStalled, InternalError
 from .foreign_text import (
     escape,
     escape_ascii,
@@ -155,6 +155,7 @@ __all__ = [
     "DeadlineExceeded",
     "InternalError",
     "EngineDied",
+    "EngineProcessDied",
     "EngineStalled",
     "StartupError",
     "WeightsNotFound",

@@ -19,6 +19,13 @@ class EngineDied(TrioserveError):
         super().__init__("The engine failed; the server is stopping.")
 
 
+class EngineProcessDied(Exception):
+    """Raised when the engine process has ended; the message says how.
+
+    No request sees it: requests get EngineDied.
+    """
+
+
 class EngineStalled(TrioserveError):
     """Raised by GET /progressz when the engine makes no progress."""
 

@@ -1,4 +1,4 @@
-"""Measurements: stalls of the event loop, histograms, the text of /metrics, and the log.
+"""Measurements: stalls of the event loop, histograms, and the text of /metrics.
 
 Owner names the request that a task, a thread or a token belongs to, and Leak is one of these
 that outlives it.
@@ -22,7 +22,7 @@ from .exposition import (
     render_families,
 )
 from .histogram import Distribution, Histogram
-from .leak import LEAK_KINDS, Leak, LeakKind
+from .leak import LEAK_KINDS, EngineAudit, Leak, LeakKind
 from .loop_stall import SLOW_STEP_SECONDS, LoopStall, StallStatistics
 from .offenders import Offender
 from .owner import Owned, Owner, find_owner, find_owner_of, name_owner
@@ -30,6 +30,7 @@ from .owner import Owned, Owner, find_owner, find_owner_of, name_owner
 __all__ = [
     "CounterMetric",
     "Distribution",
+    "EngineAudit",
     "Durations",
     "GaugeMetric",
     "Histogram",

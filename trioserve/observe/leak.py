@@ -6,6 +6,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
+from .process_holdings import ProcessHoldings
+
 # blocks       of the KV cache
 # slots        places of sequences, and of texts to be pooled, in the engine
 # tokens       of limiters
@@ -36,3 +38,16 @@ class Leak:
     request_id: str | None
     text: str
     number: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineAudit:
+    """One look at an engine.
+
+    Args:
+      leaks: may contain work that is just being added or aborted.
+      process: of the core's own process; None if it has none or was not looked at.
+    """
+
+    leaks: tuple[Leak, ...]
+    process: ProcessHoldings | None

@@ -12,7 +12,6 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import MethodNotAllowed
 from werkzeug.routing import BaseConverter, Map, MapAdapter
 
-from ..config import parse_bytes
 from ..engine.generation.engine import TokenEngine
 from ..engine.pooling.engine import TensorEngine
 from ..errors import DeadlineExceeded, HostNotAllowed, InvalidConfig
@@ -65,9 +64,7 @@ def create_http_app(state: ServerState) -> ServingApp:
     app = ServingApp("trioserve", static_folder=None)
     app.state = state
     _set_up_paths(app.url_map)
-    app.config["MAX_CONTENT_LENGTH"] = parse_bytes(
-        "max_body_size", state.config.max_body_size
-    )
+    app.config["MAX_CONTENT_LENGTH"] = state.config.max_body_bytes
     # By default, quart ends a stream silently after a minute.
     app.config["RESPONSE_TIMEOUT"] = None
     for route in ROUTES:

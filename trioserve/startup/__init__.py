@@ -11,9 +11,11 @@
     server            `trioserve serve`: signals, and the exit code
     one_process, http_server    HTTP beside the load, and inside the engine's block
     supervisor        several HTTP processes, and the engine process for all of them
-    http_process     one of them: http_server, and a link to the others
+    http_process      one of them: http_server, and a link to the others
+    asgi_app          the app that hypercorn's command serves
+    log_lines, stderr   the log on stderr: one line a record, and a reader that may be slow
     plugins           loads logits processors by name
     shortage          turns a lack of memory into one sentence
 
-This is the only room that knows all others; no other room imports it.
+This is the only room that knows all others; only doors, programs and testing import it.
 """

@@ -12,12 +12,12 @@ from ..engine.generation.core import LocalCore
 from ..engine.process.core_server import host_clients, host_core, host_pooling_core
 from ..engine.process.messages import EngineLoaded, StartEngine, ToEngine
 from ..errors import StartupError
-from ..observe.log_lines import set_up_logging
 from ..processes import MessageStream, run_as_child
 from ..processes.interpreter import settle_interpreter
 from ..types.not_loaded import NotLoaded
 from .core import open_core
 from .loaded import LoadedCore
+from .log_lines import set_up_logging
 
 
 async def main(stream: MessageStream[Any]) -> None:

@@ -16,7 +16,6 @@ from ..types.gguf import GgufFile
 from ..types.logits import LogitsProcessor
 from ..types.model_info import ModelInfo
 from ..weights import Weights, complete_weights, read_gguf
-from .grammar_tokenizer import load_grammar_tokenizer
 from .limits import check_room, limit_length, make_scheduler, measure_step_bytes
 from .loaded import LoadedCore, fingerprint_model
 from .plugins import load_logits_processors
@@ -33,6 +32,7 @@ def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
     from ..model.attention.cache_memory import count_fitting_blocks
     from ..model.open import outline
     from ..model.runner import ModelRunner
+    from ..render.text.loading import load_grammar_tokenizer
 
     # First, so that a mistake in an option is reported before gigabytes are read.
     processors = load_logits_processors(config.model.logits_processor)

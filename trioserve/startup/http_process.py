@@ -21,7 +21,6 @@ from ..engine.process.remote import RemoteCore, RemotePoolingCore
 from ..errors import EngineDied, StartupError, find_first
 from ..frontend import PoolingEngine, TextEngine
 from ..http.keys.key_use import KeyTokens
-from ..observe.log_lines import set_up_logging
 from ..processes import MessageStream, beat, run_as_child
 from ..processes.http_link import ParentLink
 from ..processes.http_link.messages import (
@@ -37,6 +36,7 @@ from ..processes.http_link.messages import (
 from ..types.not_loaded import NotLoaded
 from .http_server import HttpServer
 from .loaded import LoadedCore
+from .log_lines import set_up_logging
 from .open import open_connected_engine
 
 

@@ -23,10 +23,9 @@ import trio
 
 from ..config import DEFAULT_MODEL, EngineConfig, build_config
 from ..config.keywords import naming_keywords
-from ..engine.core import EngineProcessDied
 from ..engine.process.messages import EngineLoaded, FromEngine, StartEngine
 from ..engine.process.remote import RemoteCore, RemotePoolingCore
-from ..errors import StartupError, find_first
+from ..errors import EngineProcessDied, StartupError, find_first
 from ..frontend import PoolingEngine, TextEngine
 from ..processes import Child, PeerGone, open_child
 from ..render import open_template_processes

@@ -22,8 +22,7 @@ import trio
 
 from ..config import HttpConfig, ServeConfig
 from ..config.flags import write_flags
-from ..engine.core import EngineProcessDied
-from ..errors import EngineDied, StartupError, find_first
+from ..errors import EngineDied, EngineProcessDied, StartupError, find_first
 from ..processes.http_link import HttpProcessDied
 from ..types.version import __version__
 

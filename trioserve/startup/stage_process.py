@@ -39,7 +39,6 @@ from ..executor.pipeline.messages import (
 )
 from ..executor.pipeline.rendezvous import join_engine
 from ..executor.pipeline.torchrun import LOOPBACK_ENVIRONMENT, Torchrun
-from ..observe.log_lines import set_up_logging
 from ..processes import (
     MessageStream,
     beat,
@@ -54,8 +53,8 @@ from ..types.not_loaded import NotLoaded
 from ..types.output import StepResult
 from ..types.version import __version__
 from ..weights import complete_weights
-from .grammar_tokenizer import load_grammar_tokenizer
 from .limits import check_room, measure_step_bytes
+from .log_lines import set_up_logging
 from .plugins import load_logits_processors
 from .shortage import telling_shortage
 from .source import Source, find_source
@@ -180,6 +179,7 @@ class _Stage:
         """Allocate the cache, and run the first steps with the others; blocks."""
         from ..model.ends.stage import StageEnds
         from ..model.runner import ModelRunner
+        from ..render.text.loading import load_grammar_tokenizer
 
         config, place = self.config, self.model.place
         # Only one process samples; the others need no plug-ins.

@@ -23,9 +23,9 @@ from typing import ClassVar, Final, NoReturn
 import trio
 
 from ..config import ServeConfig
-from ..engine.core import EngineProcessDied
 from ..engine.process.messages import AddClient, EngineLoaded
 from ..engine.restarts import Restarts
+from ..errors import EngineProcessDied
 from ..processes import Child, Descriptor, PeerGone, open_child
 from ..processes.http_link import HttpProcessDied, Hub, SilenceWatch
 from ..processes.http_link.messages import (

@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 from ..engine.generation.core import LocalCore
 from ..engine.process.core_server import host_clients
 from ..engine.process.messages import EngineLoaded, StartEngine, ToEngine
-from ..observe.log_lines import set_up_logging
 from ..processes import MessageStream, run_as_child
 from ..scheduler.generation.scheduler import Scheduler
+from ..startup.log_lines import set_up_logging
 from .fake_device import FakeDevice, FakeExecutor, make_info
 
 ANSWER = "The quick brown fox jumps over the lazy dog. "

@@ -16,8 +16,8 @@ from typing import ClassVar
 import trio
 
 from ..config import ServeConfig, build_config
-from ..observe.log_lines import set_up_logging
 from ..startup.address import open_address
+from ..startup.log_lines import set_up_logging
 from ..startup.server import Server, Service
 from ..startup.supervisor import Supervisor
 from .tokenizer import tiny_tokenizer

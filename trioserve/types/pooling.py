@@ -11,6 +11,7 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NewType
 
+from ..errors import InvalidParameter, TaskNotServed
 from .tensors import TensorBytes
 
 # embed            a vector for a text
@@ -99,6 +100,49 @@ class PoolingInfo:
     matryoshka: tuple[int, ...] | None = None
     normalizes: bool = True
     type_ids: bool = False
+
+    def check(
+        self, params: PoolingParams, model: str, *, param: str = "dimensions"
+    ) -> None:
+        """Refuse parameters that the model does not serve.
+
+        Args:
+          model: its name, for errors.
+          param: the request's field with the size of vectors, for errors.
+
+        Raises:
+          TaskNotServed: the model serves other tasks.
+          InvalidParameter: the model has no vectors of this size.
+        """
+        if params.task not in self.tasks:
+            raise TaskNotServed(model, wanted=params.task, served=", ".join(self.tasks))
+        if params.dimensions is None:
+            return
+        if params.task not in ("embed", "token_embed"):
+            raise InvalidParameter(param, f"is not taken for the task {params.task}")
+        self._check_size(params.dimensions, model, param)
+
+    def _check_size(self, size: int, model: str, param: str) -> None:
+        """Refuse a size that vectors cannot be cut to, in the words of vLLM 0.33."""
+        sizes = self.matryoshka
+        if sizes is None:
+            reason = (
+                f"Model '{model}' does not support Matryoshka embeddings; {param} must "
+                f"be unset (received {param}={size})."
+            )
+        elif not 1 <= size <= self.num_outputs:
+            reason = (
+                f"Model '{model}' only supports {param} in range "
+                f"[1, {self.num_outputs}], got {size}."
+            )
+        elif sizes and size not in sizes:
+            reason = (
+                f"Model '{model}' only supports Matryoshka dimensions {list(sizes)}, "
+                f"got {size}."
+            )
+        else:
+            return
+        raise InvalidParameter(param, reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

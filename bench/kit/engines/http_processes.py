@@ -15,8 +15,8 @@ from kit.engines.engine_process import DEVICE_VARIABLE, SHARED_VARIABLE
 import trio
 
 from trioserve.config import ServeConfig, build_config
-from trioserve.observe.log_lines import set_up_logging
 from trioserve.startup.address import open_address
+from trioserve.startup.log_lines import set_up_logging
 from trioserve.startup.server import Server, Service
 from trioserve.startup.supervisor import Supervisor
 

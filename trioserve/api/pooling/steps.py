@@ -9,7 +9,6 @@ from typing import Any, TypeVar, cast
 from quart import Response
 import trio
 
-from ...engine.pooling.admission import check_params
 from ...errors import InvalidParameter, TaskNotServed
 from ...frontend import Pooled, PoolingEngine, StreamLimits
 from ...http.scope import ScopedRequest
@@ -134,7 +133,7 @@ def make_params(
     params = PoolingParams(
         task=task, dimensions=dimensions, use_activation=use_activation
     )
-    check_params(params, engine.info, engine.pooling, param=param)
+    engine.pooling.check(params, engine.info.name, param=param)
     return params
 
 

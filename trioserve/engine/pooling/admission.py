@@ -2,35 +2,9 @@
 
 from __future__ import annotations
 
-from ...errors import ContextLengthExceeded, InvalidParameter, TaskNotServed
+from ...errors import ContextLengthExceeded, InvalidParameter
 from ...types.model_info import ModelInfo
-from ...types.pooling import PoolingInfo, PoolingInput, PoolingParams
-
-
-def check_params(
-    params: PoolingParams,
-    info: ModelInfo,
-    pooling: PoolingInfo,
-    *,
-    param: str = "dimensions",
-) -> None:
-    """Refuse parameters that the model does not serve.
-
-    Args:
-      param: the request's field with the size of vectors, for errors.
-
-    Raises:
-      TaskNotServed: the model serves other tasks.
-      InvalidParameter: the model has no vectors of this size.
-    """
-    if params.task not in pooling.tasks:
-        served = ", ".join(pooling.tasks)
-        raise TaskNotServed(info.name, wanted=params.task, served=served)
-    if params.dimensions is None:
-        return
-    if params.task not in ("embed", "token_embed"):
-        raise InvalidParameter(param, f"is not taken for the task {params.task}")
-    _check_size(params.dimensions, info.name, pooling, param)
+from ...types.pooling import PoolingInput
 
 
 def check_input(each: PoolingInput, info: ModelInfo, param: str = "input") -> None:
@@ -54,26 +28,3 @@ def check_input(each: PoolingInput, info: ModelInfo, param: str = "input") -> No
         raise InvalidParameter(
             param, f"token ids must be between 0 and {info.vocab_size - 1}"
         )
-
-
-def _check_size(size: int, name: str, pooling: PoolingInfo, param: str) -> None:
-    """Refuse a size that vectors cannot be cut to, in the words of vLLM 0.33."""
-    sizes = pooling.matryoshka
-    if sizes is None:
-        reason = (
-            f"Model '{name}' does not support Matryoshka embeddings; {param} must be "
-            f"unset (received {param}={size})."
-        )
-    elif not 1 <= size <= pooling.num_outputs:
-        reason = (
-            f"Model '{name}' only supports {param} in range "
-            f"[1, {pooling.num_outputs}], got {size}."
-        )
-    elif sizes and size not in sizes:
-        reason = (
-            f"Model '{name}' only supports Matryoshka dimensions {list(sizes)}, got "
-            f"{size}."
-        )
-    else:
-        return
-    raise InvalidParameter(param, reason)

@@ -26,7 +26,6 @@ from ..forecast import Forecast
 from ..peer_work import Peers, PeerWork
 from ..priority import check_priority
 from ..queued_tokens import check_queued_tokens
-from .admission import check_params
 from .backlog import PoolingBacklog, PoolingBacklogStatistics
 from .core import FlowId, JobId, PoolingBatch, PoolingCore, PoolingOutputs
 from .request import Results, TensorRequest
@@ -179,7 +178,7 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
         """
         self._requests.check_alive()
         check_priority(priority, self._scheduling_policy)
-        check_params(params, self.info, self.pooling)
+        self.pooling.check(params, self.info.name)
         self._check_room(num_inputs, client.name, param)
         self._check_tokens(num_tokens, client.name)
         request = TensorRequest(

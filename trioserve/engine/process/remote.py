@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import trio
 
+from ...errors import EngineProcessDied
 from ...processes import MessageStream, PeerGone, pack
 from ...scheduler.generation.counts import SchedulerCounters, SchedulerStatistics
 from ...scheduler.pooling.scheduler import PoolingCounters, PoolingStatistics
@@ -16,7 +17,7 @@ from ...scheduler.step_cost import StepRates
 from ...types.ids import SequenceId
 from ...types.output import TokenDelta
 from ...types.pooling import QueryKey
-from ..core import CoreHoldings, EngineProcessDied
+from ..core import CoreHoldings
 from ..generation.core import LONG_PROMPT, SequenceGroup
 from ..pooling.core import FlowId, JobId, PoolingBatch, PoolingOutputs
 from .messages import (

@@ -9,10 +9,9 @@ from typing import Final, Protocol
 
 import trio
 
-from ...engine.core import EngineProcessDied
-from ...engine.leaks import EngineAudit
+from ...errors import EngineProcessDied
 from ...frontend import PoolingEngine, TextEngine
-from ...observe import LEAK_KINDS, Leak
+from ...observe import LEAK_KINDS, EngineAudit, Leak
 from ...observe.process_holdings import inspect_process
 from ..bodies.memory_budget import MemoryBudget
 from .process import ProcessAudit

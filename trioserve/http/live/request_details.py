@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 import trio
 
-from ...engine.core import EngineProcessDied
+from ...errors import EngineProcessDied
 from ...frontend import PoolingEngine, TextEngine
 from ...observe import Owner
 from ..record.cards import RequestDetails, TaskNode

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
-
-from ...types.plan import StepRow
 
 # A first token, a number of tokens, a slot, and the position of the first token.
 Tile = tuple[int, int, int, int]
@@ -21,6 +20,19 @@ TILE_NUMBERS = 4
 
 # Splits of the keys of one decode. More of them cost more to put together than they save.
 _MAX_SPLITS = 32
+
+
+class Row(Protocol):
+    """The part of a step that belongs to one sequence; kernels take it from any server."""
+
+    @property
+    def slot(self) -> int: ...
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def num_tokens(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +52,7 @@ class Tiles:
     chunks: Tensor
 
 
-def cut_tiles(
-    rows: Sequence[StepRow], num_queries: int
-) -> tuple[list[Tile], list[Tile]]:
+def cut_tiles(rows: Sequence[Row], num_queries: int) -> tuple[list[Tile], list[Tile]]:
     """Return the tiles of decodes, of one token each, and the tiles of chunks.
 
     Args:
@@ -61,7 +71,7 @@ def cut_tiles(
     return decodes, chunks
 
 
-def _cut_chunk(row: StepRow, begin: int, num_queries: int) -> Iterator[Tile]:
+def _cut_chunk(row: Row, begin: int, num_queries: int) -> Iterator[Tile]:
     # The last tiles first: they see the most keys, and should not be the last to end.
     for offset in reversed(range(0, row.num_tokens, num_queries)):
         count = min(num_queries, row.num_tokens - offset)

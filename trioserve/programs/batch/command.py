@@ -10,8 +10,13 @@ import sys
 
 import trio
 
-from ...engine.core import EngineProcessDied
-from ...errors import EngineDied, InvalidConfig, StartupError, find_first
+from ...errors import (
+    EngineDied,
+    EngineProcessDied,
+    InvalidConfig,
+    StartupError,
+    find_first,
+)
 from .askers import Asker, RemoteAsker, ServerGone, open_remote
 from .config import BatchConfig
 from .lines import is_rereadable, is_same_file, open_lines

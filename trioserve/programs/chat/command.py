@@ -10,7 +10,7 @@ import sys
 import trio
 
 from ...errors import EngineDied, StartupError, find_first, make_line, needing_extra
-from ...observe.log_lines import set_up_logging
+from ...startup.log_lines import set_up_logging
 from .answers import Answerer, AnswerFailed
 from .config import ChatConfig, Source
 from .loading import show_loading

@@ -62,7 +62,7 @@ def _load_throughput_config() -> type:
 
 def _run_throughput(line: CommandLine) -> int:
     from ...config import build_config
-    from ...observe.log_lines import set_up_logging
+    from ...startup.log_lines import set_up_logging
     from ..bench.throughput import ThroughputConfig, measure_throughput
 
     config = build_config(ThroughputConfig, line.values | name_model(line))

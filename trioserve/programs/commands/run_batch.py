@@ -38,7 +38,7 @@ def _load_config() -> type:
 
 def _run(line: CommandLine) -> int:
     from ...config import build_config
-    from ...observe.log_lines import set_up_logging
+    from ...startup.log_lines import set_up_logging
     from ..batch.command import run_batch
     from ..batch.config import BatchConfig
 

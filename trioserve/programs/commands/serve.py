@@ -60,7 +60,7 @@ def _build(line: CommandLine) -> ServeConfig:
 def _run(line: CommandLine) -> int:
     config = _build(line)
     _obey_torchrun(config)
-    from ...observe.log_lines import set_up_logging
+    from ...startup.log_lines import set_up_logging
 
     set_up_logging(config.bind.log_level.upper())
     from ...startup.address import open_address

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 import pytest
 
 from trioserve.errors import escape
-from trioserve.observe.log_lines import LineFormatter
+from trioserve.startup.log_lines import LineFormatter
 
 FORGED = "2026-01-01 00:00:00 CRITICAL trioserve: all is lost"
 BREAKS = ["\n", "\r", "\r\n", "\v", "\f", "\x1c", "\x85", "\u2028", "\u2029"]
@@ -70,7 +70,7 @@ def test_an_escaped_text_is_one_visible_line(text: str) -> None:
 
 _KEYS_IN_HEADERS = """
 import logging, sys
-from trioserve.observe.log_lines import set_up_logging
+from trioserve.startup.log_lines import set_up_logging
 set_up_logging(sys.argv[1])
 from hpack import Decoder, Encoder
 Decoder().decode(Encoder().encode([("authorization", "Bearer sk-secret")]))

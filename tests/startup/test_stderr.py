@@ -11,7 +11,7 @@ import socket
 
 import pytest
 
-from trioserve.observe.stderr import MAX_WAITING_BYTES, PatientHandler, open_handler
+from trioserve.startup.stderr import MAX_WAITING_BYTES, PatientHandler, open_handler
 
 # The least size of a pipe, on most machines.
 PIPE_BYTES = 4096
@@ -78,7 +78,7 @@ def test_lines_without_a_place_are_counted(logger: logging.Logger) -> None:
 def test_the_end_waits_for_a_moment_only(
     logger: logging.Logger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trioserve.observe.stderr._LAST_SECONDS", 0.01)
+    monkeypatch.setattr("trioserve.startup.stderr._LAST_SECONDS", 0.01)
     reader, writer = os.pipe()
     with open(writer, "w") as stream:
         handler = open_handler(stream)
