@@ -133,6 +133,10 @@ class HttpConfig:
     ignore_unknown_tools: bool = False
     max_background_responses: int = 64
 
+    @property
+    def max_body_bytes(self) -> int:
+        return parse_bytes("max_body_size", self.max_body_size)
+
     def __post_init__(self) -> None:
         memory = parse_bytes("max_bodies_memory", self.max_bodies_memory)
         # With twice as much, one address may hold one body of that size.
