@@ -17,11 +17,11 @@ import trio
 
 from ..config import SchedulingPolicy
 from ..errors import EngineRestarting
-from ..observe import Owner
+from ..observe import EngineAudit, Owner
 from ..types.model_info import ModelInfo
 from ..types.pace import Pace
 from .core import Core
-from .leaks import EngineAudit, audit_core
+from .leaks import audit_core
 from .peer_work import PeerWork
 from .requests import OpenRequests, log_failure
 from .restarts import Restarts, StartedCall
