@@ -89,14 +89,11 @@ async def open_child(
       name: for error messages, such as "the engine process".
       environment: variables besides ours, for libraries that read them.
     """
-    ours, theirs = socket.socketpair()
+    ours, theirs = trio.socket.socketpair()
     with ours, theirs:
         process = _start(module, theirs.fileno(), environment)
         theirs.close()
-        ours.setblocking(False)
-        stream = MessageStream[Any](
-            trio.socket.from_stdlib_socket(ours), receives=receives
-        )
+        stream = MessageStream[Any](ours, receives=receives)
         child = Child(process, stream, name)
         try:
             yield child

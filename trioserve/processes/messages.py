@@ -55,6 +55,14 @@ _LOST = frozenset(
 _MAX_DESCRIPTORS = 64
 
 
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """A message from one process to another."""
+
+
+class Alive(Message, frozen=True):
+    """The process lives, and its event loop runs; see `beat`."""
+
+
 class PeerGone(Exception):
     """Raised when the other process has closed its end, or has died."""
 
@@ -73,6 +81,12 @@ class Descriptor:
 
     def __init__(self, number: int) -> None:
         self.number = number
+
+    def take_socket(self) -> trio.socket.SocketType:
+        """Return the connected socket that it is; the caller closes it."""
+        sock = socket.socket(fileno=self.number)
+        sock.setblocking(False)
+        return trio.socket.from_stdlib_socket(sock)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,14 +7,13 @@ import ctypes
 import logging
 import os
 import signal
-import socket
 import sys
 from typing import Any, NoReturn
 
 import trio
 
 from .interpreter import prepare_interpreter
-from .messages import MessageStream, PeerGone
+from .messages import Descriptor, MessageStream, PeerGone
 
 logger = logging.getLogger(__name__)
 
@@ -39,11 +38,10 @@ def run_as_child(
       main: receives all the time, so that it notices a closed connection.
     """
     ignore_stops()
-    sock = socket.socket(fileno=int(sys.argv[1]))
-    sock.setblocking(False)
+    sock = Descriptor(int(sys.argv[1])).take_socket()
 
     async def run() -> None:
-        await serve_peer(main, trio.socket.from_stdlib_socket(sock), receives=receives)
+        await serve_peer(main, sock, receives=receives)
 
     run_with_parent(run, parent=int(sys.argv[2]))
 

@@ -21,10 +21,9 @@ from ..engine.process.remote import RemoteCore, RemotePoolingCore
 from ..errors import EngineDied, StartupError, find_first
 from ..frontend import PoolingEngine, TextEngine
 from ..http.keys.key_use import KeyTokens
-from ..processes import MessageStream, beat, run_as_child
+from ..processes import Alive, MessageStream, beat, run_as_child
 from ..processes.http_link import ParentLink
 from ..processes.http_link.messages import (
-    Alive,
     Drained,
     EngineLost,
     HttpReady,
@@ -128,11 +127,8 @@ class _HttpProcess:
 
     async def _connect(self) -> LoadedCore:
         message = await self._link.wait_engine()
-        sock = socket.socket(fileno=message.connection.number)
-        sock.setblocking(False)
-        stream = MessageStream[Any](
-            trio.socket.from_stdlib_socket(sock), receives=FromEngine
-        )
+        sock = message.connection.take_socket()
+        stream = MessageStream[Any](sock, receives=FromEngine)
         remote: Any = RemoteCore if message.pooling is None else RemotePoolingCore
         return LoadedCore(
             core=remote(stream, _describe_end),

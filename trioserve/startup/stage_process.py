@@ -27,7 +27,6 @@ from ..errors import InvalidConfig, StagesNotMet, StartupError
 from ..executor import StepHandle, make_local_executor
 from ..executor.pipeline.messages import (
     Allocate,
-    Beat,
     Load,
     Prepare,
     Prepared,
@@ -40,6 +39,7 @@ from ..executor.pipeline.messages import (
 from ..executor.pipeline.rendezvous import join_engine
 from ..executor.pipeline.torchrun import LOOPBACK_ENVIRONMENT, Torchrun
 from ..processes import (
+    Alive,
     MessageStream,
     beat,
     ignore_stops,
@@ -247,7 +247,7 @@ class _Steps:
                     self._stream.send_nowait(Stepped(result=result))
 
     def _tell_of_life(self) -> None:
-        self._stream.send_nowait(Beat())
+        self._stream.send_nowait(Alive())
 
 
 @telling_shortage()

@@ -26,10 +26,9 @@ from ..config import ServeConfig
 from ..engine.process.messages import AddClient, EngineLoaded
 from ..engine.restarts import Restarts
 from ..errors import EngineProcessDied
-from ..processes import Child, Descriptor, PeerGone, open_child
-from ..processes.http_link import HttpProcessDied, Hub, SilenceWatch
+from ..processes import Alive, Child, Descriptor, PeerGone, open_child
+from ..processes.http_link import HttpProcessDied, Hub
 from ..processes.http_link.messages import (
-    Alive,
     ConnectEngine,
     Drained,
     EngineLost,
@@ -39,6 +38,7 @@ from ..processes.http_link.messages import (
     OrderKind,
     StartHttp,
 )
+from ..processes.silence import SilenceWatch
 from ..types.not_loaded import NotLoaded
 from .address import open_copy, share_address
 from .open import load_engine

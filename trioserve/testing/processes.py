@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-import socket
 from typing import Any
 
 import trio
@@ -25,12 +24,11 @@ def open_streams(*, ours: Any, theirs: Any) -> Iterator[tuple[_Stream, _Stream]]
     Args:
       ours, theirs: types of the messages that each end receives.
     """
-    sockets = socket.socketpair()
+    sockets = trio.socket.socketpair()
     with sockets[0], sockets[1], ExitStack() as stack:
         streams = []
         for sock, receives in zip(sockets, (ours, theirs)):
-            sock.setblocking(False)
-            stream = _Stream(trio.socket.from_stdlib_socket(sock), receives=receives)
+            stream = _Stream(sock, receives=receives)
             stack.callback(stream.close)
             streams.append(stream)
         yield streams[0], streams[1]

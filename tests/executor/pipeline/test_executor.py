@@ -18,7 +18,6 @@ from trioserve.errors import WeightsNotFound
 from trioserve.executor.pipeline.executor import PipelineExecutor, StageDied, StagePeer
 from trioserve.executor.pipeline.messages import (
     Allocate,
-    Beat,
     FromStage,
     Ready,
     Step,
@@ -26,7 +25,7 @@ from trioserve.executor.pipeline.messages import (
     ToStage,
 )
 from trioserve.executor.pipeline.pipeline import Pipeline, open_pipeline
-from trioserve.processes import MessageStream
+from trioserve.processes import Alive, MessageStream
 from trioserve.testing.fake_device import make_info
 from trioserve.testing.processes import open_streams
 from trioserve.types.output import StepResult
@@ -96,7 +95,7 @@ class FakeStage:
     async def _beat(self) -> None:
         with self._beats:
             while True:
-                self._stream.send_nowait(Beat())
+                self._stream.send_nowait(Alive())
                 await trio.sleep(1)
 
 

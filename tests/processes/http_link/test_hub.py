@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from trioserve.processes.http_link import Hub
+from trioserve.processes.http_link.hub import Hub, Places
 from trioserve.processes.http_link.messages import (
     Answer,
-    Answered,
-    Ask,
     GiveBackPlace,
     HttpReady,
     NumAsked,
-    PeerGone,
+    PeerLeft,
     PeerState,
     PlaceTaken,
     PublishState,
     Question,
     TakePlace,
 )
-from trioserve.processes.http_link.places import Places
 
 
 class Member:
@@ -62,7 +59,7 @@ def test_others_learn_that_a_http_process_has_ended() -> None:
     first.send(PublishState(b"a"))
     second.read()
     hub.leave(0)
-    assert second.read() == [PeerGone(0)]
+    assert second.read() == [PeerLeft(0)]
     assert Member(hub, 2).read() == []
 
 
@@ -95,32 +92,32 @@ def test_places_of_one_key_are_not_those_of_another_one() -> None:
 
 def test_a_question_is_answered_by_each_of_the_others() -> None:
     _, [first, second, third] = open_members(3)
-    first.send(Ask(number=5, question=b"?"))
+    first.send(Question(number=5, question=b"?"))
     assert first.read() == [NumAsked(number=5, num_asked=2)]
     [question] = second.read()
     assert isinstance(question, Question) and question.question == b"?"
     assert third.read() == [question]
     third.send(Answer(number=question.number, answer=b"3"))
     second.send(Answer(number=question.number, answer=b"2"))
-    answers = [Answered(number=5, answer=b"3"), Answered(number=5, answer=b"2")]
+    answers = [Answer(number=5, answer=b"3"), Answer(number=5, answer=b"2")]
     assert first.read() == answers
 
 
 def test_a_http_process_that_does_not_serve_yet_is_not_asked() -> None:
     hub, [first] = open_members(1)
     hub.join(1, first)
-    first.send(Ask(number=5, question=b"?"))
+    first.send(Question(number=5, question=b"?"))
     assert first.read() == [NumAsked(number=5, num_asked=0)]
 
 
 def test_nobody_waits_for_the_answer_of_a_http_process_that_has_ended() -> None:
     hub, [first, second, third] = open_members(3)
-    first.send(Ask(number=5, question=b"?"))
+    first.send(Question(number=5, question=b"?"))
     first.read()
     [question] = third.read()
     assert isinstance(question, Question)
     hub.leave(1)
-    assert first.read() == [PeerGone(1), Answered(number=5, answer=None)]
+    assert first.read() == [PeerLeft(1), Answer(number=5, answer=None)]
     # An answer for a process that has ended goes nowhere.
     hub.leave(0)
     third.read()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-import socket
 from typing import Any, ClassVar, Final
 
 import trio
@@ -74,9 +73,7 @@ async def host_clients(
 
 
 async def _serve_client(host: CoreHost, message: AddClient) -> None:
-    sock = socket.socket(fileno=message.connection.number)
-    sock.setblocking(False)
-    stream = MessageStream[Any](trio.socket.from_stdlib_socket(sock), receives=ToEngine)
+    stream = MessageStream[Any](message.connection.take_socket(), receives=ToEngine)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stream.run)

@@ -14,10 +14,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
-
 from ...config import EngineConfig
-from ...processes import Descriptor
+from ...processes import Descriptor, Message
 from ...scheduler.generation.counts import SchedulerCounters, SchedulerStatistics
 from ...scheduler.pooling.scheduler import PoolingCounters, PoolingStatistics
 from ...scheduler.step_cost import StepRates
@@ -32,7 +30,7 @@ from ..generation.core import SequenceGroup
 from ..pooling.core import FlowId, JobId, PoolingBatch
 
 
-class StartEngine(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class StartEngine(Message, frozen=True, kw_only=True):
     """Load a model.
 
     Args:
@@ -47,7 +45,7 @@ class StartEngine(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     is_shared: bool = False
 
 
-class EngineLoaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class EngineLoaded(Message, frozen=True, kw_only=True):
     """The model is loaded.
 
     Args:
@@ -58,45 +56,45 @@ class EngineLoaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     pooling: PoolingInfo | None
 
 
-class AddClient(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class AddClient(Message, frozen=True, kw_only=True):
     """Serve another client, over a connection of its own; see CoreHost.serve."""
 
     number: int
     connection: Descriptor
 
 
-class AddSequences(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class AddSequences(Message, frozen=True, kw_only=True):
     """See GenerationCore.add."""
 
     group: SequenceGroup
 
 
-class AbortSequences(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class AbortSequences(Message, frozen=True, kw_only=True):
     """See GenerationCore.abort."""
 
     sequence_ids: tuple[SequenceId, ...]
 
 
-class AddInputs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class AddInputs(Message, frozen=True, kw_only=True):
     """See PoolingCore.add."""
 
     batch: PoolingBatch
 
 
-class AbortInputs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class AbortInputs(Message, frozen=True, kw_only=True):
     """See PoolingCore.abort."""
 
     jobs: tuple[JobId, ...]
 
 
-class CloseFlow(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class CloseFlow(Message, frozen=True, kw_only=True):
     """See PoolingCore.close."""
 
     flow: FlowId
     kept: tuple[QueryKey, ...]
 
 
-class Inspect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Inspect(Message, frozen=True, kw_only=True):
     """See Core.inspect; Inspected with the same number is the answer."""
 
     number: int
@@ -104,14 +102,14 @@ class Inspect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     process: bool
 
 
-class Inspected(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Inspected(Message, frozen=True, kw_only=True):
     """The answer to Inspect."""
 
     number: int
     holdings: CoreHoldings
 
 
-class GenerationReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class GenerationReport(Message, frozen=True, kw_only=True):
     """The outputs of a step, and the state of the core; see Core.
 
     Args:
@@ -126,7 +124,7 @@ class GenerationReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     stalled_seconds: float
 
 
-class PoolingReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class PoolingReport(Message, frozen=True, kw_only=True):
     """The outputs of a step, and the state of the core; see GenerationReport."""
 
     num_aborts: int

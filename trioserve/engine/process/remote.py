@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-import itertools
 from typing import Any, Generic, TypeVar
 
 import trio
 
 from ...errors import EngineProcessDied
 from ...processes import MessageStream, PeerGone, pack
+from ...processes.questions import OpenQuestions
 from ...scheduler.generation.counts import SchedulerCounters, SchedulerStatistics
 from ...scheduler.pooling.scheduler import PoolingCounters, PoolingStatistics
 from ...scheduler.step_cost import StepRates
@@ -60,9 +60,7 @@ class _RemoteCore(Generic[OutputsT, StatisticsT, CountersT]):
         # Calls that wait until the process has carried out so many aborts.
         self._after_aborts: deque[tuple[int, Callable[[], None]]] = deque()
         self._has_ended = False
-        # Questions that wait for their answers, by number.
-        self._questions: dict[int, _Question] = {}
-        self._numbers = itertools.count()
+        self._questions = OpenQuestions[CoreHoldings]()
 
     async def run(
         self,
@@ -90,25 +88,19 @@ class _RemoteCore(Generic[OutputsT, StatisticsT, CountersT]):
                 # The process ends, and all that it held is free.
                 self._has_ended = True
                 self._make_calls(self._num_aborts)
-                for question in self._questions.values():
-                    question.is_over.set()
+                self._questions.end_all()
 
     async def inspect(
         self, *, lost: bool = False, process: bool = False
     ) -> CoreHoldings:
-        question, number = _Question(), next(self._numbers)
-        self._questions[number] = question
-        try:
+        with self._questions.open() as question:
             if not self._has_ended:
-                self._stream.send_nowait(
-                    Inspect(number=number, lost=lost, process=process)
-                )
-                await question.is_over.wait()
-        finally:
-            del self._questions[number]
-        if question.answer is None:
+                message = Inspect(number=question.number, lost=lost, process=process)
+                self._stream.send_nowait(message)
+                await question.wait()
+        if not question.answers:
             raise EngineProcessDied("the engine process has ended")
-        return question.answer
+        return question.answers[0]
 
     def after_aborts(self, call: Callable[[], None]) -> None:
         self._after_aborts.append((self._num_aborts, call))
@@ -135,9 +127,8 @@ class _RemoteCore(Generic[OutputsT, StatisticsT, CountersT]):
 
     async def _receive(self) -> None:
         while isinstance(report := await self._stream.receive(), Inspected):
-            if question := self._questions.get(report.number):
-                question.answer = report.holdings
-                question.is_over.set()
+            if question := self._questions.find(report.number):
+                question.take(report.holdings)
         assert isinstance(
             report, (GenerationReport, PoolingReport)
         ), "a core that runs sends reports only"
@@ -153,14 +144,6 @@ class _RemoteCore(Generic[OutputsT, StatisticsT, CountersT]):
         """Make the calls that wait for so many aborts, or for fewer."""
         while self._after_aborts and self._after_aborts[0][0] <= num_aborts:
             self._after_aborts.popleft()[1]()
-
-
-class _Question:
-    """Waits for an answer, which stays None if the process ends."""
-
-    def __init__(self) -> None:
-        self.answer: CoreHoldings | None = None
-        self.is_over = trio.Event()
 
 
 class RemoteCore(

@@ -18,14 +18,15 @@ from typing import Any
 import outcome
 import trio
 
-from ...processes import MessageStream, PeerGone, pack
+from ...processes import Alive, MessageStream, PeerGone, pack
+from ...processes.silence import SilenceWatch
 from ...types.output import StepResult
 from ...types.plan import StepPlan
 from ..protocol import Handle
-from .messages import Beat, Step, Stepped
+from .messages import Step, Stepped
 
-# A stage that is alive sends a Beat every second, even while it computes.
-_MAX_SILENCE_SECONDS = 5.0
+# A stage that is alive sends Alive every second, even while it computes.
+_MAX_SILENCE_SECONDS = 5
 _WATCH_SECONDS = 1.0
 
 
@@ -69,6 +70,11 @@ class StagePeer:
         except PeerGone:
             raise StageDied(await self.describe_end()) from None
 
+    async def refuse_silence(self) -> None:
+        """Raise StageDied, because nothing has come for too long."""
+        await trio.lowlevel.checkpoint()
+        raise StageDied(f"{self.name} has been silent for {_MAX_SILENCE_SECONDS} s")
+
 
 class PipelineExecutor:
     """The Executor of a pipeline.
@@ -89,7 +95,6 @@ class PipelineExecutor:
         self._in_flight: deque[Handle[StepResult]] = deque()
         # The time since which the last stage may have worked on the oldest step.
         self._waiting_since = 0.0
-        self._heard_at: dict[str, float] = {}
 
     async def run(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -101,10 +106,12 @@ class PipelineExecutor:
         """
         async with trio.open_nursery() as nursery:
             for stage in self._stages:
-                self._heard_at[stage.name] = trio.current_time()
+                watch = SilenceWatch(stage.refuse_silence, limit=_MAX_SILENCE_SECONDS)
+                watch.begin()
                 nursery.start_soon(stage.stream.run)
-                nursery.start_soon(self._listen, stage)
-            nursery.start_soon(self._watch)
+                nursery.start_soon(self._listen, stage, watch)
+                nursery.start_soon(watch.run)
+            nursery.start_soon(self._limit_step)
             task_status.started()
 
     def submit(self, plan: StepPlan, notify: Callable[[], None]) -> Handle[StepResult]:
@@ -124,32 +131,27 @@ class PipelineExecutor:
             each.close()
         return handle
 
-    async def _listen(self, stage: StagePeer) -> None:
+    async def _listen(self, stage: StagePeer, watch: SilenceWatch) -> None:
         while True:
             message = await stage.receive()
-            self._heard_at[stage.name] = trio.current_time()
+            watch.note_message()
             match message:
                 case Stepped(result=result):
                     self._waiting_since = trio.current_time()
                     self._in_flight.popleft().set(outcome.Value(result))
-                case Beat():
+                case Alive():
                     pass
                 case _:
                     raise AssertionError(f"{stage.name} sent {message}")
 
-    async def _watch(self) -> None:
+    async def _limit_step(self) -> None:
         while True:
             began = trio.current_time()
             await trio.sleep(_WATCH_SECONDS)
             now = trio.current_time()
-            # This process did not run for a while. Messages that came in this time have
-            # not been read yet, so silence means nothing now.
+            # This process did not run for a while. A result that came in this time has
+            # not been read yet.
             if now - began > 2 * _WATCH_SECONDS:
                 continue
-            for name, heard_at in self._heard_at.items():
-                if now - heard_at > _MAX_SILENCE_SECONDS:
-                    raise StageDied(
-                        f"{name} has been silent for {_MAX_SILENCE_SECONDS:g} s"
-                    )
             if self._in_flight and now - self._waiting_since > self._step_timeout:
                 raise StageDied(f"a step has taken more than {self._step_timeout:g} s")

@@ -10,14 +10,13 @@ Allocate -->            when all are loaded
      <-- Ready          when all are warm
 Step -->                each plan, to each stage
      <-- Stepped        its result, from the one process that samples
-     <-- Beat           every second, from all processes
+     <-- Alive          every second, from all processes
 """
 
 from __future__ import annotations
 
-import msgspec
-
 from ...config import EngineConfig
+from ...processes import Alive, Message
 from ...types.model_info import ModelInfo
 from ...types.not_loaded import NotLoaded
 from ...types.output import StepResult
@@ -25,7 +24,7 @@ from ...types.plan import StepPlan
 from ...types.stage_place import StagePlace
 
 
-class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Prepare(Message, frozen=True, kw_only=True):
     """Find the model and the device.
 
     Args:
@@ -44,7 +43,7 @@ class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     log_level: int
 
 
-class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Prepared(Message, frozen=True, kw_only=True):
     """The process has found the model and the device.
 
     Args:
@@ -58,7 +57,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     port: int
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Load(Message, frozen=True, kw_only=True):
     """Connect to the other processes, and load a part of the model.
 
     They are connected first, because shards are compared with kernels together.
@@ -70,7 +69,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     port: int
 
 
-class StageLoaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class StageLoaded(Message, frozen=True, kw_only=True):
     """The layers of a stage, or its shard of them, are loaded.
 
     Args:
@@ -82,32 +81,28 @@ class StageLoaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     num_blocks: int
 
 
-class Allocate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Allocate(Message, frozen=True, kw_only=True):
     """Allocate the KV cache, and run a first step with the other processes."""
 
     num_blocks: int
     max_model_len: int
 
 
-class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Ready(Message, frozen=True, kw_only=True):
     """The stage is ready for plans."""
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Step(Message, frozen=True, kw_only=True):
     """Run a plan."""
 
     plan: StepPlan
 
 
-class Stepped(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Stepped(Message, frozen=True, kw_only=True):
     """The result of a plan."""
 
     result: StepResult
 
 
-class Beat(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The process is alive."""
-
-
 ToStage = Prepare | Load | Allocate | Step
-FromStage = Prepared | StageLoaded | NotLoaded | Ready | Stepped | Beat
+FromStage = Prepared | StageLoaded | NotLoaded | Ready | Stepped | Alive

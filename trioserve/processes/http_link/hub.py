@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 import itertools
@@ -9,19 +10,20 @@ from typing import Protocol
 
 from .messages import (
     Answer,
-    Answered,
-    Ask,
     GiveBackPlace,
     HttpReady,
     NumAsked,
-    PeerGone,
+    PeerLeft,
     PeerState,
     PlaceTaken,
     PublishState,
     Question,
     TakePlace,
 )
-from .places import Places
+
+
+class HttpProcessDied(Exception):
+    """Raised when an HTTP process has ended and gets no successor; the message says how."""
 
 
 class Sender(Protocol):
@@ -42,6 +44,37 @@ class _Open:
     asker: int
     number: int
     missing: set[int]
+
+
+class Places:
+    """Counts the requests of each key that run at once, by HTTP process."""
+
+    def __init__(self) -> None:
+        self._taken: dict[str, Counter[int]] = {}
+
+    def take(self, member: int, key: str, limit: int) -> bool:
+        """Count another request of a key, unless `limit` are counted."""
+        taken = self._taken.get(key, Counter())
+        if taken.total() >= limit:
+            return False
+        taken[member] += 1
+        self._taken[key] = taken
+        return True
+
+    def give_back(self, member: int, key: str) -> None:
+        """Count a request of a key less; it was taken."""
+        taken = self._taken[key]
+        taken[member] -= 1
+        if not taken.total():
+            # Keys may change for ever.
+            del self._taken[key]
+
+    def drop(self, member: int) -> None:
+        """Count no request of an HTTP process any more."""
+        for key, taken in [*self._taken.items()]:
+            taken.pop(member, None)
+            if not taken.total():
+                del self._taken[key]
 
 
 class Hub:
@@ -69,7 +102,7 @@ class Hub:
         self._states.pop(member, None)
         self._places.drop(member)
         for _, other in self._list_others(member):
-            other.send_nowait(PeerGone(member))
+            other.send_nowait(PeerLeft(member))
         for number, question in [*self._open.items()]:
             if question.asker == member:
                 del self._open[number]
@@ -88,10 +121,11 @@ class Hub:
                     other.send_nowait(PeerState(member, state))
             case TakePlace(number=number, key=key, limit=limit):
                 is_taken = self._places.take(member, key, limit)
-                sender.send_nowait(PlaceTaken(number=number, is_taken=is_taken))
+                taken = PlaceTaken(number=number, key=key, is_taken=is_taken)
+                sender.send_nowait(taken)
             case GiveBackPlace(key):
                 self._places.give_back(member, key)
-            case Ask(number=number, question=question):
+            case Question(number=number, question=question):
                 self._pass_question(member, number, question)
             case Answer(number=number, answer=answer):
                 self._pass_answer(number, member, answer)
@@ -115,7 +149,7 @@ class Hub:
         if question is None:
             return
         asker = self._members[question.asker]
-        asker.send_nowait(Answered(number=question.number, answer=answer))
+        asker.send_nowait(Answer(number=question.number, answer=answer))
         question.missing.remove(member)
         if not question.missing:
             del self._open[number]

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from typing import Any, Final, Protocol
 
 import trio
 
 from .. import MessageStream
+from ..questions import OpenQuestions
 from .messages import (
     Answer,
-    Answered,
-    Ask,
     ConnectEngine,
     GiveBackPlace,
     NumAsked,
     Order,
     OrderKind,
-    PeerGone,
+    PeerLeft,
     PeerState,
     PlaceTaken,
     PublishState,
@@ -54,34 +52,6 @@ class Member(Protocol):
         """Carry out an order of the parent."""
 
 
-class _Waiting:
-    """A question that waits for its answers."""
-
-    def __init__(self) -> None:
-        self.num_asked: int | None = None
-        self.num_answered = 0
-        self.answers: list[bytes] = []
-        self.is_over = trio.Event()
-
-    def check(self) -> None:
-        if self.num_asked is not None and self.num_answered >= self.num_asked:
-            self.is_over.set()
-
-
-class _Place:
-    """A place that a request asks for.
-
-    Attributes:
-      is_wanted: the request still waits for it.
-    """
-
-    def __init__(self, key: str) -> None:
-        self.key = key
-        self.is_wanted = True
-        self.is_taken = False
-        self.is_answered = trio.Event()
-
-
 class ParentLink:
     """The connection of an HTTP process to its parent, and so to its siblings.
 
@@ -93,10 +63,8 @@ class ParentLink:
     def __init__(self, slot: int, stream: MessageStream[Any]) -> None:
         self.is_first = slot == 0
         self._stream = stream
-        self._numbers = itertools.count()
-        # Those without an answer, by number.
-        self._places: dict[int, _Place] = {}
-        self._questions: dict[int, _Waiting] = {}
+        self._places = OpenQuestions[bool]()
+        self._questions = OpenQuestions[bytes]()
         self._has_changed = trio.Event()
         self._send_engine, self._receive_engine = trio.open_memory_channel[
             ConnectEngine
@@ -130,31 +98,28 @@ class ParentLink:
 
     async def ask(self, question: bytes) -> list[bytes]:
         """Return the answers of all siblings that answer in time."""
-        number, waiting = next(self._numbers), _Waiting()
-        self._questions[number] = waiting
-        try:
-            self._stream.send_nowait(Ask(number=number, question=question))
+        with self._questions.open(num_answers=None) as waiting:
+            message = Question(number=waiting.number, question=question)
+            self._stream.send_nowait(message)
             with trio.move_on_after(_ANSWER_SECONDS) as scope:
-                await waiting.is_over.wait()
+                await waiting.wait()
             if scope.cancelled_caught:
                 logger.warning("an HTTP process does not answer, so others do without")
-        finally:
-            del self._questions[number]
-        return waiting.answers
+            return waiting.answers
 
     async def take_place(self, key: str, limit: int) -> bool:
         """Count another request of a key, unless `limit` are counted in all processes."""
-        number, place = next(self._numbers), _Place(key)
-        self._places[number] = place
-        self._stream.send_nowait(TakePlace(number=number, key=key, limit=limit))
-        try:
-            await place.is_answered.wait()
-        except trio.Cancelled:
-            place.is_wanted = False
-            if place.is_taken:
-                self.give_back_place(key)
-            raise
-        return place.is_taken
+        with self._places.open() as place:
+            message = TakePlace(number=place.number, key=key, limit=limit)
+            self._stream.send_nowait(message)
+            try:
+                [is_taken] = await place.wait()
+            except trio.Cancelled:
+                # The place may have been taken in the same turn.
+                if any(place.answers):
+                    self.give_back_place(key)
+                raise
+            return is_taken
 
     def give_back_place(self, key: str) -> None:
         """Say that a request for which a place was taken has ended."""
@@ -164,35 +129,27 @@ class ParentLink:
         match message:
             case PeerState(number, state):
                 member.take_state(number, state)
-            case PeerGone(number):
+            case PeerLeft(number):
                 member.forget(number)
-            case PlaceTaken(number=number, is_taken=is_taken):
-                self._answer_place(self._places.pop(number), is_taken)
+            case PlaceTaken(number=number, key=key, is_taken=is_taken):
+                if place := self._places.find(number):
+                    place.take(is_taken)
+                elif is_taken:
+                    self.give_back_place(key)
             case Question(number=number, question=question):
                 nursery.start_soon(self._answer, number, question, member)
             case NumAsked(number=number, num_asked=num_asked):
-                if waiting := self._questions.get(number):
-                    waiting.num_asked = num_asked
-                    waiting.check()
-            case Answered(number=number, answer=answer):
-                if waiting := self._questions.get(number):
-                    waiting.num_answered += 1
-                    if answer is not None:
-                        waiting.answers.append(answer)
-                    waiting.check()
+                if waiting := self._questions.find(number):
+                    waiting.expect(num_asked)
+            case Answer(number=number, answer=answer):
+                if waiting := self._questions.find(number):
+                    waiting.take(answer)
             case ConnectEngine():
                 self._send_engine.send_nowait(message)
             case Order(kind):
                 nursery.start_soon(member.obey, kind)
             case _:
                 raise AssertionError(f"{message} is not for an HTTP process")
-
-    def _answer_place(self, place: _Place, is_taken: bool) -> None:
-        if place.is_wanted:
-            place.is_taken = is_taken
-            place.is_answered.set()
-        elif is_taken:
-            self.give_back_place(place.key)
 
     async def _answer(self, number: int, question: bytes, member: Member) -> None:
         answer = await member.answer(question)

@@ -8,14 +8,13 @@ ConnectEngine -->           when the engine has loaded the model
 Then, at any time:
 
 PublishState <--            the work of this HTTP process
-PeerState, PeerGone -->     the work of another one
+PeerState, PeerLeft -->     the work of another one
 TakePlace <--               a request of a key with a limit begins
 PlaceTaken -->              the answer
 GiveBackPlace <--           such a request has ended
-Ask <--                     a question to all others
-Question -->                that question, on its way
-Answer <--                  the answer of an HTTP process
-NumAsked, Answered -->      how many were asked, and each answer on its way
+Question <--, -->           a question to all others, and on its way to each
+NumAsked -->                how many were asked
+Answer <--, -->             the answer of each, and on its way to the asker
 Order -->                   drain and so on
 Alive <--                   a sign of life, each second
 Drained <--                 no request is left
@@ -26,9 +25,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
-
-from .. import Descriptor
+from .. import Alive, Descriptor, Message
 from ...config import ServeConfig
 from ...types.model_info import ModelInfo
 from ...types.not_loaded import NotLoaded
@@ -43,7 +40,7 @@ from ...types.pooling import PoolingInfo
 OrderKind = Literal["drain", "close", "cancel", "reload", "log_stalls"]
 
 
-class StartHttp(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class StartHttp(Message, frozen=True, kw_only=True):
     """Serve.
 
     Args:
@@ -62,7 +59,7 @@ class StartHttp(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     sock: Descriptor
 
 
-class ConnectEngine(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class ConnectEngine(Message, frozen=True, kw_only=True):
     """The engine serves this connection; see engine/process/messages.py."""
 
     info: ModelInfo
@@ -70,7 +67,7 @@ class ConnectEngine(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     connection: Descriptor
 
 
-class HttpReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class HttpReady(Message, frozen=True, kw_only=True):
     """The HTTP process answers requests.
 
     Args:
@@ -80,26 +77,26 @@ class HttpReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     address: str
 
 
-class PublishState(msgspec.Struct, frozen=True, tag=True):
+class PublishState(Message, frozen=True):
     """The present state of an HTTP process, for all others."""
 
     state: bytes
 
 
-class PeerState(msgspec.Struct, frozen=True, tag=True):
+class PeerState(Message, frozen=True):
     """The state of another HTTP process."""
 
     member: int
     state: bytes
 
 
-class PeerGone(msgspec.Struct, frozen=True, tag=True):
+class PeerLeft(Message, frozen=True):
     """Another HTTP process has ended."""
 
     member: int
 
 
-class TakePlace(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class TakePlace(Message, frozen=True, kw_only=True):
     """Count a request of a key, unless `limit` of them are counted."""
 
     number: int
@@ -107,69 +104,52 @@ class TakePlace(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     limit: int
 
 
-class PlaceTaken(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class PlaceTaken(Message, frozen=True, kw_only=True):
     """The answer to TakePlace with the same number."""
 
     number: int
+    key: str
     is_taken: bool
 
 
-class GiveBackPlace(msgspec.Struct, frozen=True, tag=True):
+class GiveBackPlace(Message, frozen=True):
     """Count a request of a key less."""
 
     key: str
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A question to all other HTTP processes."""
+class Question(Message, frozen=True, kw_only=True):
+    """A question to all other HTTP processes; the hub gives it another number on its way."""
 
     number: int
     question: bytes
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A question of another HTTP process; Answer with the same number is the answer."""
-
-    number: int
-    question: bytes
-
-
-class Answer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The answer to Question."""
-
-    number: int
-    answer: bytes
-
-
-class NumAsked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """So many HTTP processes have got the question of Ask with the same number."""
+class NumAsked(Message, frozen=True, kw_only=True):
+    """So many HTTP processes have got the question with the same number."""
 
     number: int
     num_asked: int
 
 
-class Answered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """An answer to Ask with the same number; None if an HTTP process has ended instead."""
+class Answer(Message, frozen=True, kw_only=True):
+    """An answer of one HTTP process; None if it has ended instead."""
 
     number: int
     answer: bytes | None
 
 
-class Order(msgspec.Struct, frozen=True, tag=True):
+class Order(Message, frozen=True):
     """See OrderKind."""
 
     kind: OrderKind
 
 
-class Alive(msgspec.Struct, frozen=True, tag=True):
-    """The event loop of the HTTP process runs."""
-
-
-class Drained(msgspec.Struct, frozen=True, tag=True):
+class Drained(Message, frozen=True):
     """No request is left, after Order("drain")."""
 
 
-class EngineLost(msgspec.Struct, frozen=True, tag=True):
+class EngineLost(Message, frozen=True):
     """The connection to the engine has ended, so this HTTP process ends, too."""
 
 
@@ -179,7 +159,7 @@ FromHttp = (
     | PublishState
     | TakePlace
     | GiveBackPlace
-    | Ask
+    | Question
     | Answer
     | Alive
     | Drained
@@ -189,10 +169,10 @@ ToHttp = (
     StartHttp
     | ConnectEngine
     | PeerState
-    | PeerGone
+    | PeerLeft
     | PlaceTaken
     | Question
     | NumAsked
-    | Answered
+    | Answer
     | Order
 )

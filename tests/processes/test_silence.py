@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from trioserve.processes.http_link import SilenceWatch
+from trioserve.processes.silence import SilenceWatch
 
 
 class Process:

@@ -1,4 +1,4 @@
-"""The watch over an HTTP process, which may have stopped without an end."""
+"""The watch over another process, which may have stopped without an end."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _LOOK_SECONDS = 1.0
 class SilenceWatch:
     """Ends a process that sends nothing for too long.
 
-    Connections come to its socket as long as it lives, and nobody answers them. It may have been
-    stopped (SIGSTOP), or its event loop hangs.
+    It may have been stopped (SIGSTOP), or its event loop hangs. Connections come to the socket
+    of an HTTP process as long as it lives, and nobody answers them.
 
     Args:
-      end: ends the process.
+      end: ends the process, or raises an error.
       limit: looks without a message after which the process is ended. If this process did not
         run for a while, the other one was probably stopped with it; so looks are counted, not
         seconds.
