@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from trioserve.config import SchedulingPolicy
+from trioserve.engine.engine import MAX_PRIORITY, check_priority
 from trioserve.engine.generation import admission
 from trioserve.engine.generation.admission import check_request
 from trioserve.engine.generation.core import LocalCore, SequenceGroup
 from trioserve.engine.pooling.admission import check_input
-from trioserve.engine.priority import MAX_PRIORITY, check_priority
 from trioserve.errors import ContextLengthExceeded, InvalidParameter, RequestError
 from trioserve.scheduler.generation.scheduler import Scheduler
 from trioserve.testing.fake_device import (

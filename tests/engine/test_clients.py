@@ -16,9 +16,8 @@ from trioserve.engine.generation.core import LocalCore
 from trioserve.engine.generation.engine import TokenEngine
 from trioserve.engine.pooling.core import LocalPoolingCore
 from trioserve.engine.pooling.engine import TensorEngine
-from trioserve.engine.process.client_ids import find_first_id
 from trioserve.engine.process.core_server import GenerationHost, PoolingHost
-from trioserve.engine.process.messages import FromEngine, ToEngine
+from trioserve.engine.process.messages import FromEngine, ToEngine, find_first_id
 from trioserve.engine.process.remote import RemoteCore, RemotePoolingCore
 from trioserve.errors import EngineDied, QueueFull, ShuttingDown
 from trioserve.scheduler.generation.scheduler import Scheduler

@@ -21,14 +21,14 @@ def predict(backlog: PoolingBacklog, num_tokens: int, client: Client) -> float:
 def test_nothing_is_forecast_for_the_first_request() -> None:
     backlog = PoolingBacklog()
     assert backlog.predict(RATES, 100, ANN) is None
-    with backlog.hold(BOB):
+    with backlog.hold(BOB, 1):
         assert backlog.predict(StepRates(num_steps=7), 100, ANN) is None
         assert backlog.predict(RATES, 100, ANN) is not None
 
 
 def test_requests_take_turns_and_clients_too() -> None:
     backlog = PoolingBacklog()
-    with backlog.hold(ANN):
+    with backlog.hold(ANN, 2):
         backlog.add(JobId(1), 1000, ANN)
         backlog.add(JobId(2), 500, ANN)
         # The other request reads as many tokens as this one, or all that it has.
@@ -36,7 +36,7 @@ def test_requests_take_turns_and_clients_too() -> None:
         assert predict(backlog, 5000, ANN) == 15.0
         # Bob has twice the share.
         assert predict(backlog, 100, BOB) == 0.5
-        with backlog.hold(BOB):
+        with backlog.hold(BOB, 1):
             backlog.add(JobId(3), 300, BOB)
             assert predict(backlog, 100, ANN) == 1.0 + 3.0
             backlog.drop(JobId(2))

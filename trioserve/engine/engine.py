@@ -11,15 +11,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import trio
 
 from ..config import SchedulingPolicy
-from ..errors import EngineRestarting
+from ..errors import EngineRestarting, InvalidParameter, QueueFull
 from ..observe import EngineAudit, Owner
+from ..types.client import Client
 from ..types.model_info import ModelInfo
-from ..types.pace import Pace
+from ..types.pace import Pace, round_retry
+from .backlog import ClientBacklog
 from .core import Core
 from .leaks import audit_core
 from .peer_work import PeerWork
@@ -30,6 +32,26 @@ CoreT = TypeVar("CoreT", bound=Core[Any, Any, Any])
 OutputsT = TypeVar("OutputsT")
 CountersT = TypeVar("CountersT")
 
+# Priorities lie between this number and its negative. With larger ones a request could be
+# passed by others for hours, since one level is worth 10 seconds of waiting.
+MAX_PRIORITY = 100
+
+
+def check_priority(priority: int, policy: SchedulingPolicy) -> None:
+    """Refuse a priority that the policy does not allow.
+
+    Raises:
+      InvalidParameter
+    """
+    if priority != 0 and policy != "priority":
+        raise InvalidParameter(
+            "priority", "is only taken with --scheduling-policy priority"
+        )
+    if abs(priority) > MAX_PRIORITY:
+        raise InvalidParameter(
+            "priority", f"must be between {-MAX_PRIORITY} and {MAX_PRIORITY}"
+        )
+
 
 class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
     """Holds requests and drives the core that computes them; runs in a nursery.
@@ -37,6 +59,10 @@ class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
     Args:
       core: computes, in this process or in another one.
       info: the bounds that every request is checked against.
+      backlog: its open work.
+      max_num_places: the most sequences or texts of all open requests together; more are
+        refused.
+      max_queued_tokens: the most tokens of prompts or texts that wait.
       scheduling_policy: "priority" lets requests have a priority.
       reopen: returns a new core after a failure; by default the engine fails with its
         core.
@@ -45,16 +71,25 @@ class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
       on_work: is called when describe_work has changed; None without peers.
     """
 
+    # The word for places, and the field of a request that asks for them.
+    _places: ClassVar[tuple[str, str]]
+
     def __init__(
         self,
         core: CoreT,
         *,
         info: ModelInfo,
+        backlog: ClientBacklog,
+        max_num_places: int,
+        max_queued_tokens: int | None,
         scheduling_policy: SchedulingPolicy = "fcfs",
         reopen: Callable[[], Awaitable[CoreT]] | None = None,
     ) -> None:
         self.info = info
         self._core = core
+        self._held = backlog
+        self._max_num_places = max_num_places
+        self._max_queued_tokens = max_queued_tokens
         self._reopen = reopen
         self._scheduling_policy: SchedulingPolicy = scheduling_policy
         self._requests = OpenRequests()
@@ -74,21 +109,42 @@ class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
         """
         self._requests.check_alive()
 
-    @abstractmethod
-    def check_room(self, num_new: int) -> None:
-        """Raise the reason why a request has no room now.
+    def check_room(
+        self,
+        num_new: int,
+        num_tokens: int = 0,
+        client: Client | None = None,
+        *,
+        param: str | None = None,
+    ) -> None:
+        """Refuse a request that has no room now.
+
+        A server asks before it prepares a prompt, and the engine asks when it takes a request.
 
         Args:
           num_new: sequences or texts of the request.
-        """
+          num_tokens: their tokens, about.
+          client: the one that it belongs to; None stands for any.
+          param: the request's field that asks for them, for errors.
 
-    @abstractmethod
+        Raises:
+          InvalidParameter: the request has more sequences or texts than ever have room.
+          QueueFull: other requests have too many of them, or too many tokens.
+          EngineDied, EngineRestarting, ShuttingDown: no engine runs.
+        """
+        self._requests.check_alive()
+        name = None if client is None else client.name
+        self._check_places(num_new, name, param)
+        self._check_tokens(num_tokens, name)
+
     def describe_work(self) -> PeerWork:
         """Return the open work of this engine, for its peers on the same core."""
+        return self._held.describe_own()
 
-    @abstractmethod
     def set_peer(self, number: int, work: PeerWork | None) -> None:
         """Count the present work of a peer; None if it has ended."""
+        self._held.set_peer(number, work)
+        self._observe_pace()
 
     def counters(self) -> CountersT:
         """Return the counts since the start of the core."""
@@ -139,6 +195,68 @@ class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
         A stream gives its unread deltas first. Only the first call counts.
         """
         self._requests.close(error)
+
+    def _check_places(
+        self, num_new: int, client: str | None, param: str | None
+    ) -> None:
+        held = self._held.places
+        name, field = self._places
+        most = self._count_places(self._max_num_places, 0)
+        if num_new > most:
+            raise InvalidParameter(
+                param or field, f"at most {most} {name} are possible, got {num_new}"
+            )
+        num_free = held.count_free(self._max_num_places, client)
+        num_possible = self._count_places(num_free, held.total)
+        if num_new > num_possible:
+            raise QueueFull(
+                name,
+                num_open=held.total,
+                num_possible=max(0, num_possible),
+                num_new=num_new,
+                retry_after_seconds=self._pace.estimate_seconds(
+                    trio.current_time(), held.total
+                ),
+            )
+
+    def _count_places(self, num_free: int, num_held: int) -> int:
+        """Return how many places a request may have while others hold `num_held`.
+
+        Args:
+          num_free: the free places of its client.
+        """
+        return num_free
+
+    def _check_tokens(self, num_new: int, client: str | None) -> None:
+        """Refuse a request whose prompt tokens have no room now.
+
+        A request may have all that is left of the bound. Of the places for sequences it may
+        have half, so that there is room for others. That rule would refuse a prompt of more
+        than half of the bound whenever anything waits, and no later try would help.
+        """
+        limit, queued = self._max_queued_tokens, self._held.queued_tokens
+        if limit is None:
+            return
+        num_free = queued.count_free(limit, client)
+        # A request with more tokens than its client's share would never be taken otherwise.
+        if not queued.count(client) or num_new <= num_free:
+            return
+        seconds = self._core.rates().token * (num_new - num_free)
+        raise QueueFull(
+            "prompt tokens",
+            num_open=queued.total,
+            num_possible=max(0, num_free),
+            num_new=num_new,
+            retry_after_seconds=round_retry(seconds),
+        )
+
+    def _note_held(self) -> None:
+        """Note that the places of open requests have changed."""
+        self._observe_pace()
+        self._note_work()
+
+    def _observe_pace(self) -> None:
+        self._pace.observe(trio.current_time(), self._held.places.total)
 
     def _note_work(self) -> None:
         """Tell the peers that describe_work has changed."""

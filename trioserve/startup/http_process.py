@@ -15,8 +15,7 @@ import msgspec
 import trio
 
 from ..engine.peer_work import PeerWork
-from ..engine.process.client_ids import find_first_id
-from ..engine.process.messages import FromEngine
+from ..engine.process.messages import FromEngine, find_first_id
 from ..engine.process.remote import RemoteCore, RemotePoolingCore
 from ..errors import EngineDied, StartupError, find_first
 from ..frontend import PoolingEngine, TextEngine

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from ...scheduler.generation.shared_queue import HELD_WORK
 from ...types.client import Client
-from ...types.client_holdings import ClientHoldings
 from ...types.ids import SequenceId
 from ...types.output import TokenDelta
-from ..client_work import ClientWork, list_parts
-from ..peer_work import TOTALS, ClientShare, Peers, PeerWork
+from ..backlog import ClientBacklog, ClientWork, list_parts
+from ..peer_work import TOTALS
 from .cached_prompts import CachedPrompts
 
 # The weight of a finished sequence halves after 34 others, as a step's weight does in
@@ -101,35 +100,31 @@ class BacklogStatistics:
     num_answers: int
 
 
-class Backlog:
-    """Counts the work of open requests, also of the peers' requests (peer_work.py).
+class Backlog(ClientBacklog):
+    """Counts the work of open requests, also of the peers' requests.
 
     Attributes:
+      places: sequences that have not ended.
       num_open_requests: all of them.
       num_queued_requests: requests with which the device has not begun.
       queued_tokens: prompt tokens of requests that have no token yet.
-      open_sequences: sequences that have not ended.
       num_running: sequences with which the device has begun, also preempted ones.
       num_context_tokens: tokens of these sequences.
       num_output_tokens: the part of them that was generated.
       cached: the part of prompts that is not computed.
     """
 
+    _totals = TOTALS
+
     def __init__(self) -> None:
+        super().__init__()
         self.num_open_requests = 0
         self.num_queued_requests = 0
-        self.queued_tokens = ClientHoldings()
-        self.open_sequences = ClientHoldings()
         self.num_running = 0
         self.num_context_tokens = 0
         self.num_output_tokens = 0
         self.cached = CachedPrompts()
         self._requests: dict[SequenceId, _Request] = {}
-        # Of the clients with open sequences.
-        self._weights: dict[str, float] = {}
-        # Of the clients with requests that have no token yet.
-        self._queues: dict[str, ClientWork] = {}
-        self._peers = Peers()
         # Tokens of the answers of running sequences.
         self._num_output: dict[SequenceId, int] = {}
         self._num_finished = 0
@@ -147,7 +142,7 @@ class Backlog:
             num_running=self.num_running,
             num_context_tokens=self.num_context_tokens,
             num_output_tokens=self.num_output_tokens,
-            num_sequences=self.open_sequences.total,
+            num_sequences=self.places.total,
             num_clients=len(self._queues),
             num_answers=len(self._num_output),
         )
@@ -187,7 +182,7 @@ class Backlog:
         cannot use is shared by the others.
         """
         others = sorted(
-            (self.open_sequences.count(name) / weight, weight)
+            (self.places.count(name) / weight, weight)
             for name, weight in self._weights.items()
             if name != client.name
         )
@@ -226,18 +221,18 @@ class Backlog:
         mean_prompt = sum(prompt_lengths) / len(prompt_lengths)
         work = self.measure_work(num_computed, len(ids), mean_prompt)
         request = _Request(ids, prompt_lengths, client, num_computed, work)
-        queue = self._queues.setdefault(client.name, ClientWork())
-        queue.weight = client.weight
-        queue.num_requests += 1
-        queue.num_tokens += num_computed
-        queue.work += work
         # At once, because there may be thousands.
         self._requests.update(dict.fromkeys(ids, request))
         self.num_open_requests += 1
         self.num_queued_requests += 1
-        self.queued_tokens.change(client.name, request.num_prompt_tokens)
-        self.open_sequences.change(client.name, len(ids))
-        self._weights[client.name] = client.weight
+        self._change_places(client, len(ids))
+        self._change_queue(
+            client,
+            num_requests=1,
+            num_queued_tokens=request.num_prompt_tokens,
+            num_tokens=num_computed,
+            work=work,
+        )
 
     def note(self, delta: TokenDelta) -> None:
         """Count the progress of a sequence that is open."""
@@ -273,7 +268,7 @@ class Backlog:
         """Remove sequences."""
         for sequence_id in ids:
             request = self._requests.pop(sequence_id)
-            self._end_sequence(request.client.name)
+            self._change_places(request.client, -1)
             num_output = self._num_output.pop(sequence_id, None)
             if num_output is not None:
                 num_prompt = request.measure_prompt(sequence_id)
@@ -281,55 +276,6 @@ class Backlog:
                 self.num_context_tokens -= num_prompt + num_output
                 self.num_output_tokens -= num_output
             self._close(request)
-
-    def set_peer(self, number: int, work: PeerWork | None) -> None:
-        """Count the present work of a peer; None if it has ended."""
-        for sign, each in self._peers.replace(number, work):
-            for name in TOTALS:
-                setattr(self, name, getattr(self, name) + sign * getattr(each, name))
-            for share in each.clients:
-                self._count_share(share, sign)
-
-    def find_peer(self, number: int) -> PeerWork:
-        """Return the work of a peer as it was told last."""
-        return self._peers.find(number)
-
-    def describe_own(self, offered_seconds: float) -> PeerWork:
-        """Return the work of this engine, for its peers."""
-        totals = {
-            name: getattr(self, name) - self._peers.count(name) for name in TOTALS
-        }
-        own = self._peers.subtract(map(self._describe_share, self._weights))
-        return PeerWork(clients=own, offered_seconds=offered_seconds, **totals)
-
-    def _describe_share(self, name: str) -> ClientShare:
-        """Return the work of a client, the peers' included."""
-        queue = self._queues.get(name, ClientWork())
-        return ClientShare(
-            name=name,
-            weight=self._weights[name],
-            num_places=self.open_sequences.count(name),
-            num_queued_tokens=self.queued_tokens.count(name),
-            num_requests=queue.num_requests,
-            num_tokens=queue.num_tokens,
-            work=queue.work,
-        )
-
-    def _count_share(self, share: ClientShare, sign: int) -> None:
-        """Count the work of a peer's client, or take it away."""
-        self.open_sequences.change(share.name, sign * share.num_places)
-        self._weights[share.name] = share.weight
-        if not self.open_sequences.count(share.name):
-            del self._weights[share.name]
-        if share.num_queued_tokens:
-            self.queued_tokens.change(share.name, sign * share.num_queued_tokens)
-            queue = self._queues.setdefault(share.name, ClientWork())
-            queue.weight = share.weight
-            queue.num_requests += sign * share.num_requests
-            queue.num_tokens += sign * share.num_tokens
-            queue.work += sign * share.work
-            if not self.queued_tokens.count(share.name):
-                del self._queues[share.name]
 
     def clear(self) -> None:
         """Remove all sequences; the device has lost them, and its prefix cache."""
@@ -343,11 +289,6 @@ class Backlog:
         self.num_context_tokens += request.measure_prompt(sequence_id)
         self._note_begun(request)
 
-    def _end_sequence(self, client: str) -> None:
-        self.open_sequences.change(client, -1)
-        if not self.open_sequences.count(client):
-            del self._weights[client]
-
     def _close(self, request: _Request) -> None:
         """Remove a sequence of a request, and the request behind its last one."""
         request.num_open -= 1
@@ -360,7 +301,7 @@ class Backlog:
         """Note that the device has begun with a request."""
         if not request.has_begun:
             self.num_queued_requests -= 1
-            self._queues[request.client.name].num_requests -= 1
+            self._change_queue(request.client, num_requests=-1)
         request.has_begun = True
 
     def _note_cached(self, delta: TokenDelta) -> None:
@@ -373,12 +314,10 @@ class Backlog:
     def _note_token(self, request: _Request) -> None:
         """Note that a request has a token."""
         if not request.has_token:
-            name = request.client.name
-            self.queued_tokens.change(name, -request.num_prompt_tokens)
-            queue = self._queues[name]
-            queue.num_tokens -= request.num_computed
-            queue.work -= request.work
-            # Invariant: a request begins before it has a token.
-            if not self.queued_tokens.count(name):
-                del self._queues[name]
+            self._change_queue(
+                request.client,
+                num_queued_tokens=-request.num_prompt_tokens,
+                num_tokens=-request.num_computed,
+                work=-request.work,
+            )
         request.has_token = True

@@ -13,7 +13,6 @@ import secrets
 import trio
 
 from ...config import SchedulingPolicy
-from ...errors import InvalidParameter, QueueFull
 from ...observe import Owner, name_owner
 from ...scheduler.generation.counts import SchedulerCounters, SchedulerStatistics
 from ...types.client import Client
@@ -22,11 +21,9 @@ from ...types.model_info import ModelInfo
 from ...types.output import TokenDelta
 from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams
-from ..engine import Engine
+from ..engine import Engine, check_priority
 from ..forecast import Forecast
 from ..peer_work import PeerWork
-from ..priority import check_priority
-from ..queued_tokens import check_queued_tokens
 from .admission import check_request
 from .backlog import Backlog, BacklogStatistics
 from .core import GenerationCore, SequenceGroup
@@ -54,12 +51,13 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
     """Generates token ids from token ids, for any number of streams.
 
     Args:
-      core, info, scheduling_policy, reopen: see Engine.
+      core, info, max_queued_tokens, scheduling_policy, reopen: see Engine.
       max_num_sequences: the most sequences that run and wait together; more are refused.
       max_num_running: the most sequences that run at once.
-      max_queued_tokens: the most prompt tokens of requests that have no token yet.
-      first_id: of its first sequence; see process/client_ids.py.
+      first_id: of its first sequence; see process/messages.py.
     """
+
+    _places = ("sequences", "n")
 
     def __init__(
         self,
@@ -73,16 +71,20 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         reopen: Callable[[], Awaitable[GenerationCore]] | None = None,
         first_id: int = 0,
     ) -> None:
+        self._backlog = Backlog()
         super().__init__(
-            core, info=info, scheduling_policy=scheduling_policy, reopen=reopen
+            core,
+            info=info,
+            backlog=self._backlog,
+            max_num_places=max_num_sequences,
+            max_queued_tokens=max_queued_tokens,
+            scheduling_policy=scheduling_policy,
+            reopen=reopen,
         )
-        self._max_num_sequences = max_num_sequences
         self._max_num_running = max_num_running
-        self._max_queued_tokens = max_queued_tokens
         self._next_id = first_id
         self._streams: dict[SequenceId, TokenStream] = {}
         self._wakes = WakeQueue()
-        self._backlog = Backlog()
         self._forecaster = Forecaster(self._backlog, max_num_running)
 
     def statistics(self) -> TokenEngineStatistics:
@@ -121,25 +123,6 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         now, rates = trio.current_time(), self._core.rates()
         self._forecaster.note_taken(now, rates, demand)
 
-    def check_room(
-        self, num_new: int, num_tokens: int = 0, client: Client | None = None
-    ) -> None:
-        """Refuse a request that has no room now, before anything is prepared for it.
-
-        Args:
-          num_tokens: tokens of its prompts, about.
-          client: the one that it belongs to; None stands for any.
-
-        Raises:
-          InvalidParameter: the request has more sequences than ever have room.
-          QueueFull: other requests have too many sequences or tokens.
-          EngineDied, EngineRestarting, ShuttingDown: no engine runs.
-        """
-        self._requests.check_alive()
-        name = None if client is None else client.name
-        self._check_room(num_new, name)
-        self._check_tokens(num_tokens, name)
-
     @asynccontextmanager
     async def open_stream(
         self,
@@ -161,12 +144,11 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
           QueueFull: other requests have too many sequences or tokens.
           EngineDied, EngineRestarting, ShuttingDown: no engine runs.
         """
-        self._requests.check_alive()
         check_priority(priority, self._scheduling_policy)
         check_request(prompts, sampling, self.info)
-        self._check_room(len(prompts) * sampling.n, client.name)
         lengths = [len(prompt.token_ids) for prompt in prompts]
-        self._check_tokens(sum(lengths), client.name)
+        # Others may have come while a server prepared the prompts, whose lengths it guessed.
+        self.check_room(len(prompts) * sampling.n, sum(lengths), client)
         group = self._make_group(prompts, sampling, priority, client)
         ids = [SequenceId(number) for number in group.list_ids()]
         stream = TokenStream(
@@ -187,50 +169,12 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
             finally:
                 self._abort(ids)
 
-    def _check_room(self, num_new: int, client: str | None) -> None:
-        most = self._count_places(self._max_num_sequences, 0)
-        if num_new > most:
-            raise InvalidParameter(
-                "n", f"at most {most} sequences are possible, got {num_new}"
-            )
-        num_open = self._backlog.open_sequences.total
-        num_free = self._backlog.open_sequences.count_free(
-            self._max_num_sequences, client
-        )
-        num_possible = self._count_places(num_free, num_open)
-        if num_new > num_possible:
-            raise QueueFull(
-                "sequences",
-                num_open=num_open,
-                num_possible=max(0, num_possible),
-                num_new=num_new,
-                retry_after_seconds=self._pace.estimate_seconds(
-                    trio.current_time(), num_open
-                ),
-            )
-
     def _list_work(self) -> dict[int, Owner | None]:
         return {number: stream.owner for number, stream in self._streams.items()}
-
-    def _check_tokens(self, num_new: int, client: str | None) -> None:
-        check_queued_tokens(
-            self._backlog.queued_tokens,
-            client,
-            num_new,
-            self._max_queued_tokens,
-            self._core.rates(),
-        )
 
     def _forget_jobs(self) -> None:
         self._streams.clear()
         self._backlog.clear()
-
-    def _note_held(self) -> None:
-        self._observe_pace()
-        self._note_work()
-
-    def _observe_pace(self) -> None:
-        self._pace.observe(trio.current_time(), self._backlog.open_sequences.total)
 
     def _count_places(self, num_free: int, num_held: int) -> int:
         """Return how many sequences a request may have while others hold `num_held`.

@@ -246,7 +246,7 @@ class Forecaster:
         # Negative if sequences were preempted. At its share, a client waits for its own ones.
         num_free: float = self._num_slots - backlog.num_running
         share = backlog.measure_share(client, self._num_slots)
-        num_held = backlog.open_sequences.count(client.name)
+        num_held = backlog.places.count(client.name)
         # Below its share, it takes slots from others, whoever waits before it.
         if (num_taken := math.floor(share - num_held + _ROUNDING)) > 0:
             num_free = max(num_free, num_before + num_taken)

@@ -9,10 +9,8 @@ import math
 
 from ...scheduler.step_cost import StepRates
 from ...types.client import Client
-from ...types.client_holdings import ClientHoldings
-from ..client_work import ClientWork, list_parts
+from ..backlog import ClientBacklog, ClientWork, list_parts
 from ..forecast import MIN_STEPS, Forecast
-from ..peer_work import ClientShare
 from .core import JobId
 
 
@@ -31,74 +29,51 @@ class PoolingBacklogStatistics:
     num_clients: int
 
 
-class PoolingBacklog:
-    """Counts the tokens of all texts that the device has not read, also the peers' texts.
+class PoolingBacklog(ClientBacklog):
+    """Counts the texts of open requests, also the peers' texts.
 
     Attributes:
-      queued_tokens: all of them.
+      places: texts that open requests have announced.
+      queued_tokens: tokens of all texts that the device has not read.
     """
 
     def __init__(self) -> None:
-        self.queued_tokens = ClientHoldings()
-        self._jobs: dict[JobId, tuple[str, int]] = {}
-        self._work: dict[str, ClientWork] = {}
+        super().__init__()
+        self._jobs: dict[JobId, tuple[Client, int]] = {}
 
     def statistics(self) -> PoolingBacklogStatistics:
         """Return the present state."""
         return PoolingBacklogStatistics(
             num_tokens=self.queued_tokens.total,
             num_jobs=len(self._jobs),
-            num_clients=len(self._work),
+            num_clients=len(self._queues),
         )
 
     @contextmanager
-    def hold(self, client: Client) -> Iterator[None]:
+    def hold(self, client: Client, num_texts: int) -> Iterator[None]:
         """Count a request of a client as open in the block."""
-        work = self._work.setdefault(client.name, ClientWork())
-        work.weight = client.weight
-        work.num_requests += 1
+        self._change_places(client, num_texts)
+        self._change_queue(client, num_requests=1)
         try:
             yield
         finally:
-            work.num_requests -= 1
-            if not work.num_requests:
-                del self._work[client.name]
+            self._change_queue(client, num_requests=-1)
+            self._change_places(client, -num_texts)
 
     def add(self, job: JobId, num_tokens: int, client: Client) -> None:
         """Count a text of an open request."""
-        self._jobs[job] = client.name, num_tokens
-        self._change(client.name, num_tokens)
+        self._jobs[job] = client, num_tokens
+        self._change_tokens(client, num_tokens)
 
     def drop(self, job: JobId) -> None:
         """Remove a text."""
         client, num_tokens = self._jobs.pop(job)
-        self._change(client, -num_tokens)
+        self._change_tokens(client, -num_tokens)
 
     def clear(self) -> None:
+        """Remove all texts."""
         for job in list(self._jobs):
             self.drop(job)
-
-    def describe_share(self, name: str, num_places: int) -> ClientShare:
-        """Return the work of a client, the peers' included."""
-        work = self._work.get(name, ClientWork())
-        return ClientShare(
-            name=name,
-            weight=work.weight,
-            num_places=num_places,
-            num_queued_tokens=self.queued_tokens.count(name),
-            num_requests=work.num_requests,
-            work=work.work,
-        )
-
-    def count_share(self, share: ClientShare, sign: int) -> None:
-        """Count the work of a peer's client, or take it away."""
-        self.queued_tokens.change(share.name, sign * share.num_queued_tokens)
-        work = self._work.setdefault(share.name, ClientWork())
-        work.weight = share.weight
-        work.num_requests += sign * share.num_requests
-        work.work += sign * share.work
-        if not work.num_requests:
-            del self._work[share.name]
 
     def predict(
         self, rates: StepRates, num_tokens: int, client: Client
@@ -113,19 +88,18 @@ class PoolingBacklog:
         Returns:
           None if too few steps were measured, or if no other request is open.
         """
-        if rates.num_steps < MIN_STEPS or not self._work:
+        if rates.num_steps < MIN_STEPS or not self._queues:
             return None
-        own = self._work.get(client.name, ClientWork())
+        own = self._queues.get(client.name, ClientWork())
         before = min(own.work, float(own.num_requests * num_tokens))
         before += sum(
             part * other.work
-            for other, part in list_parts(self._work, client, before + num_tokens)
+            for other, part in list_parts(self._queues, client, before + num_tokens)
         )
         alone = rates.fixed + rates.token * num_tokens
         total = alone + rates.token * before
         # A request has no answer before all its texts were read.
         return Forecast(queue=0.0, first=-math.inf, total=total, alone=alone)
 
-    def _change(self, client: str, num_tokens: int) -> None:
-        self.queued_tokens.change(client, num_tokens)
-        self._work[client].work += num_tokens
+    def _change_tokens(self, client: Client, number: int) -> None:
+        self._change_queue(client, num_queued_tokens=number, work=number)

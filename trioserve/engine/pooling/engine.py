@@ -14,18 +14,13 @@ import itertools
 import trio
 
 from ...config import SchedulingPolicy
-from ...errors import InvalidParameter, QueueFull
 from ...observe import Owner
 from ...scheduler.pooling.scheduler import PoolingCounters, PoolingStatistics
 from ...types.client import Client
-from ...types.client_holdings import ClientHoldings
 from ...types.model_info import ModelInfo
 from ...types.pooling import PoolingInfo, PoolingParams, PoolingRow, QueryKey
-from ..engine import Engine
+from ..engine import Engine, check_priority
 from ..forecast import Forecast
-from ..peer_work import Peers, PeerWork
-from ..priority import check_priority
-from ..queued_tokens import check_queued_tokens
 from .backlog import PoolingBacklog, PoolingBacklogStatistics
 from .core import FlowId, JobId, PoolingBatch, PoolingCore, PoolingOutputs
 from .request import Results, TensorRequest
@@ -61,13 +56,14 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
     """Turns token ids into tensors, for any number of requests.
 
     Args:
-      core, info, scheduling_policy: see Engine.
+      core, info, max_queued_tokens, scheduling_policy: see Engine.
       pooling: the tasks of the model.
       max_num_inputs: the most inputs of all open requests together; more are refused.
-      max_queued_tokens: the most tokens of inputs that were not read.
       first_id: the first number of its requests, inputs and kept results; see
-        process/client_ids.py.
+        process/messages.py.
     """
+
+    _places = ("texts", "input")
 
     def __init__(
         self,
@@ -80,13 +76,16 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
         scheduling_policy: SchedulingPolicy = "fcfs",
         first_id: int = 0,
     ) -> None:
-        super().__init__(core, info=info, scheduling_policy=scheduling_policy)
-        self.pooling = pooling
-        self._max_num_inputs = max_num_inputs
-        self._max_queued_tokens = max_queued_tokens
         self._backlog = PoolingBacklog()
-        self._reserved = ClientHoldings()
-        self._peers = Peers()
+        super().__init__(
+            core,
+            info=info,
+            backlog=self._backlog,
+            max_num_places=max_num_inputs,
+            max_queued_tokens=max_queued_tokens,
+            scheduling_policy=scheduling_policy,
+        )
+        self.pooling = pooling
         self._keys = itertools.count(first_id)
         self._flows = itertools.count(first_id)
         self._next_job = first_id
@@ -101,27 +100,12 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
         return TensorEngineStatistics(
             num_requests=len(self._requests),
             num_flows=len(self._open),
-            num_reserved=self._reserved.total,
+            num_reserved=self._backlog.places.total,
             num_jobs=len(self._owners),
             num_queued_tokens=self._backlog.queued_tokens.total,
             backlog=self._backlog.statistics(),
             scheduler=self._core.statistics(),
         )
-
-    def describe_work(self) -> PeerWork:
-        names = self._reserved.list_clients()
-        shares = (
-            self._backlog.describe_share(name, self._reserved.count(name))
-            for name in names
-        )
-        return PeerWork(clients=self._peers.subtract(shares))
-
-    def set_peer(self, number: int, work: PeerWork | None) -> None:
-        for sign, each in self._peers.replace(number, work):
-            for share in each.clients:
-                self._reserved.change(share.name, sign * share.num_places)
-                self._backlog.count_share(share, sign)
-        self._pace.observe(trio.current_time(), self._reserved.total)
 
     async def run(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -133,16 +117,6 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
     def forecast(self, num_tokens: int, client: Client) -> Forecast | None:
         """Forecast the time of a request that comes now; see PoolingBacklog."""
         return self._backlog.predict(self._core.rates(), num_tokens, client)
-
-    def check_room(self, num_new: int) -> None:
-        """Refuse a request of any client that has no room now; so does open_request.
-
-        Raises:
-          QueueFull: other requests have too many inputs.
-          EngineDied, EngineRestarting, ShuttingDown: no engine runs.
-        """
-        self._requests.check_alive()
-        self._check_room(num_new, None, "input")
 
     @contextmanager
     def open_request(
@@ -176,25 +150,26 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
             priority is refused; see check_priority.
           EngineDied, ShuttingDown: no engine runs.
         """
-        self._requests.check_alive()
         check_priority(priority, self._scheduling_policy)
         self.pooling.check(params, self.info.name)
-        self._check_room(num_inputs, client.name, param)
-        self._check_tokens(num_tokens, client.name)
+        self.check_room(num_inputs, num_tokens, client, param=param)
         request = TensorRequest(
             self, params, FlowId(next(self._flows)), priority, client, on_submit
         )
-        self._reserve(num_inputs, client)
         self._open[request.flow] = request
         try:
-            with self._requests.hold(request), self._backlog.hold(client):
+            with (
+                self._requests.hold(request),
+                self._backlog.hold(client, num_inputs),
+            ):
+                self._note_held()
                 try:
                     yield request
                 finally:
                     self.abort(request.kept.values())
         finally:
             del self._open[request.flow]
-            self._reserve(-num_inputs, client)
+            self._note_held()
             self._core.close(request.flow, tuple(request.kept))
 
     # The door of TensorRequest.
@@ -235,38 +210,6 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
     def next_key(self) -> QueryKey:
         """Return a key that no other request has."""
         return QueryKey(next(self._keys))
-
-    def _check_room(self, num_inputs: int, client: str | None, param: str) -> None:
-        limit = self._max_num_inputs
-        if num_inputs > limit:
-            raise InvalidParameter(
-                param, f"at most {limit} texts are possible, got {num_inputs}"
-            )
-        num_possible = self._reserved.count_free(limit, client)
-        if num_inputs > num_possible:
-            raise QueueFull(
-                "texts",
-                num_open=self._reserved.total,
-                num_possible=max(0, num_possible),
-                num_new=num_inputs,
-                retry_after_seconds=self._pace.estimate_seconds(
-                    trio.current_time(), self._reserved.total
-                ),
-            )
-
-    def _check_tokens(self, num_new: int, client: str) -> None:
-        check_queued_tokens(
-            self._backlog.queued_tokens,
-            client,
-            num_new,
-            self._max_queued_tokens,
-            self._core.rates(),
-        )
-
-    def _reserve(self, num_inputs: int, client: Client) -> None:
-        self._reserved.change(client.name, num_inputs)
-        self._pace.observe(trio.current_time(), self._reserved.total)
-        self._note_work()
 
     def _list_work(self) -> dict[int, Owner | None]:
         return {number: request.owner for number, request in self._open.items()}

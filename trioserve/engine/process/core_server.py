@@ -1,7 +1,7 @@
 """The far side of remote.py: a core that carries out the messages of its clients.
 
 A server has one client, or one for each of its HTTP processes. Each client numbers its own
-work, from a number that only it has (client_ids.py); so an output shows whose it is.
+work, from a number that only it has (messages.py); so an output shows whose it is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from ...types.ids import SequenceId
 from ..core import CoreHoldings
 from ..generation.core import LocalCore, SequenceGroup
 from ..pooling.core import LocalPoolingCore
-from .client_ids import find_client
 from .messages import (
     AbortInputs,
     AbortSequences,
@@ -31,6 +30,7 @@ from .messages import (
     Inspected,
     PoolingReport,
     ToEngine,
+    find_client,
 )
 
 # A client that gets no output of a step has a report at most this old. It needs the

@@ -8,11 +8,15 @@ AddSequences, AbortSequences, ... -->  at any time; none has an answer, but for 
 
 With several HTTP processes, the process that starts all of them sends AddClient after
 EngineLoaded. The other messages go over the connection of each HTTP process.
+
+Each of these clients counts its work, such as sequences, from a number of its own. The numbers
+of two clients do not meet: one would need the work of a year, at thousands of sequences a
+second.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from ...config import EngineConfig
 from ...processes import Descriptor, Message
@@ -28,6 +32,18 @@ from ...types.tensors import TensorBytes
 from ..core import CoreHoldings
 from ..generation.core import SequenceGroup
 from ..pooling.core import FlowId, JobId, PoolingBatch
+
+_ID_SHIFT: Final = 40
+
+
+def find_first_id(client: int) -> int:
+    """Return the number of the first work of a client."""
+    return client << _ID_SHIFT
+
+
+def find_client(work: int) -> int:
+    """Return the client that has work of a number."""
+    return work >> _ID_SHIFT
 
 
 class StartEngine(Message, frozen=True, kw_only=True):
