@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 import os
 import signal
-import socket
 import subprocess
 import sys
 from types import MappingProxyType
