@@ -10,6 +10,7 @@ from pathlib import Path
 import sys
 from typing import TYPE_CHECKING, Any
 
+from certificates import make_certificate
 from examples import THOROUGH
 import httpx2 as httpx
 import hypercorn.protocol
@@ -210,6 +211,12 @@ def same_certificates() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with fullchain.pem and privkey.pem of localhost."""
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture

@@ -68,22 +68,6 @@ def choose_port() -> Callable[[], int]:
     return _choose_port
 
 
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with fullchain.pem and privkey.pem of localhost."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("needs openssl to make a certificate")
-    folder = tmp_path_factory.mktemp("tls")
-    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    name = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    out = ["-keyout", folder / "privkey.pem", "-out", folder / "fullchain.pem"]
-    subprocess.run(
-        [openssl, "req", "-x509", *kind, *name, *out], check=True, capture_output=True
-    )
-    return folder
-
-
 def adapt(text: str, changes: dict[str, str]) -> str:
     """Replace the texts that differ on this machine; each must occur."""
     for old, new in changes.items():

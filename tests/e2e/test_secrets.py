@@ -6,11 +6,10 @@ from contextlib import ExitStack
 import json
 from pathlib import Path
 import runpy
-import shutil
 import signal
 import ssl
-import subprocess
 
+from certificates import make_certificate
 import httpx2 as httpx
 import pytest
 
@@ -21,25 +20,10 @@ CONFTEST = runpy.run_path(str(Path(__file__).parent / "conftest.py"))
 start_process, SERVE = CONFTEST["start_process"], CONFTEST["SERVE"]
 
 
-def make_certificate(folder: Path) -> tuple[Path, Path]:
-    """Return the files of a new certificate for localhost, and of its key."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("needs openssl to make a certificate")
-    certificate, key = folder / "server.crt", folder / "server.key"
-    kind = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes".split()
-    name = "-subj /CN=localhost -addext subjectAltName=DNS:localhost".split()
-    out = ["-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(
-        [openssl, "req", "-x509", *kind, *name, *out], check=True, capture_output=True
-    )
-    return certificate, key
-
-
 def test_a_server_takes_new_secrets_while_it_runs(
     model_folder: Path, tmp_path: Path
 ) -> None:
-    certificate, key = make_certificate(tmp_path)
+    certificate = make_certificate(tmp_path) / "fullchain.pem"
     keys, path = tmp_path / "keys", tmp_path / "socket"
     requests = tmp_path / "requests"
     keys.write_text("ann sk-a")
@@ -58,7 +42,12 @@ def test_a_server_takes_new_secrets_while_it_runs(
             [
                 *(*SERVE, str(model_folder), "--uds", str(path)),
                 *("--kv-cache-memory", "16MiB", "--num-threads", "1"),
-                *("--tls-certfile", str(certificate), "--tls-keyfile", str(key)),
+                *(
+                    "--tls-certfile",
+                    str(certificate),
+                    "--tls-keyfile",
+                    str(tmp_path / "privkey.pem"),
+                ),
                 *("--api-key-file", str(keys), "--api-key", "sk-secret"),
                 *("--request-log", str(requests)),
             ],

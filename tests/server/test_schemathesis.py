@@ -15,6 +15,7 @@ import subprocess
 import sys
 from typing import Any, Final
 
+from examples import is_thorough
 import pytest
 import trio
 
@@ -22,6 +23,8 @@ from trioserve.testing.server import open_fake_pooling_server, open_fake_server
 
 pytestmark = [
     pytest.mark.slow,
+    # .ci/run runs the tests with this mark once more, thoroughly.
+    pytest.mark.hypothesis,
     pytest.mark.skipif(find_spec("schemathesis") is None, reason="needs schemathesis"),
 ]
 
@@ -54,12 +57,16 @@ POOLING: Final = "embed|pooling|classify|score|rerank"
 Open = Callable[[Path], AbstractAsyncContextManager[Any]]
 
 
+# Most of the time goes into the first example of each endpoint.
+SERVERS: Final[list[tuple[Open, str]]] = [
+    (open_fake_server, "--exclude-path-regex"),
+    (open_fake_pooling_server, "--include-path-regex"),
+]
+NUM_EXAMPLES: Final = 4 if is_thorough() else 1
+
+
 @pytest.mark.parametrize(
-    ("open_server", "option"),
-    [
-        (open_fake_server, "--exclude-path-regex"),
-        (open_fake_pooling_server, "--include-path-regex"),
-    ],
+    ("open_server", "option"), SERVERS if is_thorough() else SERVERS[:1]
 )
 async def test_no_request_gets_an_answer_that_is_not_described(
     tokenizer_folder: Path, tmp_path: Path, open_server: Open, option: str
@@ -74,7 +81,13 @@ async def test_no_request_gets_an_answer_that_is_not_described(
                     *(sys.executable, "-c", START),
                     *("--config-file", str(config)),
                     *("run", f"{server.url}/openapi.json", option, POOLING),
-                    *("--phases", "fuzzing", "--max-examples", "4", "--no-color"),
+                    *(
+                        "--phases",
+                        "fuzzing",
+                        "--max-examples",
+                        str(NUM_EXAMPLES),
+                        "--no-color",
+                    ),
                     *("--checks", ",".join(CHECKS), "--request-timeout", "20"),
                     "--generation-deterministic",
                 ],

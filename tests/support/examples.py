@@ -10,11 +10,15 @@ THOROUGH = "thorough"
 _LEAST = 10
 
 
+def is_thorough() -> bool:
+    """True with `pytest --hypothesis-profile=thorough`, which .ci/run uses."""
+    return settings.get_current_profile_name() == THOROUGH
+
+
 def examples(thorough: int) -> int:
     """Return the number of examples of a test.
 
     Args:
-      thorough: the number with `pytest --hypothesis-profile=thorough`, which .ci/run uses.
+      thorough: the number in a thorough run.
     """
-    is_thorough = settings.get_current_profile_name() == THOROUGH
-    return thorough if is_thorough else max(_LEAST, thorough // 4)
+    return thorough if is_thorough() else max(_LEAST, thorough // 4)

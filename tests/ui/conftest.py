@@ -36,20 +36,28 @@ SECONDS = 60
 FAILED_LOAD = "Failed to load resource"
 
 
-# Not for the whole session: Playwright's event loop runs in this thread until it is left, and
-# tests of other folders call asyncio.run.
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+# Open while tests of this folder run, and no longer: Playwright's event loop runs in this thread
+# until it is left, and tests of other folders call asyncio.run.
+_OPEN = ExitStack()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Any:
     playwright = pytest.importorskip("playwright.sync_api", reason=EXTRA)
     if CHROMIUM is None:
         pytest.skip("needs Chromium")
-    with playwright.sync_playwright() as running:
-        # A container has no user namespaces for Chromium's sandbox.
-        browser = running.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox"]
-        )
-        yield browser
-        browser.close()
+    running = _OPEN.enter_context(playwright.sync_playwright())
+    # A container has no user namespaces for Chromium's sandbox.
+    browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    _OPEN.callback(browser.close)
+    return browser
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Close the browser behind the last test of this folder."""
+    if nextitem is None or nextitem.path.parent != item.path.parent:
+        _OPEN.close()
 
 
 def wait_for(page: Any, expression: str) -> None:

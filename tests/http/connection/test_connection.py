@@ -13,7 +13,6 @@ import logging
 import os
 from pathlib import Path
 import re
-import shutil
 import socket
 import ssl
 import subprocess
@@ -155,7 +154,8 @@ async def start_server(
         config = make_config(bind=["127.0.0.1:0"], **timeouts)
         config.server_names = server_names or []
         if certificate is not None:
-            config.certfile = config.keyfile = str(certificate)
+            config.certfile = str(certificate / "fullchain.pem")
+            config.keyfile = str(certificate / "privkey.pem")
         stop, stopped = trio.Event(), trio.Event()
 
         async def run(  # noqa: ASYNC128 (hypercorn calls started)
@@ -374,27 +374,10 @@ async def test_a_refusal_reaches_a_client_that_is_still_uploading(
     assert answer.startswith(b"HTTP/1.1 413")
 
 
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with a key and a certificate for localhost."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("needs openssl to make a certificate")
-    path = tmp_path_factory.mktemp("tls") / "localhost.pem"
-    key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes".split()
-    name = "-subj /CN=localhost -addext subjectAltName=DNS:localhost".split()
-    out = ["-keyout", str(path), "-out", str(path.with_suffix(".crt"))]
-    subprocess.run(
-        [openssl, "req", "-x509", *key, *name, *out], check=True, capture_output=True
-    )
-    path.write_bytes(path.read_bytes() + path.with_suffix(".crt").read_bytes())
-    return path
-
-
 async def connect_tls(
     server: Server, certificate: Path, protocol: str = "http/1.1"
 ) -> trio.SSLStream[trio.SocketStream]:
-    context = ssl.create_default_context(cafile=certificate)
+    context = ssl.create_default_context(cafile=certificate / "fullchain.pem")
     context.set_alpn_protocols([protocol])
     stream = trio.SSLStream(
         await server.connect(),

@@ -7,10 +7,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 import json
 from pathlib import Path
-import shutil
 import socketserver
 import ssl
-import subprocess
 import threading
 from typing import Any
 
@@ -175,26 +173,12 @@ def test_a_unix_socket(server: Server, tmp_path: Path) -> None:
     assert request.id == "a b"
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> Path:
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("needs openssl to make a certificate")
-    path = tmp_path / "localhost.pem"
-    key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes".split()
-    name = "-subj /CN=localhost -addext subjectAltName=DNS:localhost".split()
-    out = ["-keyout", str(path), "-out", str(path.with_suffix(".crt"))]
-    command = [openssl, "req", "-x509", *key, *name, *out]
-    subprocess.run(command, check=True, capture_output=True)
-    return path
-
-
 def test_tls(server: Server, certificate: Path) -> None:
     listener = socketserver.ThreadingTCPServer(("127.0.0.1", 0), server.make_handler())
     listener.daemon_threads = True
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    ca = str(certificate.with_suffix(".crt"))
-    context.load_cert_chain(ca, str(certificate))
+    ca = str(certificate / "fullchain.pem")
+    context.load_cert_chain(ca, certificate / "privkey.pem")
     listener.socket = context.wrap_socket(listener.socket, server_side=True)
     listener.handle_error = lambda *args: None  # type: ignore[method-assign]
     with serve(listener):
