@@ -36,7 +36,8 @@ SECONDS = 60
 FAILED_LOAD = "Failed to load resource"
 
 
-# Open while tests of this folder run, and no longer: Playwright's event loop runs in this thread
+# Open while tests of this folder run, and no longer: Playwright's event loop runs in this
+# thread
 # until it is left, and tests of other folders call asyncio.run.
 _OPEN = ExitStack()
 
@@ -98,7 +99,8 @@ def watch_pages(browser: Any) -> Iterator[Callable[..., Any]]:
         wrong: list[str] = []
 
         def open_page(url: str, *, waits: bool = True, **options: Any) -> Any:
-            context = browser.new_context(**options)
+            # Each frame of an animation costs processor time.
+            context = browser.new_context(**{"reduced_motion": "reduce"} | options)
             contexts.callback(context.close)
             context.set_default_timeout(1000 * SECONDS)
             page = context.new_page()

@@ -136,7 +136,8 @@ def test_without_room_for_the_limit_an_answer_has_what_is_left(
 ) -> None:
     page = open_page(server.url)
     bodies = find_bodies(page)
-    send(page, "Hello", max_tokens=10_000)
+    # Little room is left, so the answer is soon there.
+    send(page, "a " * 200, max_tokens=10_000)
     page.wait_for_selector(ANSWERED)
     assert [body.get("max_tokens") for body in bodies] == [10_000, None]
     assert len(page.failed_loads) == 1
@@ -271,20 +272,18 @@ def test_a_refusal_is_told_in_its_place(
     wait_until(lambda: page.evaluate("1") and len(page.failed_loads) == 2)
 
 
-def test_reasoning_is_folded(tokenizer_folder: Path, open_page: OpenPage) -> None:
-    page = None
-    with run_server(open_fake_server(tokenizer_folder)) as server:
-        page = open_page(server.url)
-        page.evaluate("""() => {
-                const view = new AnswerView();
-                view.take({choices: [{delta: {reasoning: "Hm, *two*."}}]});
-                view.take({choices: [{delta: {content: "Four."}, finish_reason: "stop"}]});
-                view.finish("");
-            }""")
-        assert not page.is_visible(".reasoning .text")
-        page.click("summary:has-text('Reasoning')")
-        assert page.inner_text(".reasoning .text") == "Hm, two."
-        assert page.inner_text(".message > .text") == "Four."
+def test_reasoning_is_folded(server: FakeServer, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    page.evaluate("""() => {
+            const view = new AnswerView();
+            view.take({choices: [{delta: {reasoning: "Hm, *two*."}}]});
+            view.take({choices: [{delta: {content: "Four."}, finish_reason: "stop"}]});
+            view.finish("");
+        }""")
+    assert not page.is_visible(".reasoning .text")
+    page.click("summary:has-text('Reasoning')")
+    assert page.inner_text(".reasoning .text") == "Hm, two."
+    assert page.inner_text(".message > .text") == "Four."
 
 
 def test_images_are_sent_where_the_model_sees(

@@ -12,8 +12,8 @@ from trioserve.testing.server import FakeServer
 from .conftest import SECONDS, wait_for, watch_pages
 
 # A model may write anything, and much of it.
-LENGTH = 50_000
-LINE = 200_000
+LENGTH = 200_000
+LINE = 1_000_000
 
 # Texts without an end of what they begin, and others that are slow to read for patterns that
 # read a part again and again.
