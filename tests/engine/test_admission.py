@@ -12,7 +12,7 @@ import pytest
 from trioserve.config import SchedulingPolicy
 from trioserve.engine.engine import MAX_PRIORITY, check_priority
 from trioserve.engine.generation import admission
-from trioserve.engine.generation.admission import check_request
+from trioserve.engine.generation.admission import check_request, resolve_sampling
 from trioserve.engine.generation.core import LocalCore, SequenceGroup
 from trioserve.engine.pooling.admission import check_input
 from trioserve.errors import ContextLengthExceeded, InvalidParameter, RequestError
@@ -24,7 +24,8 @@ from trioserve.testing.fake_device import (
     make_pooling_info,
 )
 from trioserve.types.ids import SequenceId
-from trioserve.types.pooling import PoolingInput, PoolingParams
+from trioserve.types.model_info import ModelInfo
+from trioserve.types.pooling import PoolingInput, PoolingParams, PoolingTask
 from trioserve.types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput, Prompt
 from trioserve.types.sampling import ReasoningBudget, SamplingParams
 from trioserve.types.tensors import TensorBytes
@@ -76,76 +77,156 @@ def test_a_priority_is_accepted(
     if is_taken:
         check_priority(priority, policy)
         return
-    with pytest.raises(InvalidParameter) as caught:
+    message = "between -100" if policy == "priority" else "with --scheduling-policy"
+    with pytest.raises(InvalidParameter, match=f"^priority: .* {message}"):
         check_priority(priority, policy)
-    assert caught.value.param == "priority"
+
+
+SEES = replace(INFO, takes_images=True)
+IMAGE = Prompt(token_ids=(5,) * 8, embedded=(make_item(kind="image", tensors={}),))
+PLUGGED = replace(INFO, logits_processors=("left", "right"))
+
+
+def make_vectors(width: int, number: int = 3, dtype: str = "float32") -> Prompt:
+    tensor = TensorBytes(data=b"", dtype=dtype, shape=(number, width))
+    return make_prompt(make_item(tensors={"embeds": tensor}))
+
+
+def make_budget(*end_token_ids: int) -> ReasoningBudget:
+    return ReasoningBudget(
+        num_tokens=1, start_token_ids=(1,), end_token_ids=end_token_ids
+    )
 
 
 @pytest.mark.parametrize(
-    "prompt",
+    ("prompt", "fields", "info"),
     [
-        make_prompt(make_item()),
-        make_prompt(make_item(2), make_item(5)),
-        make_prompt(make_item(0, 8)),
+        (make_prompt(make_item()), {}, INFO),
+        (make_prompt(make_item(2), make_item(5)), {}, INFO),
+        (make_prompt(make_item(0, 8)), {}, INFO),
+        (IMAGE, {}, SEES),
+        (make_prompt(), {"reasoning_budget": make_budget(511)}, INFO),
+        (
+            make_prompt(),
+            {"logits_processors": (("right", {}), ("left", {"by": 1}))},
+            PLUGGED,
+        ),
+        (make_prompt(num_tokens=31), {"max_tokens": None}, INFO),
+        (make_prompt(num_tokens=31), {"max_tokens": 1}, INFO),
     ],
 )
-def test_vectors_are_accepted_in_the_width_of_the_model(prompt: Prompt) -> None:
-    check_request([prompt], ONE, INFO)
-    with pytest.raises(InvalidParameter, match="7 numbers"):
-        check_request([prompt], ONE, replace(INFO, hidden_size=7))
+def test_a_request_is_accepted(
+    prompt: Prompt, fields: dict[str, Any], info: ModelInfo
+) -> None:
+    check_request([prompt], replace(ONE, **fields), info)
 
 
 @pytest.mark.parametrize(
-    ("tensor", "message"),
+    ("prompt", "fields", "info", "message"),
     [
-        (TensorBytes(data=b"", dtype="float32", shape=(3, 7)), "8 numbers"),
-        (TensorBytes(data=b"", dtype="float32", shape=(2, 8)), "8 numbers"),
-        (TensorBytes(data=b"", dtype="bfloat16", shape=(3, 8)), "must be float32"),
+        (None, {}, INFO, "^prompt: must not be empty$"),
+        # Vectors and images.
+        (make_vectors(7), {}, INFO, "^prompt_embeds: .* 8 numbers"),
+        (make_vectors(8, 2), {}, INFO, "^prompt_embeds: .* 8 numbers"),
+        (
+            make_vectors(8, dtype="bfloat16"),
+            {},
+            INFO,
+            "^prompt_embeds: must be float32",
+        ),
+        (
+            make_prompt(make_item()),
+            {},
+            replace(INFO, hidden_size=7),
+            "^prompt_embeds: .* 7 numbers",
+        ),
+        (make_prompt(make_item()), {}, replace(INFO, hidden_size=0), "tokens only"),
+        (
+            replace(make_prompt(make_item()), token_ids=(NO_TOKEN,) * 8),
+            {},
+            INFO,
+            "token ids must be between",
+        ),
+        (IMAGE, {}, INFO, "takes no images"),
+        (replace(IMAGE, token_ids=(10**6,) * 8), {}, SEES, "token ids must be between"),
+        (make_prompt(make_item()), {"prompt_logprobs": 0}, INFO, "^prompt_logprobs: "),
+        # Plug-ins; only the beginning of a name is repeated, in one line.
+        (
+            make_prompt(),
+            {"logits_processors": (("left", {}), ("up\n" * 99, {}))},
+            PLUGGED,
+            r"^logits_processors: '(up.n){21}u' is not loaded; loaded: left, right$",
+        ),
+        (
+            make_prompt(),
+            {"logits_processors": (("left", {}),)},
+            INFO,
+            "^logits_processors: 'left' is not loaded; loaded: none$",
+        ),
+        # Alternatives.
+        (make_prompt(), {"logprobs": 21}, INFO, "^logprobs: "),
+        (make_prompt(), {"logprobs": -1}, INFO, "^logprobs: "),
+        (make_prompt(), {"prompt_logprobs": 21}, INFO, "^prompt_logprobs: "),
+        (make_prompt(), {"prompt_logprobs": -1}, INFO, "^prompt_logprobs: "),
+        # Token ids.
+        (
+            make_prompt(),
+            {"logprobs": 0, "logprob_token_ids": (512,)},
+            INFO,
+            "^logprob_token_ids: ",
+        ),
+        (make_prompt(), {"stop_token_ids": (512,)}, INFO, "^stop_token_ids: "),
+        (
+            make_prompt(),
+            {"logit_bias": tuple((i, 1.0) for i in (3, 512, 999))},
+            INFO,
+            "^logit_bias: .* between 0 and 511, got 512, 999$",
+        ),
+        (
+            make_prompt(),
+            {"reasoning_budget": make_budget(512)},
+            INFO,
+            "^thinking_token_budget: ",
+        ),
     ],
 )
-def test_other_vectors_are_refused(tensor: TensorBytes, message: str) -> None:
-    prompt = make_prompt(make_item(tensors={"embeds": tensor}))
-    with pytest.raises(InvalidParameter, match=message) as caught:
-        check_request([prompt], ONE, INFO)
-    assert caught.value.param == "prompt_embeds"
+def test_a_request_is_refused(
+    prompt: Prompt | None, fields: dict[str, Any], info: ModelInfo, message: str
+) -> None:
+    prompts = [] if prompt is None else [prompt]
+    with pytest.raises(InvalidParameter, match=message):
+        check_request(prompts, replace(ONE, **fields), info)
 
 
-def test_a_position_without_a_vector_needs_a_token() -> None:
-    prompt = replace(make_prompt(make_item()), token_ids=(NO_TOKEN,) * 8)
-    with pytest.raises(InvalidParameter, match="token ids must be between"):
-        check_request([prompt], ONE, INFO)
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "param"),
+    [
+        (make_prompt(num_tokens=31), 2, "max_tokens"),
+        # A prompt as long as the model leaves no room for a token of output.
+        (make_prompt(num_tokens=32), None, "prompt"),
+        (make_prompt(num_tokens=32), 1, "prompt"),
+        (make_prompt(num_tokens=33), 1, "prompt"),
+        # Vectors count as tokens.
+        (make_prompt(make_item(0, 32), num_tokens=32), 1, "prompt"),
+    ],
+)
+def test_prompt_and_output_fit_the_model(
+    prompt: Prompt, max_tokens: int | None, param: str
+) -> None:
+    with pytest.raises(ContextLengthExceeded) as caught:
+        check_request([prompt], SamplingParams(max_tokens=max_tokens), INFO)
+    assert caught.value.param == param
+    num_tokens = len(prompt.token_ids)
+    assert (caught.value.num_tokens, caught.value.limit) == (num_tokens, 32)
+    assert f"{num_tokens} tokens" in str(caught.value)
 
 
-def test_an_images_tokens_are_the_models() -> None:
-    sees = replace(INFO, takes_images=True)
-    image = make_item(kind="image", tensors={})
-    prompt = Prompt(token_ids=(5,) * 8, embedded=(image,))
-    check_request([prompt], ONE, sees)
-    with pytest.raises(InvalidParameter, match="token ids must be between"):
-        check_request([replace(prompt, token_ids=(10**6,) * 8)], ONE, sees)
-
-
-def test_a_model_may_have_no_place_for_vectors() -> None:
-    with pytest.raises(InvalidParameter, match="tokens only"):
-        check_request([make_prompt(make_item())], ONE, replace(INFO, hidden_size=0))
-
-
-def test_an_image_is_refused_by_a_model_that_sees_none() -> None:
-    prompt = make_prompt(make_item(kind="image"))
-    with pytest.raises(InvalidParameter, match="takes no images"):
-        check_request([prompt], ONE, INFO)
-
-
-def test_vectors_count_as_tokens() -> None:
-    with pytest.raises(ContextLengthExceeded):
-        check_request([make_prompt(make_item(0, 32), num_tokens=32)], ONE, INFO)
-
-
-def test_there_is_nothing_to_report_on_vectors() -> None:
-    sampling = SamplingParams(max_tokens=1, prompt_logprobs=0)
-    with pytest.raises(InvalidParameter) as caught:
-        check_request([make_prompt(make_item())], sampling, INFO)
-    assert caught.value.param == "prompt_logprobs"
+def test_a_sequence_without_a_limit_has_the_room_that_its_prompt_leaves() -> None:
+    sampling = SamplingParams(max_tokens=None, min_tokens=30)
+    prompts = [make_prompt(), make_prompt(num_tokens=20)]
+    resolved = resolve_sampling(prompts, sampling, INFO)
+    limits = [(each.min_tokens, each.max_tokens) for each in resolved]
+    assert limits == [(24, 24), (12, 12)]
 
 
 @pytest.mark.parametrize(
@@ -163,36 +244,6 @@ def test_there_is_nothing_to_report_on_vectors() -> None:
 def test_vectors_that_make_no_sense_are_a_mistake_of_the_caller(prompt: Prompt) -> None:
     with pytest.raises(ValueError, match="vector|runs"):
         check_request([prompt], ONE, INFO)
-
-
-def test_a_plug_in_that_is_not_loaded_is_refused_by_its_name() -> None:
-    info = replace(INFO, logits_processors=("left", "right"))
-    known = replace(ONE, logits_processors=(("right", {}), ("left", {"by": 1})))
-    check_request([make_prompt()], known, info)
-    unknown = replace(ONE, logits_processors=(("left", {}), ("up\n" * 99, {})))
-    with pytest.raises(
-        InvalidParameter, match="'up.*is not loaded; loaded: left, right$"
-    ) as (caught):
-        check_request([make_prompt()], unknown, info)
-    assert caught.value.param == "logits_processors"
-    assert len(str(caught.value)) < 200
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"logprobs": 21}, "logprobs"),
-        ({"logprobs": -1}, "logprobs"),
-        ({"prompt_logprobs": 21}, "prompt_logprobs"),
-        ({"prompt_logprobs": -1}, "prompt_logprobs"),
-        ({"logprobs": 0, "logprob_token_ids": (512,)}, "logprob_token_ids"),
-    ],
-)
-def test_the_server_bounds_the_alternatives(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(InvalidParameter) as caught:
-        check_request([make_prompt()], replace(ONE, **fields), INFO)
-    assert caught.value.param == param
 
 
 @pytest.mark.parametrize(
@@ -275,23 +326,6 @@ def test_a_small_vocabulary_may_be_excluded_as_a_whole() -> None:
         check_request([make_prompt()], sampling, make_info(32, vocab_size=201))
 
 
-def test_all_wrong_ids_of_a_bias_are_named() -> None:
-    sampling = replace(ONE, logit_bias=tuple((i, 1.0) for i in (3, 512, 999)))
-    with pytest.raises(
-        InvalidParameter, match="^logit_bias: .* between 0 and 511, got 512, 999$"
-    ):
-        check_request([make_prompt()], sampling, INFO)
-
-
-def test_the_error_says_that_no_plug_in_is_loaded() -> None:
-    sampling = replace(ONE, logits_processors=(("left", {}),))
-    with pytest.raises(
-        InvalidParameter,
-        match="^logits_processors: 'left' is not loaded; loaded: none$",
-    ):
-        check_request([make_prompt()], sampling, INFO)
-
-
 @pytest.mark.parametrize(
     ("names", "message"),
     [(["a", "a"], "unique"), ([str(i) for i in range(17)], "at most 16")],
@@ -328,44 +362,6 @@ def test_arguments_of_a_plug_in_can_be_sent_to_any_process(
     assert is_taken or caught.value.param == "logits_processors.left"
 
 
-@pytest.mark.parametrize(
-    ("num_tokens", "max_tokens", "param"),
-    [
-        (31, None, None),
-        (31, 1, None),
-        (31, 2, "max_tokens"),
-        # A prompt as long as the model leaves no room for a token of output.
-        (32, None, "prompt"),
-        (32, 1, "prompt"),
-        (33, 1, "prompt"),
-    ],
-)
-def test_prompt_and_output_fit_the_model(
-    num_tokens: int, max_tokens: int | None, param: str | None
-) -> None:
-    prompt = make_prompt(num_tokens=num_tokens)
-    sampling = SamplingParams(max_tokens=max_tokens)
-    if param is None:
-        check_request([prompt], sampling, INFO)
-        return
-    with pytest.raises(ContextLengthExceeded) as caught:
-        check_request([prompt], sampling, INFO)
-    assert caught.value.param == param
-
-
-def test_a_request_needs_a_prompt() -> None:
-    with pytest.raises(InvalidParameter) as caught:
-        check_request([], ONE, INFO)
-    assert str(caught.value) == "prompt: must not be empty"
-
-
-def test_a_refusal_for_length_names_the_requested_tokens() -> None:
-    with pytest.raises(ContextLengthExceeded) as caught:
-        check_request([make_prompt(num_tokens=30)], SamplingParams(max_tokens=7), INFO)
-    assert (caught.value.num_tokens, caught.value.limit) == (30, 32)
-    assert "30 tokens and 7 output tokens were requested" in str(caught.value)
-
-
 @pytest.mark.parametrize("start, end", [((), (1,)), ((1,), ())])
 def test_a_tag_of_no_token_is_a_mistake_of_the_caller(
     start: tuple[int, ...], end: tuple[int, ...]
@@ -373,24 +369,6 @@ def test_a_tag_of_no_token_is_a_mistake_of_the_caller(
     budget = ReasoningBudget(num_tokens=1, start_token_ids=start, end_token_ids=end)
     with pytest.raises(ValueError, match="a tag has at least one token"):
         check_request([make_prompt()], replace(ONE, reasoning_budget=budget), INFO)
-
-
-@pytest.mark.parametrize("token_id, is_taken", [(511, True), (512, False)])
-def test_tags_consist_of_the_models_tokens(token_id: int, is_taken: bool) -> None:
-    budget = ReasoningBudget(
-        num_tokens=1, start_token_ids=(1,), end_token_ids=(token_id,)
-    )
-    sampling = replace(ONE, reasoning_budget=budget)
-    with nullcontext() if is_taken else pytest.raises(InvalidParameter) as caught:
-        check_request([make_prompt()], sampling, INFO)
-    assert is_taken or caught.value.param == "thinking_token_budget"
-
-
-def test_a_size_of_vectors_is_only_taken_for_vectors() -> None:
-    params = PoolingParams(task="classify", dimensions=4)
-    with pytest.raises(InvalidParameter) as caught:
-        make_pooling_info("classify").check(params, INFO.name)
-    assert str(caught.value) == "dimensions: is not taken for the task classify"
 
 
 @pytest.mark.parametrize(
@@ -405,17 +383,13 @@ def test_a_size_of_vectors_is_only_taken_for_vectors() -> None:
 def test_an_input_that_cannot_be_pooled_is_refused_by_its_name(
     token_ids: list[int], message: str
 ) -> None:
+    # One may be as long as the model.
+    check_input(PoolingInput(token_ids=array("i", [511] * 32)), INFO)
     each = PoolingInput(token_ids=array("i", token_ids))
     with pytest.raises(RequestError) as caught:
         check_input(each, INFO, "texts[3]")
     assert caught.value.param == "texts[3]"
     assert message in str(caught.value)
-
-
-def test_an_input_may_be_as_long_as_the_model() -> None:
-    check_input(PoolingInput(token_ids=array("i", [511] * 32)), INFO)
-    with pytest.raises(ContextLengthExceeded):
-        check_input(PoolingInput(token_ids=array("i", [511] * 33)), INFO)
 
 
 async def test_seeds_of_a_request_stay_numbers_of_64_bits() -> None:
@@ -443,27 +417,16 @@ async def test_seeds_of_a_request_stay_numbers_of_64_bits() -> None:
     assert seeds == [2**63 - 2, 2**63 - 1, -(2**63)]
 
 
-@pytest.mark.parametrize(("size", "other"), [(1, 0), (8, 9)])
-def test_a_size_is_at_most_the_models_own(size: int, other: int) -> None:
-    pooling = make_pooling_info("embed", num_outputs=8, matryoshka=())
-    pooling.check(PoolingParams(task="embed", dimensions=size), INFO.name)
-    with pytest.raises(InvalidParameter):
-        pooling.check(PoolingParams(task="embed", dimensions=other), INFO.name)
-
-
-def test_a_model_that_cannot_cut_its_vectors_says_so_by_its_name() -> None:
-    params = PoolingParams(task="embed", dimensions=4)
-    with pytest.raises(InvalidParameter) as caught:
-        make_pooling_info("embed").check(params, INFO.name, param="size")
-    assert str(caught.value) == (
-        "size: Model 'fake' does not support Matryoshka embeddings; size must be unset "
-        "(received size=4)."
-    )
-
-
-def test_a_refused_priority_names_the_option_that_takes_it() -> None:
-    with pytest.raises(InvalidParameter) as caught:
-        check_priority(1, "fcfs")
-    assert str(caught.value) == (
-        "priority: is only taken with --scheduling-policy priority"
-    )
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ("classify", "^size: is not taken for the task classify$"),
+        ("embed", "^size: Model 'fake' .* size must be unset .received size=4.*$"),
+    ],
+)
+def test_a_size_that_vectors_are_not_cut_to_is_refused(
+    task: PoolingTask, message: str
+) -> None:
+    params = PoolingParams(task=task, dimensions=4)
+    with pytest.raises(InvalidParameter, match=message):
+        make_pooling_info(task).check(params, INFO.name, param="size")

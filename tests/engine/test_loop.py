@@ -22,6 +22,7 @@ class Planner:
     def __init__(self, events: list[str], num_steps: int) -> None:
         self.events = events
         self.num_left = num_steps
+        self.seconds: list[float] = []
         self._num_planned = 0
 
     def schedule(self) -> StepPlan | None:
@@ -34,6 +35,7 @@ class Planner:
     def update(self, plan: StepPlan, result: StepResult, seconds: float) -> str:
         assert plan.step_id == result.step_id
         self.events.append(f"update {plan.step_id}")
+        self.seconds.append(seconds)
         return f"deliver {plan.step_id}"
 
 
@@ -70,10 +72,13 @@ async def test_the_device_has_its_next_step_before_readers_have_this_ones_tokens
 ) -> None:
     events: list[str] = []
     executor = Executor(events, depth=depth, step_seconds=1.0)
-    loop = StepLoop(executor, Planner(events, 9), events.append)
+    planner = Planner(events, 9)
+    loop = StepLoop(executor, planner, events.append)
     await nursery.start(loop.run)
     await trio.sleep(10)
     assert events == list_events(depth)
+    # The scheduler bounds steps by these.
+    assert planner.seconds == [1.0] * 9
     assert executor.idle_seconds == 0
 
 

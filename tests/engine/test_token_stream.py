@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 import sys
 from typing import Any
 
 import msgspec
 import pytest
 import trio
+from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
-from trioserve.engine.generation.token_stream import TokenStream
+from trioserve.engine.generation.token_stream import TokenStream, WakeQueue
 from trioserve.errors import EngineDied, InternalError, InvalidParameter
 from trioserve.types.ids import SequenceId
 from trioserve.types.output import SequenceError, TokenDelta, TokenLogprobs
@@ -57,6 +59,18 @@ async def test_unread_deltas_are_joined() -> None:
             stop_token_id=3,
         )
     ]
+
+
+async def test_many_unread_tokens_come_in_pieces() -> None:
+    """Turning thousands of tokens into text at once would block the event loop."""
+    stream, _ = make_stream()
+    for token_id in range(699):
+        stream.push_nowait(make_delta(token_id))
+    stream.push_nowait(make_delta(699, finish_reason="length"))
+    deltas = [delta async for delta in stream]
+    assert [len(delta.token_ids) for delta in deltas] == [256, 256, 188]
+    assert [each for delta in deltas for each in delta.token_ids] == [*range(700)]
+    assert [delta.finish_reason for delta in deltas] == [None, None, "length"]
 
 
 async def test_unread_deltas_have_a_weight() -> None:
@@ -142,7 +156,7 @@ async def test_a_failure_wakes_the_reader(nursery: trio.Nursery) -> None:
         nursery.cancel_scope.cancel()
 
     nursery.start_soon(read)
-    await trio.testing.wait_all_tasks_blocked()
+    await wait_all_tasks_blocked()
     stream.fail(EngineDied())
     await trio.sleep_forever()
 
@@ -150,7 +164,7 @@ async def test_a_failure_wakes_the_reader(nursery: trio.Nursery) -> None:
 async def test_a_reader_of_unread_deltas_lets_other_tasks_run() -> None:
     stream, _ = make_stream(2)
     stream.push_nowait(make_delta(1, finish_reason="length"))
-    with trio.testing.assert_checkpoints():
+    with assert_checkpoints():
         await stream.__anext__()
 
 
@@ -166,3 +180,65 @@ async def test_a_failed_sequence_ends_the_request(
     stream.push_nowait(make_delta(error=error))
     with pytest.raises(raised):
         await stream.__anext__()
+
+
+# Readers of one step wake in groups, so that no turn of the event loop has all of them.
+
+
+@pytest.fixture
+async def queue(nursery: trio.Nursery) -> AsyncIterator[WakeQueue]:
+    queue = WakeQueue()
+    nursery.start_soon(queue.run)
+    await wait_all_tasks_blocked()
+    yield queue
+    nursery.cancel_scope.cancel()
+
+
+def count_set(events: list[trio.Event]) -> int:
+    num_set = sum(event.is_set() for event in events)
+    assert all(
+        event.is_set() for event in events[:num_set]
+    ), "the first ones come first"
+    return num_set
+
+
+async def test_a_turn_sets_one_group(queue: WakeQueue) -> None:
+    events = [trio.Event() for _ in range(40)]
+    queue.begin()
+    for event in events:
+        queue.add(event)
+    counts = [count_set(events)]
+    while counts[-1] < len(events):
+        await trio.lowlevel.checkpoint()
+        counts.append(count_set(events))
+    assert sorted(set(counts)) == [16, 32, 40]
+
+
+async def test_the_next_step_waits_behind_the_one_before(queue: WakeQueue) -> None:
+    first = [trio.Event() for _ in range(20)]
+    second = [trio.Event() for _ in range(3)]
+    for events in (first, second):
+        queue.begin()
+        for event in events:
+            queue.add(event)
+    assert count_set([*first, *second]) == 16
+    await wait_all_tasks_blocked()
+    assert count_set([*first, *second]) == 23
+
+
+async def test_a_few_readers_wake_at_once_in_each_step(queue: WakeQueue) -> None:
+    for _ in range(5):
+        events = [trio.Event() for _ in range(16)]
+        queue.begin()
+        for event in events:
+            queue.add(event)
+        assert count_set(events) == 16
+
+
+async def test_an_event_that_is_set_takes_no_place(queue: WakeQueue) -> None:
+    is_set, waits = trio.Event(), [trio.Event() for _ in range(16)]
+    is_set.set()
+    queue.begin()
+    for event in [is_set, is_set, *waits]:
+        queue.add(event)
+    assert count_set(waits) == 16

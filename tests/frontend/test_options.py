@@ -36,6 +36,7 @@ from trioserve.types.sampling import ReasoningBudget, SamplingParams
 )
 def test_values_at_the_bounds_are_accepted(text: dict[str, Any]) -> None:
     params = TextParams(**text)
+    params.check_stop()
     assert {name: getattr(params, name) for name in text} == text
 
 
@@ -60,7 +61,7 @@ def test_values_beyond_the_bounds_are_refused_by_name(
     text: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidParameter) as caught:
-        TextParams(**text)
+        TextParams(**text).check_stop()
     assert str(caught.value) == message
 
 
@@ -263,6 +264,9 @@ async def test_options_that_do_not_exist_are_refused(make_bench: MakeBench) -> N
     text = make_bench().text
     with pytest.raises(TypeError, match="warmth"):
         async with text.open_completion("Hello", warmth=1.0):
+            pass
+    with pytest.raises(InvalidParameter, match="^stop: each must have"):
+        async with text.open_completion("Hello", stop=("",)):
             pass
     with pytest.raises(TypeError, match="priority must be an int"):
         async with text.open_completion("Hello", priority="high"):

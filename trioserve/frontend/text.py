@@ -303,16 +303,19 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
         priority = options.pop("priority", 0)
         if not isinstance(priority, int):
             raise TypeError("priority must be an int")
-        text = {
-            field.name: options.pop(field.name)
-            for field in fields(TextParams)
-            if field.name in options
-        }
+        text = TextParams(
+            **{  # type: ignore[arg-type]
+                field.name: options.pop(field.name)
+                for field in fields(TextParams)
+                if field.name in options
+            }
+        )
+        text.check_stop()
         for name in options.keys() - {field.name for field in fields(SamplingParams)}:
             raise TypeError(f"there is no option {name!r} of a request")
         return (
             replace(self._defaults, **options),  # type: ignore[arg-type]
-            TextParams(**text),  # type: ignore[arg-type]
+            text,
             priority,
         )
 

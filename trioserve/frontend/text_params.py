@@ -32,8 +32,7 @@ class TextParams:
         answer of forced calls has no text.
 
     Raises:
-      InvalidParameter: `stop` has an empty string, or too many or too long ones, or the
-        budget is negative.
+      InvalidParameter: the strings of `stop` are too long together, or the budget is negative.
     """
 
     stop: tuple[str, ...] = ()
@@ -45,13 +44,6 @@ class TextParams:
     structured: StructuredOutput | None = None
 
     def __post_init__(self) -> None:
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidParameter("stop", f"at most {MAX_STOP_STRINGS} are possible")
-        if not all(0 < len(text) <= MAX_STOP_STRING_CHARACTERS for text in self.stop):
-            raise InvalidParameter(
-                "stop",
-                f"each must have 1 to {MAX_STOP_STRING_CHARACTERS} characters",
-            )
         if sum(map(len, self.stop)) > MAX_STOP_CHARACTERS:
             raise InvalidParameter(
                 "stop", f"at most {MAX_STOP_CHARACTERS} characters in all are taken"
@@ -61,4 +53,20 @@ class TextParams:
             raise InvalidParameter(
                 "thinking_token_budget",
                 f"must be between 0 and {MAX_THINKING_TOKEN_BUDGET}, got {budget}",
+            )
+
+    def check_stop(self) -> None:
+        """Check each stop string of a program that embeds the engine.
+
+        The types of the API's fields check those of clients, and name the wrong one.
+
+        Raises:
+          InvalidParameter: one is empty or too long, or there are too many.
+        """
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidParameter("stop", f"at most {MAX_STOP_STRINGS} are possible")
+        if not all(0 < len(text) <= MAX_STOP_STRING_CHARACTERS for text in self.stop):
+            raise InvalidParameter(
+                "stop",
+                f"each must have 1 to {MAX_STOP_STRING_CHARACTERS} characters",
             )
