@@ -11,26 +11,24 @@ from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanag
 import gc
 import json
 from pathlib import Path
-import runpy
 from typing import Any
 
 import pytest
+from server_process import SERVE, start_process
 import trio
 
 from trioserve.config import RenderConfig
 from trioserve.testing.server import FakeServer, open_fake_server
 from trioserve.testing.tokenizer import IM_END
 
-PROCESSES = runpy.run_path(str(Path(__file__).parents[1] / "e2e" / "conftest.py"))
-
 
 @pytest.fixture(scope="session")
 def default_url() -> Iterator[str]:
     """A server of the default model, without any option that changes its answers."""
     with ExitStack() as stack:
-        command = [*PROCESSES["SERVE"], "--port", "0", "--num-threads", "1"]
+        command = [*SERVE, "--port", "0", "--num-threads", "1"]
         command += ["--enable-tokenizer-info-endpoint"]
-        yield PROCESSES["start_process"](stack, command).url
+        yield start_process(stack, command).url
 
 
 @pytest.fixture(autouse=True)

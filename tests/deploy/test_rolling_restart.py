@@ -11,23 +11,20 @@ from dataclasses import dataclass, field
 import json
 import os
 from pathlib import Path
-import runpy
 import shutil
 import signal
 import subprocess
-import sys
 from typing import Any
 
 import httpx2 as httpx
 import pytest
+from server_process import LONG, begin_process
 import trio
+from warm_start import FORK
 
 pytestmark = pytest.mark.slow
 
-# Another folder's kit is run, not imported: tests are not a package.
-KIT = runpy.run_path(str(Path(__file__).parents[1] / "e2e" / "conftest.py"))
-begin_process, LONG = KIT["begin_process"], KIT["LONG"]
-REPLICA = (sys.executable, str(Path(__file__).with_name("replica.py")))
+REPLICA = (*FORK, str(Path(__file__).with_name("replica.py")))
 
 PATH = "/v1/completions"
 NUM_CLIENTS, NUM_AT_ONCE, NUM_TOKENS = 4, 8, 30

@@ -13,6 +13,7 @@ from typing import Any
 import httpx2 as httpx
 import psutil
 import pytest
+from server_process import open_stream
 import trio
 
 import trioserve
@@ -21,7 +22,6 @@ from trioserve.errors import EngineDied, EngineProcessDied, WeightsNotFound
 pytestmark = pytest.mark.slow
 
 Start = Callable[..., Any]
-Open = Callable[[str], Any]
 
 # Each side should notice the other one's end within this time.
 SECOND = 1.0
@@ -58,7 +58,7 @@ def wait_gone(process: psutil.Process, seconds: float = SECOND + LATE) -> None:
 
 @pytest.mark.usefixtures("no_shared_memory_left")
 def test_a_killed_engine_gives_every_client_an_error_and_ends_the_server(
-    start_server: Start, model_folder: Path, open_stream: Open
+    start_server: Start, model_folder: Path
 ) -> None:
     server = start_server(str(model_folder), "--kv-cache-memory", "16MiB")
     engine = find_engine(server.process)
@@ -75,7 +75,7 @@ def test_a_killed_engine_gives_every_client_an_error_and_ends_the_server(
 
 @pytest.mark.usefixtures("no_shared_memory_left")
 def test_an_engine_without_memory_tells_its_clients_and_ends_the_server(
-    start_server: Start, model_folder: Path, open_stream: Open
+    start_server: Start, model_folder: Path
 ) -> None:
     """The first grammar needs a library, for which there is no room."""
     server = start_server(str(model_folder), "--kv-cache-memory", "16MiB")
@@ -121,7 +121,7 @@ def test_the_servers_process_imports_neither_torch_nor_transformers(
 
 
 @pytest.mark.usefixtures("no_shared_memory_left")
-def test_a_killed_server_leaves_no_engine(plain_server: Any, open_stream: Open) -> None:
+def test_a_killed_server_leaves_no_engine(plain_server: Any) -> None:
     """This is the last test that uses the server."""
     engine = find_engine(plain_server.process)
     with open_stream(plain_server.url):

@@ -12,7 +12,6 @@ import json
 from pathlib import Path
 import signal
 import subprocess
-import sys
 import time
 from typing import Any
 
@@ -20,10 +19,10 @@ import httpx2 as httpx
 import openai
 import psutil
 import pytest
+from server_process import ServerProcess, begin_process
+from warm_start import FORK
 
 from trioserve.testing.supervisor_process import make_folder
-
-from .conftest import ServerProcess, begin_process
 
 pytestmark = pytest.mark.slow
 
@@ -137,7 +136,7 @@ def write_command(folder: Path, keys: Path, *how: str, **changed: object) -> lis
         **{"api_key_file": str(keys)},
     }
     how = how or ("-m", MODULE)
-    return [sys.executable, *how, json.dumps(options | changed)]
+    return [*FORK, *how, json.dumps(options | changed)]
 
 
 @pytest.fixture(scope="module")

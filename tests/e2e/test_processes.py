@@ -8,7 +8,6 @@ import json
 from pathlib import Path
 import random
 import re
-import runpy
 import signal
 import socket
 import subprocess
@@ -18,14 +17,21 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
+from server_process import (
+    END_SECONDS,
+    LONG,
+    SERVE,
+    START_SECONDS,
+    begin_process,
+    open_stream,
+)
 import trio
+from warm_start import FORK
 
 from trioserve.testing.models import save_tiny_model
 from trioserve.testing.tokenizer import tiny_tokenizer
 
 pytestmark = pytest.mark.slow
-
-Open = Callable[[str], Any]
 
 # Waits until a server is ready; several servers start at the same time.
 Wait = Callable[[], Any]
@@ -33,12 +39,6 @@ Wait = Callable[[], Any]
 # These tests need no engine process, which takes seconds to import torch.
 # test_engine_process.py has the tests that need one.
 INSIDE = "--no-engine-process"
-
-# A sibling is run, not imported: tests are not a package (import-mode=importlib).
-SIBLING = runpy.run_path(str(Path(__file__).parent / "conftest.py"))
-SERVE, begin_process = SIBLING["SERVE"], SIBLING["begin_process"]
-LONG = SIBLING["LONG"]
-START_SECONDS, END_SECONDS = SIBLING["START_SECONDS"], SIBLING["END_SECONDS"]
 
 
 def request_of(body: dict[str, object]) -> bytes:
@@ -51,7 +51,7 @@ def request_of(body: dict[str, object]) -> bytes:
 
 
 def read_gauges(url: str) -> dict[str, float]:
-    text = httpx.get(f"{url}/metrics").text
+    text = httpx.get(f"{url}/metrics", timeout=END_SECONDS).text
     names = (
         *("num_requests_open", "num_requests_running", "num_requests_waiting"),
         "kv_cache_used_blocks",
@@ -65,7 +65,7 @@ def read_gauges(url: str) -> dict[str, float]:
     return gauges
 
 
-async def test_300_streams_that_end_at_random_leave_a_fresh_engine(server: Any) -> None:
+async def test_100_streams_that_end_at_random_leave_a_fresh_engine(server: Any) -> None:
     fresh = read_gauges(server.url)
     assert set(fresh.values()) == {0.0}
     rng = random.Random(1)
@@ -82,7 +82,7 @@ async def test_300_streams_that_end_at_random_leave_a_fresh_engine(server: Any) 
 
     with trio.fail_after(180):
         async with trio.open_nursery() as nursery:
-            for number in range(300):
+            for number in range(100):
                 nursery.start_soon(run, number)
         while await trio.to_thread.run_sync(read_gauges, server.url) != fresh:
             await trio.sleep(0.05)
@@ -135,7 +135,7 @@ def test_a_second_signal_cuts_the_drain(drained: dict[str, Wait]) -> None:
 
 
 def test_sigusr1_logs_the_stalls_of_the_loop_and_a_drain_lets_a_stream_end(
-    drained: dict[str, Wait], open_stream: Open
+    drained: dict[str, Wait],
 ) -> None:
     """test_pooling.py tests a server without streams, and SIGINT."""
     server = drained["streaming"]()
@@ -199,7 +199,7 @@ def test_a_signal_just_before_it_is_ready_ends_it_without_serving(
 ) -> None:
     serve = ["serve", str(model_folder), INSIDE, "--port", "0"]
     done = subprocess.run(
-        [sys.executable, "-c", STOPPED_AS_IT_COLLECTS, *serve],
+        [*FORK, "-c", STOPPED_AS_IT_COLLECTS, *serve],
         capture_output=True,
         text=True,
         timeout=START_SECONDS,
@@ -315,7 +315,7 @@ def run_serve(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-HYPERCORN = [sys.executable, "-m", "hypercorn", "-k", "trio", "-b", "127.0.0.1:0"]
+HYPERCORN = [*FORK, "-m", "hypercorn", "-k", "trio", "-b", "127.0.0.1:0"]
 
 
 def create_app_of(model_folder: Path) -> str:
@@ -352,7 +352,7 @@ def hypercorn_servers(model_folder: Path) -> Iterator[dict[str, Wait]]:
     ],
 )
 def test_hypercorns_command_serves_and_drains(
-    hypercorn_servers: dict[str, Wait], open_stream: Open, name: str, signum: int
+    hypercorn_servers: dict[str, Wait], name: str, signum: int
 ) -> None:
     server = hypercorn_servers[name]()
     with open_stream(server.url) as stream:
@@ -409,7 +409,7 @@ trio.run(main)
 def test_an_embedded_engine_leaves_nothing_behind(model_folder: Path) -> None:
     script = EMBEDDING.replace("MODEL", repr(str(model_folder)))
     done = subprocess.run(
-        [sys.executable, "-c", script],
+        [*FORK, "-c", script],
         capture_output=True,
         text=True,
         timeout=START_SECONDS,
@@ -455,7 +455,7 @@ def test_a_program_that_cancels_a_load_ends_with_its_own_exit_code(
     script = CANCELLING.replace("DEEP", repr(str(save_deep_model(tmp_path))))
     script = script.replace("SMALL", repr(str(model_folder)))
     done = subprocess.run(
-        [sys.executable, "-c", script],
+        [*FORK, "-c", script],
         capture_output=True,
         text=True,
         timeout=START_SECONDS,
@@ -489,12 +489,12 @@ def broken(model_folder: Path) -> Iterator[dict[str, Wait]]:
     """Servers with a device that will break, one for each test."""
     arguments = {
         "trioserve": ["serve", str(model_folder), INSIDE, "--port", "0"],
-        "hypercorn": [*HYPERCORN[3:], "-w", "0", create_app_of(model_folder)],
+        "hypercorn": [*HYPERCORN[5:], "-w", "0", create_app_of(model_folder)],
     }
     with ExitStack() as stack:
         yield {
             door: begin_process(
-                stack, [sys.executable, "-c", BROKEN_DEVICE + RUN.format(door), *each]
+                stack, [*FORK, "-c", BROKEN_DEVICE + RUN.format(door), *each]
             )
             for door, each in arguments.items()
         }
@@ -502,7 +502,7 @@ def broken(model_folder: Path) -> Iterator[dict[str, Wait]]:
 
 @pytest.mark.parametrize("door", ["trioserve", "hypercorn"])
 def test_a_broken_device_tells_every_client_and_ends_with_3(
-    broken: dict[str, Wait], open_stream: Open, door: str
+    broken: dict[str, Wait], door: str
 ) -> None:
     server = broken[door]()
     with open_stream(server.url) as stream:

@@ -5,19 +5,15 @@ from __future__ import annotations
 from contextlib import ExitStack
 import json
 from pathlib import Path
-import runpy
 import signal
 import ssl
 
 from certificates import make_certificate
 import httpx2 as httpx
 import pytest
+from server_process import SERVE, start_process
 
 pytestmark = pytest.mark.slow
-
-# A sibling is run, not imported: tests are not a package (import-mode=importlib).
-CONFTEST = runpy.run_path(str(Path(__file__).parent / "conftest.py"))
-start_process, SERVE = CONFTEST["start_process"], CONFTEST["SERVE"]
 
 
 def test_a_server_takes_new_secrets_while_it_runs(

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-import runpy
 import signal
 import socket
 import subprocess
-import sys
-from typing import Any
 
 import httpx2 as httpx
 import psutil
 import pytest
+from server_process import ServerProcess, list_own, open_stream, start_process
 import trio
+from warm_start import FORK
 
 import trioserve
 
 pytestmark = pytest.mark.slow
-
-# A sibling is run, not imported: tests are not a package (import-mode=importlib).
-start_process = runpy.run_path(str(Path(__file__).parent / "conftest.py"))[
-    "start_process"
-]
-
-Open = Callable[[str], Any]
 
 # A prompt of several chunks, and a short answer.
 SHORT = {"prompt": "Once upon a time " * 20, "max_tokens": 40, "temperature": 0.0}
@@ -41,22 +33,22 @@ class Cluster:
     """Two machines; the first one runs the server, its engine and stage 0.
 
     Args:
-      server: the first machine's torchrun, as conftest.ServerProcess.
+      server: the first machine's torchrun.
       other: the second machine's torchrun.
     """
 
-    server: Any
+    server: ServerProcess
     other: subprocess.Popen[bytes]
 
     def find_stage(self) -> psutil.Process:
         """Find the only process on the second machine."""
-        [stage] = psutil.Process(self.other.pid).children()
+        [stage] = list_own(self.other.pid)
         return stage
 
     def list_processes(self) -> list[psutil.Process]:
         """List all processes except torchrun's own."""
         pids = self.server.process.pid, self.other.pid
-        return [p for pid in pids for p in psutil.Process(pid).children(recursive=True)]
+        return [p for pid in pids for p in list_own(pid, recursive=True)]
 
     def wait(self, processes: list[psutil.Process]) -> tuple[int, int]:
         """Wait until all processes have ended, and return torchrun's exit codes."""
@@ -74,7 +66,7 @@ def start_cluster(model_folder: Path, log: Path, *options: str) -> Iterator[Clus
     def launch(rank: int) -> list[str]:
         # The commands of docs/pipelines.rst.
         return [
-            *(sys.executable, "-m", "torch.distributed.run"),
+            *(*FORK, "-m", "torch.distributed.run"),
             *("--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(rank)),
             *("--master-addr", "127.0.0.1", "--master-port", str(port)),
             *("-m", "trioserve", "serve", str(model_folder)),
@@ -102,7 +94,7 @@ async def complete_alone(model_folder: Path) -> str:
 
 
 def test_two_machines_answer_as_one_does_and_fail_together(
-    model_folder: Path, tmp_path: Path, open_stream: Open
+    model_folder: Path, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
     with start_cluster(model_folder, log) as cluster:
@@ -123,7 +115,7 @@ def test_two_machines_answer_as_one_does_and_fail_together(
 
 
 def test_a_stopped_server_waits_for_streams_and_ends_all_stages(
-    model_folder: Path, tmp_path: Path, open_stream: Open
+    model_folder: Path, tmp_path: Path
 ) -> None:
     """The stage on the other machine ignores signals; the engine is in the server."""
     log = tmp_path / "log"

@@ -1,11 +1,11 @@
 """Starts processes of trioserve as forks of a process that has imported torch.
 
 A new interpreter takes seconds of processor time to import an engine, and tests start some
-eighty processes. `warm_start()` replaces subprocess.Popen. The commands in _COMMANDS are forks from
-then on: children of the process that asked for them, with the arguments, variables, descriptors
-and exit codes that they would have otherwise. All other commands, and those with
-`Popen(executable=...)`, get a new interpreter. Use that for variables that a library reads when
-it is imported.
+eighty processes. `warm_start()` replaces subprocess.Popen. The commands in _COMMANDS, and those
+that begin with FORK, are forks from then on: children of the process that asked for them, with
+the arguments, variables, descriptors and exit codes that they would have otherwise. All other
+commands, and those with `Popen(executable=...)`, get a new interpreter. Use that for variables
+that a library reads when it is imported.
 
 A process with threads cannot fork safely. So each process that asks has a helper, which was
 forked before any thread began. The helper forks twice: the process in the middle ends at once,
@@ -31,10 +31,18 @@ import subprocess
 import sys
 import threading
 import time
+from types import ModuleType
 from typing import Any, NoReturn
 
+# The beginning of a command whose test is not about the start of an interpreter: a module
+# (-m), a program (-c), or the path of a script follows. A new interpreter ignores the option.
+FORK = (sys.executable, "-X", "fork")
+
 _COMMANDS = (
+    [*FORK[1:]],
     ["-m", "trioserve", "serve"],
+    # torchrun's processes.
+    ["-u", "-m", "trioserve", "serve"],
     ["-m", "trioserve", "run-batch"],
     ["-m", "trioserve.testing.supervisor_process"],
     ["-P", "-m", "trioserve.startup.engine_process"],
@@ -76,6 +84,7 @@ class _Job:
     folder: str
     descriptors: list[int]
     group: int
+    is_session: bool
     parent: int = field(default_factory=os.getpid)
     ignored: list[int] = field(
         default_factory=lambda: [
@@ -133,7 +142,7 @@ class _WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
         preexec, _, pass_fds, cwd, env, _, _, shell, *more = rest
         pipes, session, group = more[:6], more[-2], more[-1]
         arguments = [args] if isinstance(args, (str, bytes)) else [*map(str, args)]
-        is_plain = not (executable or preexec or shell or session)
+        is_plain = not (executable or preexec or shell)
         if not (is_plain and self.client.takes(arguments)):
             super()._execute_child(args, executable, *rest)  # type: ignore[misc]
             return
@@ -145,6 +154,7 @@ class _WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
             folder=str(cwd or os.getcwd()),
             descriptors=[0, 1, 2, *pass_fds],
             group=group,
+            is_session=session,
         )
         self.pid = self.client.start(job, [*standard, *pass_fds])
         self._child_created = True
@@ -247,7 +257,9 @@ def _become(job: _Job, path: list[str]) -> None:
             signal.default_int_handler if each == signal.SIGINT else signal.SIG_DFL
         )
         signal.signal(each, signal.SIG_IGN if each in job.ignored else default)
-    if job.group != -1:
+    if job.is_session:
+        os.setsid()
+    elif job.group != -1:
         os.setpgid(0, job.group)
     os.chdir(job.folder)
     os.environ.clear()
@@ -296,7 +308,8 @@ def _work(sock: socket.socket, path: list[str]) -> NoReturn:
     job = _serve(sock)
     sock.detach()
     _become(job, path)
-    code = _run(job.arguments[1 + job.arguments.index("-m") :])
+    first = next(place for place, each in enumerate(job.arguments) if _is_program(each))
+    code = _run(*job.arguments[first:])
     # As the interpreter does, except that it would take torch apart, for a second.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -305,14 +318,24 @@ def _work(sock: socket.socket, path: list[str]) -> NoReturn:
     os._exit(code)
 
 
-def _run(command: list[str]) -> int:
-    """Run a module as `python -m` does, and return the exit code."""
-    module = command[0]
-    # It is not imported there.
-    sys.modules.pop(module if "." in module else f"{module}.__main__", None)
-    sys.argv[:] = command
+def _is_program(argument: str) -> bool:
+    return argument in ("-m", "-c") or argument.endswith(".py")
+
+
+def _run(kind: str, *command: str) -> int:
+    """Run a program as the interpreter does, and return the exit code."""
+    sys.argv[:] = command if kind == "-m" else [kind, *command[kind == "-c" :]]
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        if kind == "-m":
+            module = command[0]
+            # It is not imported there.
+            sys.modules.pop(module if "." in module else f"{module}.__main__", None)
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        elif kind == "-c":
+            main = sys.modules["__main__"] = ModuleType("__main__")
+            exec(compile(command[0], "<string>", "exec"), vars(main))
+        else:
+            runpy.run_path(kind, run_name="__main__")
     except SystemExit as end:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
