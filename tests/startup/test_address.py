@@ -17,7 +17,7 @@ from trioserve.startup.address import (
     share_address,
     start_listening,
 )
-from trioserve.startup.tls import TlsContext
+from trioserve.startup.http_server import TlsContext
 
 
 def test_a_path_is_free_again_behind_the_block(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import trio
 
 import trioserve
 from trioserve.errors import InvalidConfig
-from trioserve.startup.shard_count import check_shard_count
+from trioserve.startup.core import check_shard_count
 from trioserve.testing.models import save_tiny_model
 from trioserve.testing.tokenizer import tiny_tokenizer
 

@@ -8,8 +8,8 @@ import pytest
 
 from trioserve.config import EngineConfig, build_config, list_options
 from trioserve.errors import InvalidConfig
-from trioserve.startup import unused_options
-from trioserve.startup.unused_options import check_options
+from trioserve.startup import source
+from trioserve.startup.source import check_options
 from trioserve.types.pooling import Task
 
 GENERATION: dict[str, Any] = {
@@ -112,6 +112,6 @@ def test_a_default_that_is_written_out_is_no_mistake(task: Task) -> None:
 
 
 def test_the_lists_name_options() -> None:
-    assert {*unused_options._FOR_GENERATION} == GENERATION.keys()
-    assert {*unused_options._FOR_POOLING} == POOLING.keys()
-    assert {*unused_options._FOR_IMAGES} == IMAGES.keys()
+    assert {*source._FOR_GENERATION} == GENERATION.keys()
+    assert {*source._FOR_POOLING} == POOLING.keys()
+    assert {*source._FOR_IMAGES} == IMAGES.keys()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidConfig, StartupError
@@ -11,6 +12,20 @@ from .output import write_output
 
 if TYPE_CHECKING:
     from ..config.flags import CommandLine
+
+_ABOUT_OPTIONS = """\
+Defaults are in brackets. --help=WORD explains the options whose names contain
+WORD, and --help=all explains all.
+"""
+
+
+def importing(module: str, name: str) -> Callable[[], type]:
+    """Return a function that imports a class, for Command.load_config.
+
+    Args:
+      module: as seen from a module of commands/.
+    """
+    return lambda: vars(import_module(module, f"{__package__}.commands"))[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +110,8 @@ class Command:
         if word:
             return text
         usage = f"usage: trioserve {self.name} {self.synopsis}"
-        return f"{usage}\n\n{self.description}\n{text}"
+        about = _ABOUT_OPTIONS if "[options]" in self.synopsis else ""
+        return f"{usage}\n\n{self.description}{about}\n{text}"
 
 
 def name_model(line: CommandLine) -> dict[str, str]:

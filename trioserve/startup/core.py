@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+import json
+from pathlib import Path
 
 from ..config import EngineConfig
+from ..errors import InvalidConfig
 from ..executor.pipeline.pipeline import open_pipeline
 from ..processes.threads.fresh_thread import run_in_fresh_thread
 from ..processes.threads.stopping import checking_torch_calls
@@ -20,7 +23,6 @@ from .generation_core import build_generation_core, build_pipeline_core
 from .loaded import LoadedCore
 from .plugins import load_logits_processors
 from .pooling_core import build_pooling_core
-from .shard_count import check_shard_count
 from .shortage import telling_shortage
 from .source import ModelKind, Source, check_one_process, find_source
 
@@ -80,3 +82,37 @@ def _find_for_pipeline(
         source = Source(weights=weights, task="generate")
     check_shard_count(source.weights.folder, config.parallel.tensor_parallel_size)
     return source, processors
+
+
+# The number of heads of queries, by the names of transformers' configurations.
+_HEAD_COUNTS = ("num_attention_heads", "n_head", "n_heads")
+
+
+def check_shard_count(folder: Path, num_shards: int) -> None:
+    """Refuse more shards than a model has heads; shards look at the rest.
+
+    Args:
+      folder: of the model, with its config.json.
+
+    Raises:
+      InvalidConfig
+    """
+    num_heads = _read_num_heads(folder)
+    if num_heads is not None and num_shards > num_heads:
+        raise InvalidConfig(
+            "tensor_parallel_size",
+            f"{num_shards} processes cannot share {num_heads} heads",
+        )
+
+
+def _read_num_heads(folder: Path) -> int | None:
+    """Return the heads of a model; None if a process has to find out."""
+    try:
+        fields = json.loads((folder / "config.json").read_bytes())
+        fields = {**fields, **fields.get("text_config", {})}
+        return next(
+            (int(fields[name]) for name in _HEAD_COUNTS if name in fields), None
+        )
+    # A broken file is refused where it is read for good.
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None

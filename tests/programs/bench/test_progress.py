@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from trioserve.programs.bench.command import RoundBar
 from trioserve.programs.bench.generation.load import Load
 from trioserve.programs.bench.measuring.measured_servers import Server
-from trioserve.programs.bench.round_bar import RoundBar
 
 
 class Terminal(io.StringIO):
@@ -20,7 +20,7 @@ class Terminal(io.StringIO):
 def test_the_bar_shows_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr("trioserve.programs.bench.round_bar._SHORTEST_PAUSE", 0)
+    monkeypatch.setattr("trioserve.programs.bench.command._SHORTEST_PAUSE", 0)
     monkeypatch.setenv("COLUMNS", "200")
     bar = RoundBar(Load(rounds=3), 9)
     server = Server(label="our\x1bs", url="http://127.0.0.1:1")

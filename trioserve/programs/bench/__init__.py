@@ -6,6 +6,6 @@ command.run_bench_serve; this package imports neither, so that --help is fast.
 
 measuring         clients, probes, statistics, reports and plots of any load
 generation        loads of streamed text: requests, answers, figures, table, plot
-config, command   `trioserve bench serve`; `round_bar` shows its rounds
+config, command   `trioserve bench serve`
 throughput        `trioserve bench throughput`: requests directly to an engine
 """

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 import re
 from typing import Any, Final, Protocol
+
+from ..http.events import Delta, EventReader, EventsUnreadable
+from ..http.reasons import find_reason
 
 # A message in OpenAI's form.
 Message = Mapping[str, Any]
@@ -93,3 +96,27 @@ async def open_fitting_answer(
             opening = model.open_answer(messages, rest)
             pieces = await stack.enter_async_context(opening)
         yield pieces
+
+
+def read_pieces(events: EventReader, part: bytes) -> Iterator[Piece]:
+    """Yield the pieces that a part of the stream completes.
+
+    Raises:
+      AnswerFailed: the server reports an error, or sends something else.
+    """
+    try:
+        for event in events.feed(part):
+            if event.error is not None:
+                reason = find_reason(event.error)
+                raise AnswerFailed(f"the server broke the answer off: {reason}")
+            for choice in event.choices[:1]:
+                delta = choice.delta or Delta()
+                yield Piece(
+                    text=delta.content or "",
+                    reasoning=delta.reasoning or delta.reasoning_content or "",
+                    finish_reason=choice.finish_reason,
+                )
+    except EventsUnreadable:
+        raise AnswerFailed(
+            "the server sends no events that a chat could show"
+        ) from None

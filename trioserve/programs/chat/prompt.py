@@ -6,10 +6,15 @@ Ctrl-C reaches it as a key, and it looks twice a second whether the window has a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+import os
+from pathlib import Path
+import sys
+import termios
 from typing import Any, Final
 
+from platformdirs import user_state_path
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import get_app
 from prompt_toolkit.completion import (
@@ -21,7 +26,7 @@ from prompt_toolkit.completion import (
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition
 from prompt_toolkit.formatted_text import FormattedText
-from prompt_toolkit.history import History
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.shortcuts import CompleteStyle
 import trio
@@ -148,3 +153,70 @@ def _bind_keys() -> KeyBindings:
         event.current_buffer.insert_text("\n")
 
     return keys
+
+
+def open_history(*, is_kept: bool) -> tuple[History, str]:
+    """Return the history, and the reason why it is not kept; "" if it is, or need not be.
+
+    Only the user can read its file.
+    """
+    if not is_kept:
+        return InMemoryHistory(), ""
+    path = user_state_path("trioserve") / "chat_history"
+    try:
+        _create_private(path)
+    except OSError as error:
+        return InMemoryHistory(), f"cannot write {path}: {error.strerror}"
+    return FileHistory(path), ""
+
+
+def _create_private(path: Path) -> None:
+    """Create the file with the mode 0600, or give a file this mode.
+
+    Raises:
+      OSError
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(descriptor, 0o600)
+    finally:
+        os.close(descriptor)
+
+
+# The places of two kinds of modes in a terminal's attributes.
+_INPUT, _LOCAL = 0, 3
+
+
+@contextmanager
+def keep_quiet() -> Iterator[None]:
+    """Hide typed keys in the block; Ctrl-C and Ctrl-Z still send their signals.
+
+    A prompt inside the block has modes of its own, and returns to these.
+    """
+    try:
+        descriptor = sys.stdin.fileno()
+        before = termios.tcgetattr(descriptor)
+    except (OSError, ValueError, termios.error):
+        # The terminal was closed.
+        yield
+        return
+    quiet = [*before]
+    # Keys stay as they were pressed: the prompt tells Enter from Ctrl-J. And Ctrl-S does
+    # not stop the output, for which the whole program would wait.
+    quiet[_INPUT] &= ~(termios.ICRNL | termios.IXON)
+    quiet[_LOCAL] &= ~(termios.ECHO | termios.ICANON)
+    # Ctrl-C leaves earlier keys.
+    quiet[_LOCAL] |= termios.NOFLSH
+    _set_modes(descriptor, quiet)
+    try:
+        yield
+    finally:
+        _set_modes(descriptor, before)
+
+
+def _set_modes(descriptor: int, attributes: list[object]) -> None:
+    try:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, attributes)  # type: ignore[arg-type]
+    except termios.error:
+        pass

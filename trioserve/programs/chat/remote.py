@@ -28,8 +28,7 @@ from ..http.reasons import (
     find_cause,
     read_reason,
 )
-from .answers import Answerer, AnswerFailed, Message, Piece, is_open
-from .pieces import read_pieces
+from .answers import Answerer, AnswerFailed, Message, Piece, is_open, read_pieces
 from .proxy import Route, find_route
 
 _CONNECT_SECONDS: Final = 10.0

@@ -23,13 +23,11 @@ from .answer_view import AnswerView, PlainView, View
 from .answers import Answerer, AnswerFailed, open_fitting_answer
 from .config import MAX_TOKENS_IN_TERMINAL, ChatConfig
 from .conversation import Conversation
-from .history import open_history
-from .keyboard import keep_quiet
 from .live_lines import LiveLines
 from .loading import show_loading
 from .markup import Markup
 from .pipe import AnswerWriter, check_images, explain_end
-from .prompt import Interrupted, Prompt
+from .prompt import Interrupted, Prompt, keep_quiet, open_history
 from .slash import SlashCommands
 
 

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from ...errors import InvalidConfig
-from ..command import Command, name_model
+from ..command import Command, importing, name_model
 from ..output import write_output
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ loop of clients, or requests that arrive at a rate. For example:
   trioserve bench serve --url a=http://127.0.0.1:8000 b=http://127.0.0.1:8001 --rounds 3
   trioserve bench serve --compare monday.json tuesday.json
 
-Defaults are in brackets. --help=WORD explains the options whose names contain
-WORD, and --help=all explains all.
 """
 
 _THROUGHPUT_DESCRIPTION = """\
@@ -32,15 +30,7 @@ second. For example:
   trioserve bench throughput
   trioserve bench throughput Qwen/Qwen3-0.6B --requests 256 --output-tokens 128
 
-Defaults are in brackets. --help=WORD explains the options whose names contain
-WORD, and --help=all explains all.
 """
-
-
-def _load_serve_config() -> type:
-    from ..bench.config import BenchServeConfig
-
-    return BenchServeConfig
 
 
 def _run_serve(line: CommandLine) -> int:
@@ -52,12 +42,6 @@ def _run_serve(line: CommandLine) -> int:
         reason = "and --request-rate exclude each other: clients, or a rate"
         raise InvalidConfig("concurrency", reason)
     return run_bench_serve(build_config(BenchServeConfig, line.values), write_output)
-
-
-def _load_throughput_config() -> type:
-    from ..bench.throughput import ThroughputConfig
-
-    return ThroughputConfig
 
 
 def _run_throughput(line: CommandLine) -> int:
@@ -81,7 +65,7 @@ BENCH_SERVE: Final = Command(
     usage="--url URL",
     summary="measure running servers under load",
     description=_SERVE_DESCRIPTION,
-    load_config=_load_serve_config,
+    load_config=importing("..bench.config", "BenchServeConfig"),
     run=_run_serve,
 )
 
@@ -91,7 +75,7 @@ BENCH_THROUGHPUT: Final = Command(
     usage="[MODEL]",
     summary="measure an engine without HTTP",
     description=_THROUGHPUT_DESCRIPTION,
-    load_config=_load_throughput_config,
+    load_config=importing("..bench.throughput", "ThroughputConfig"),
     run=_run_throughput,
     # name_model names all words if there are several.
     max_words=sys.maxsize,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Final
 
-from ..command import Command, name_model
+from ..command import Command, importing, name_model
 
 if TYPE_CHECKING:
     from ...config.flags import CommandLine
@@ -22,15 +22,8 @@ speaks OpenAI's API. For example:
 
 In a terminal it is a conversation; /help explains its commands. It needs
 `pip install 'trioserve[chat]'`. With a question, or in a pipe, it prints the
-answer alone. Defaults are in brackets. --help=WORD explains the options whose
-names contain WORD, and --help=all explains all.
+answer alone.
 """
-
-
-def _load_config() -> type:
-    from ..chat.config import ChatConfig
-
-    return ChatConfig
 
 
 def _run(line: CommandLine) -> int:
@@ -46,7 +39,7 @@ CHAT: Final = Command(
     usage="[MODEL] [options]",
     summary="talk to a model in the terminal or in a pipe",
     description=_DESCRIPTION,
-    load_config=_load_config,
+    load_config=importing("..chat.config", "ChatConfig"),
     run=_run,
     # name_model names all words if there are several.
     max_words=sys.maxsize,

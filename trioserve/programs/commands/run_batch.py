@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import InvalidConfig
-from ..command import Command, name_model
+from ..command import Command, importing, name_model
 
 if TYPE_CHECKING:
     from ...config.flags import CommandLine
@@ -22,18 +22,10 @@ With --url or --uds the requests go to a running server, and the options of the 
 have no use. Otherwise the command loads MODEL, and opens no port. If it is
 interrupted, the same command goes on. Exit codes: 0 if all lines have an answer, 1 if
 some lines failed, 2 for a mistake, 3 if the batch could not be finished.
-Defaults are in brackets. --help=WORD explains the options whose names contain
-WORD, and --help=all explains all.
 """
 
 # A batch waits for its turns, so no request is refused because others wait.
 _MANY: Final = 2**20
-
-
-def _load_config() -> type:
-    from ..batch.config import BatchConfig
-
-    return BatchConfig
 
 
 def _run(line: CommandLine) -> int:
@@ -85,7 +77,7 @@ RUN_BATCH: Final = Command(
     usage="-i FILE -o FILE",
     summary="answer a file of requests",
     description=_DESCRIPTION,
-    load_config=_load_config,
+    load_config=importing("..batch.config", "BatchConfig"),
     run=_run,
     # name_model names all words if there are several.
     max_words=sys.maxsize,

@@ -10,7 +10,7 @@ import tomllib
 from typing import TYPE_CHECKING, Final
 
 from ...errors import InvalidConfig, StartupError
-from ..command import Command, name_model
+from ..command import Command, importing, name_model
 
 if TYPE_CHECKING:
     from ...config import ServeConfig
@@ -23,8 +23,6 @@ Serve MODEL over an OpenAI-compatible API. For example:
 
 FILE is TOML. Its keys are the options below with underscores.
 Flags win over FILE. The value None unsets an option that has no default.
-Defaults are in brackets. --help=WORD explains the options
-whose names contain WORD, and --help=all explains all.
 """
 
 
@@ -111,19 +109,13 @@ def _read_file(path: str) -> dict[str, object]:
     return values
 
 
-def _load_config() -> type:
-    from ...config import ServeConfig
-
-    return ServeConfig
-
-
 SERVE: Final = Command(
     name="serve",
     synopsis="[MODEL] [--config FILE] [options]",
     usage="[MODEL] [options]",
     summary="serve a model over an OpenAI-compatible API",
     description=_DESCRIPTION,
-    load_config=_load_config,
+    load_config=importing("...config", "ServeConfig"),
     run=_run,
     # name_model names all words if there are several.
     max_words=sys.maxsize,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ..command import Command
+from ..command import Command, importing
 from ..output import write_output
 
 if TYPE_CHECKING:
@@ -12,15 +12,8 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Play a load on a pipeline of simulated stages, in virtual time: without a model,
-with the real scheduler. Defaults are in brackets. --help=WORD explains the
-options whose names contain WORD, and --help=all explains all.
+with the real scheduler.
 """
-
-
-def _load_config() -> type:
-    from ..simulate import SimulateConfig
-
-    return SimulateConfig
 
 
 def _run(line: CommandLine) -> int:
@@ -35,6 +28,6 @@ SIMULATE: Final = Command(
     synopsis="[options]",
     summary="play a load on a simulated pipeline, without a model",
     description=_DESCRIPTION,
-    load_config=_load_config,
+    load_config=importing("..simulate", "SimulateConfig"),
     run=_run,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ..command import Command
+from ..command import Command, importing
 from ..output import write_output
 
 if TYPE_CHECKING:
@@ -13,15 +13,7 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Show the running requests of a server in the terminal, live; keys sort and
 cancel them. If the output is not a terminal, print one table.
-Defaults are in brackets. --help=WORD explains the options whose names
-contain WORD, and --help=all explains all.
 """
-
-
-def _load_config() -> type:
-    from ..top import TopConfig
-
-    return TopConfig
 
 
 def _run(line: CommandLine) -> int:
@@ -36,6 +28,6 @@ TOP: Final = Command(
     synopsis="[options]",
     summary="show the running requests of a server, live",
     description=_DESCRIPTION,
-    load_config=_load_config,
+    load_config=importing("..top", "TopConfig"),
     run=_run,
 )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from shlex import quote
 
-from .models import LIST_MODELS
-from .tables import CommandTable, split_names
+from .tables import LIST_MODELS, CommandTable, split_names
 
 _HEAD = """\
 # Completion of trioserve in bash; printed by `trioserve completion bash`.

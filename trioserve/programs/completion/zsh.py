@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .models import LIST_MODELS
-from .tables import CommandTable, Flag, ValueKind, describe_first, split_names
+from .tables import (
+    LIST_MODELS,
+    CommandTable,
+    Flag,
+    ValueKind,
+    describe_first,
+    split_names,
+)
 
 # compinit reads the first line, if the script lies in a folder of fpath.
 _HEAD = """\
