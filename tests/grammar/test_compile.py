@@ -12,8 +12,7 @@ import pytest
 from trioserve.errors import InvalidParameter
 from trioserve.grammar import compile as compile_module, schema_parts
 from trioserve.grammar.compile import compile_structure
-from trioserve.grammar.explain import explain
-from trioserve.grammar.failures import LibraryFailed
+from trioserve.grammar.failures import LibraryFailed, explain
 from trioserve.grammar.limits import MAX_BYTES, MAX_CHOICES, MAX_RULES
 from trioserve.grammar.matchers import Matchers
 from trioserve.types.structured import StructuredOutput

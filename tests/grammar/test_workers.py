@@ -16,8 +16,7 @@ from trioserve.errors import WeightsBroken
 from trioserve.grammar import costs, workers as workers_module
 from trioserve.grammar.compile import compile_structure
 from trioserve.grammar.failures import GrammarError
-from trioserve.grammar.guide import Guide, Mask
-from trioserve.grammar.guided_sequence import GuidedSequence, GuideState
+from trioserve.grammar.guide import Guide, GuidedSequence, GuideState, Mask
 from trioserve.grammar.matchers import MAX_IDLE_BYTES
 from trioserve.grammar.workers import GuideWorkers
 from trioserve.types.output import SequenceError

@@ -14,7 +14,8 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from trioserve.render.text.rendering import render_chat
+from trioserve.errors import InvalidParameter
+from trioserve.render.text.rendering import TemplateCall
 from trioserve.render.text.template import RESERVED_NAMES
 
 USER = {"role": "user", "content": "Hi"}
@@ -122,14 +123,19 @@ def run_both(
     named = {"bos_token": "<s>", "enabled": False} if variables is None else variables
 
     def ours() -> str:
-        return render_chat(
-            source,
-            messages,
-            tools=tools,
+        call = TemplateCall(
+            source=source,
+            messages=messages,
+            tools=tools,  # type: ignore[arg-type]
             add_generation_prompt=prompt,
             continue_final_message=continues,
             variables=named,
         )
+        try:
+            return call.render()
+        except InvalidParameter as error:
+            assert error.__context__ is not None
+            raise error.__context__ from None
 
     def theirs() -> str:
         render: Any = render_jinja_template

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
+from ..types.admission import ClientHoldings
 from ..types.client import Client
-from ..types.client_holdings import ClientHoldings
 from .peer_work import ClientShare, Peers, PeerWork
 
 

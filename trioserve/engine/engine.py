@@ -18,9 +18,9 @@ import trio
 from ..config import SchedulingPolicy
 from ..errors import EngineRestarting, InvalidParameter, QueueFull
 from ..observe import EngineAudit, Owner
+from ..types.admission import Pace, round_retry
 from ..types.client import Client
 from ..types.model_info import ModelInfo
-from ..types.pace import Pace, round_retry
 from .backlog import ClientBacklog
 from .core import Core
 from .leaks import audit_core

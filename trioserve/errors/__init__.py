@@ -31,10 +31,10 @@
       - ShuttingDown                503
       - ModelLoading                503
       - EngineRestarting            503
-    * RequestEnded                  ended.py: ended before its time, by the client's wish
+    * RequestEnded                  base.py: ended before its time, by the client's wish
       - RequestCancelled            499; somebody ended the request by its id
       - DeadlineExceeded            504; the request's own time limit has passed
-    * InternalError                 engine.py: 500; a defect ended only this request
+    * InternalError                 500; a defect ended only this request
     * EngineDied                    500; the engine is broken, nothing can be retried
     * EngineStalled                 503; only an answer of /progressz
     * StartupError                  operator.py: the command line ends with 2
@@ -55,7 +55,17 @@ safe to show.
 
 from __future__ import annotations
 
-from .base import TrioserveError, find_first
+from .base import (
+    DeadlineExceeded,
+    EngineDied,
+    EngineProcessDied,
+    EngineStalled,
+    InternalError,
+    RequestCancelled,
+    RequestEnded,
+    TrioserveError,
+    find_first,
+)
 from .capacity import (
     BackgroundFull,
     DeadlineUnreachable,
@@ -90,8 +100,6 @@ from .client import (
     UnsupportedMediaType,
     UploadTooSlow,
 )
-from .ended import DeadlineExceeded, RequestCancelled, RequestEnded
-from .engine import EngineDied, EngineProcessDied, EngineStalled, InternalError
 from .foreign_text import (
     escape,
     escape_ascii,

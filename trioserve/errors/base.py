@@ -1,4 +1,4 @@
-"""The root of all errors, and groups of them."""
+"""The root of all errors, groups of them, and errors that are not a request's fault."""
 
 from __future__ import annotations
 
@@ -25,3 +25,61 @@ class TrioserveError(Exception):
     status = 500
     code = "InternalServerError"
     param: str | None = None
+
+
+class RequestEnded(TrioserveError):
+    """Raised when a request ends before its time, because its client wants that."""
+
+
+class RequestCancelled(RequestEnded):
+    """Raised when a request is cancelled by another one; nginx's status for it is 499."""
+
+    status = 499
+    code = "RequestCancelled"
+
+    def __init__(self) -> None:
+        super().__init__("The request was cancelled by DELETE /v1/requests.")
+
+
+class DeadlineExceeded(RequestEnded):
+    """Raised when a request has used up its time before its answer began."""
+
+    status = 504
+    code = "DeadlineExceeded"
+
+    def __init__(self, *, seconds: float, phase: str, param: str | None = None) -> None:
+        limit = f"{param}={seconds:g}" if param else f"its time limit of {seconds:g} s"
+        super().__init__(
+            f"The request was in its phase {phase!r} when {limit} had passed."
+        )
+        self.param = param
+
+
+class InternalError(TrioserveError):
+    """Raised in place of an unexpected error; the log has the cause."""
+
+    def __init__(self) -> None:
+        super().__init__("Internal server error.")
+
+
+class EngineDied(TrioserveError):
+    """Raised in every open request when the engine loop has failed."""
+
+    def __init__(self) -> None:
+        super().__init__("The engine failed; the server is stopping.")
+
+
+class EngineProcessDied(Exception):
+    """Raised when the engine process has ended; the message says how.
+
+    No request sees it: requests get EngineDied.
+    """
+
+
+class EngineStalled(TrioserveError):
+    """Raised by GET /progressz when the engine makes no progress."""
+
+    status = 503
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"The engine made no progress for {seconds:.1f} seconds.")

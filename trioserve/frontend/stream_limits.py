@@ -9,7 +9,7 @@ import trio
 
 from ..engine.forecast import Forecast
 from ..errors import DeadlineExceeded, DeadlineUnreachable
-from ..types.pace import round_retry
+from ..types.admission import round_retry
 
 # The time that others add is multiplied by this. It is uncertain, and a crowded server takes
 # requests until the forecast of the next one reaches its limit: half of them would be late.

@@ -18,8 +18,7 @@ from ..processes.threads.deep_stack import run_with_deep_stack
 from ..types.nesting import check_nesting
 from ..types.structured import StructuredOutput
 from .endless import is_endless
-from .explain import explain
-from .failures import GrammarError, check_panic, raising_library_failures
+from .failures import GrammarError, check_panic, explain, raising_library_failures
 from .limits import MAX_BYTES, MAX_CHOICES, MAX_RULES, make_limits
 from .schema_parts import Schema, close_objects, drop_unknown_formats, locate
 from .structural_tag import write_structural_tag

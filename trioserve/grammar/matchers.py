@@ -12,8 +12,13 @@ from typing import Final
 from llguidance import LLMatcher, LLTokenizer
 
 from ..processes.threads.deep_stack import run_with_deep_stack
-from .explain import explain
-from .failures import GrammarError, LibraryFailed, check_panic, raising_library_failures
+from .failures import (
+    GrammarError,
+    LibraryFailed,
+    check_panic,
+    explain,
+    raising_library_failures,
+)
 from .limits import make_limits
 
 logger = logging.getLogger(__name__)

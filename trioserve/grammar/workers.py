@@ -37,8 +37,7 @@ from ..types.output import SequenceError
 from ..types.structured import Grammar
 from .costs import MaskCosts
 from .failures import GrammarError, LibraryFailed, raising_library_failures
-from .guide import Guide, count_words
-from .guided_sequence import GuidedSequence, GuideState
+from .guide import Guide, GuidedSequence, GuideState, count_words
 from .matchers import MAX_IDLE_BYTES, BuiltGrammar, Matchers
 
 _TOO_LONG: Final = "it takes too long to follow"

@@ -36,7 +36,7 @@ from .tools.tool_table import ToolTable
 from .workers.processes import open_template_processes
 from .workers.threads import RendererStatistics, RendererWorkers, TookTooLong
 from .workers.together import run_together
-from .workers.workplace import Workplace
+from .workers.turns import Workplace
 
 __all__ = [
     "MAX_STOP_CHARACTERS",

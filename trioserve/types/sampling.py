@@ -64,6 +64,16 @@ MAX_LOGITS_PROCESSORS = 16
 # vLLM's limit.
 MAX_LOGPROB_TOKEN_IDS = 128
 
+# The most items of each field that is a list, and their name in the refusal.
+_MOST_ITEMS = {
+    "logit_bias": (MAX_LOGIT_BIAS_ENTRIES, " entries"),
+    "bad_words": (MAX_BAD_WORDS, ""),
+    "allowed_token_ids": (MAX_ALLOWED_TOKEN_IDS, " ids"),
+    "stop_token_ids": (MAX_STOP_TOKEN_IDS, " ids"),
+    "logprob_token_ids": (MAX_LOGPROB_TOKEN_IDS, " ids"),
+    "logits_processors": (MAX_LOGITS_PROCESSORS, ""),
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningBudget:
@@ -156,18 +166,17 @@ class SamplingParams:
                 "min_tokens",
                 f"must not exceed the most output tokens, {self.max_tokens}",
             )
-        _check_logit_bias(self.logit_bias)
-        _check_bad_words(self.bad_words)
-        if len(self.allowed_token_ids) > MAX_ALLOWED_TOKEN_IDS:
-            raise InvalidParameter(
-                "allowed_token_ids", f"at most {MAX_ALLOWED_TOKEN_IDS} ids are possible"
-            )
-        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-            raise InvalidParameter(
-                "stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids are possible"
-            )
-        _check_logprob_token_ids(self.logprob_token_ids, self.logprobs)
-        _check_processors([name for name, _ in self.logits_processors])
+        for name, (most, items) in _MOST_ITEMS.items():
+            if len(getattr(self, name)) > most:
+                raise InvalidParameter(name, f"at most {most}{items} are possible")
+        if self.logit_bias:
+            _check_logit_bias(self.logit_bias)
+        if self.bad_words:
+            _check_bad_words(self.bad_words)
+        if self.logprob_token_ids and self.logprobs is None:
+            raise InvalidParameter("logprob_token_ids", "is only taken with logprobs")
+        if len(dict(self.logits_processors)) < len(self.logits_processors):
+            raise InvalidParameter("logits_processors", "each name must be unique")
         if self.grammar is not None:
             _check_with_grammar(self)
 
@@ -200,10 +209,6 @@ def _check_bounds(
 
 
 def _check_logit_bias(pairs: tuple[tuple[int, float], ...]) -> None:
-    if len(pairs) > MAX_LOGIT_BIAS_ENTRIES:
-        raise InvalidParameter(
-            "logit_bias", f"at most {MAX_LOGIT_BIAS_ENTRIES} entries are possible"
-        )
     for token_id, bias in pairs:
         _check_bounds("logit_bias", bias, -100.0, 100.0)
         if token_id < 0:
@@ -211,21 +216,10 @@ def _check_logit_bias(pairs: tuple[tuple[int, float], ...]) -> None:
 
 
 def _check_bad_words(words: tuple[tuple[int, ...], ...]) -> None:
-    if len(words) > MAX_BAD_WORDS:
-        raise InvalidParameter("bad_words", f"at most {MAX_BAD_WORDS} are possible")
     if not all(0 < len(word) <= MAX_BAD_WORD_TOKENS for word in words):
         raise InvalidParameter(
             "bad_words", f"each must have 1 to {MAX_BAD_WORD_TOKENS} tokens"
         )
-
-
-def _check_logprob_token_ids(token_ids: tuple[int, ...], logprobs: int | None) -> None:
-    if len(token_ids) > MAX_LOGPROB_TOKEN_IDS:
-        raise InvalidParameter(
-            "logprob_token_ids", f"at most {MAX_LOGPROB_TOKEN_IDS} ids are possible"
-        )
-    if token_ids and logprobs is None:
-        raise InvalidParameter("logprob_token_ids", "is only taken with logprobs")
 
 
 def _check_with_grammar(sampling: SamplingParams) -> None:
@@ -234,12 +228,3 @@ def _check_with_grammar(sampling: SamplingParams) -> None:
         raise InvalidParameter("min_tokens", "is not taken with structured output")
     if sampling.ignore_eos:
         raise InvalidParameter("ignore_eos", "is not taken with structured output")
-
-
-def _check_processors(names: list[str]) -> None:
-    if len(names) > MAX_LOGITS_PROCESSORS:
-        raise InvalidParameter(
-            "logits_processors", f"at most {MAX_LOGITS_PROCESSORS} are possible"
-        )
-    if len(names) > len(set(names)):
-        raise InvalidParameter("logits_processors", "each name must be unique")

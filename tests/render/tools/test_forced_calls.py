@@ -15,9 +15,12 @@ from tokenizers import Tokenizer
 
 from trioserve.errors import InvalidParameter
 from trioserve.grammar.compile import compile_structure
-from trioserve.render.tools.answer_grammar import write_answer
 from trioserve.render.tools.families import find_scanner
-from trioserve.render.tools.forced_calls import list_schemas, write_forced_calls
+from trioserve.render.tools.forced_calls import (
+    list_schemas,
+    write_answer,
+    write_forced_calls,
+)
 from trioserve.render.tools.gpt_oss import GptOssScanner
 from trioserve.render.tools.tool_table import ToolTable
 from trioserve.testing.tokenizer import tiny_tokenizer

@@ -17,7 +17,7 @@ import msgspec
 import trio
 
 from ...errors import KeyLimitReached
-from ...types.pace import Pace
+from ...types.admission import Pace
 from .key_file import Key
 from .siblings import Siblings
 

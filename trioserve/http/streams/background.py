@@ -10,8 +10,7 @@ import trio
 
 from ...errors import BackgroundFull, ShuttingDown
 from ...observe import Owner, name_owner
-from ...types.client_holdings import ClientHoldings
-from ...types.pace import Pace
+from ...types.admission import ClientHoldings, Pace
 
 logger = logging.getLogger(__name__)
 

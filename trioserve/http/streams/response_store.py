@@ -12,7 +12,7 @@ import logging
 from typing import Literal, Protocol
 
 from ...errors import ResponseNotFound, ResponseTooLarge
-from ...types.client_holdings import ClientHoldings
+from ...types.admission import ClientHoldings
 from ..keys.key_file import Key, may_see
 from .event_log import EventLog
 

@@ -28,8 +28,7 @@ from ..device.tensors import send_ids
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-    from ...grammar.guide import Mask
-    from ...grammar.guided_sequence import GuidedSequence
+    from ...grammar.guide import GuidedSequence, Mask
     from ...grammar.workers import GuideWorkers, LateIds
 
 LoadTokenizer: TypeAlias = "Callable[[], LLTokenizer]"

@@ -31,9 +31,8 @@ from ..text.vocabulary import Vocabulary
 from ..tools.detokenizer import SequenceText, ToolDetokenizer
 from ..tools.families import ToolFormat
 from ..tools.tool_table import ToolTable
-from ..workers.jobs import cut_jobs
-from ..workers.threads import RendererWorkers, expect_seconds
-from ..workers.workplace import Workplace
+from ..workers.threads import CHARACTERS_PER_SECOND, RendererWorkers, cut_jobs
+from ..workers.turns import Workplace
 from .chat import MediaLoader, PromptSteps
 
 if TYPE_CHECKING:
@@ -56,6 +55,7 @@ class Renderer(BaseRenderer):
     Attributes:
       vocabulary: the bytes of each token.
       structures: compiles the forms of structured output.
+      separates_reasoning: the reasoning of chats is separated from the answer.
     """
 
     def __init__(
@@ -76,6 +76,8 @@ class Renderer(BaseRenderer):
         self.tool_format = tool_format
         self.vocabulary = vocabulary
         self.structures = StructureCompiler(self.workers)
+        self._finds_channels = tool_format is not None and tool_format.splits_reasoning
+        self.separates_reasoning = reasoning is not None or self._finds_channels
         self._tokenizer = tokenizer
         self._fill_in = find_fill_in_form(vocabulary.has_token)
         self._media = MediaLoader(images, self.workers, config, info)
@@ -94,15 +96,6 @@ class Renderer(BaseRenderer):
     def is_stuck(self) -> bool:
         """True if templates or images are refused, because too many do not end."""
         return super().is_stuck or (self.images is not None and self.images.is_stuck)
-
-    @property
-    def separates_reasoning(self) -> bool:
-        """True if the reasoning of chats is separated from the answer."""
-        return self.reasoning is not None or self._finds_channels
-
-    @property
-    def _finds_channels(self) -> bool:
-        return self.tool_format is not None and self.tool_format.splits_reasoning
 
     async def render_text(
         self,
@@ -142,7 +135,7 @@ class Renderer(BaseRenderer):
             part = slice(job.start, job.stop)
             prompts += await self.workers.run(
                 partial(self._tokenize_all, texts[part], options, param),
-                expected_seconds=expect_seconds(sum(sizes[part])),
+                expected_seconds=sum(sizes[part]) / CHARACTERS_PER_SECOND,
             )
         return prompts
 
@@ -235,7 +228,7 @@ class Renderer(BaseRenderer):
         """
         return await self.workers.run(
             partial(self._tokenize_words, words),
-            expected_seconds=expect_seconds(sum(map(len, words))),
+            expected_seconds=sum(map(len, words)) / CHARACTERS_PER_SECOND,
         )
 
     async def place_answer(self, text: str, calls: str | None = None) -> str:
@@ -250,7 +243,7 @@ class Renderer(BaseRenderer):
             return text
         return await self.workers.run(
             partial(form.place_answer, text, calls),
-            expected_seconds=expect_seconds(len(text) + len(calls or "")),
+            expected_seconds=(len(text) + len(calls or "")) / CHARACTERS_PER_SECOND,
         )
 
     def open_detokenizer(

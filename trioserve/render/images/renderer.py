@@ -21,7 +21,7 @@ import trio
 
 from ...config import MediaConfig, parse_bytes
 from ...errors import InvalidParameter, MemoryFull, escape
-from ...types.pace import Pace
+from ...types.admission import Pace
 from ..text.chat import Base64Image
 from ..workers.threads import RendererStatistics, RendererWorkers
 from .loader import EncodedImage, ImageLoader, Url

@@ -20,8 +20,12 @@ from ..shared.chat_renderer import ChatSteps, Messages
 from ..text.chat import Conversation
 from ..text.template import ChatOptions, ChatTemplate
 from ..text.tokenizer import TokenizeOptions
-from ..workers.jobs import UNKNOWN_SIZE, cut_jobs
-from ..workers.threads import RendererWorkers, expect_seconds
+from ..workers.threads import (
+    CHARACTERS_PER_SECOND,
+    UNKNOWN_SIZE,
+    RendererWorkers,
+    cut_jobs,
+)
 from .rendering import NameParam, PoolingTexts, ReadyText, RenderedChat
 from .texts import ChatInput, TextInput, TextOptions
 
@@ -83,7 +87,7 @@ class PoolingRenderer(BaseRenderer):
         work = partial(self._texts.render, ready, options, name)
         if _is_little(texts):
             return work()
-        seconds = expect_seconds(sum(map(_estimate_size, texts)))
+        seconds = sum(map(_estimate_size, texts)) / CHARACTERS_PER_SECOND
         return await self.workers.run(work, expected_seconds=seconds)
 
     async def render_pairs(
@@ -99,9 +103,10 @@ class PoolingRenderer(BaseRenderer):
         """
         return await self.workers.run(
             partial(self._texts.render_pairs, pairs, options, name),
-            expected_seconds=expect_seconds(
-                sum(len(query) + len(document) for query, document in pairs)
-            ),
+            expected_seconds=sum(
+                len(query) + len(document) for query, document in pairs
+            )
+            / CHARACTERS_PER_SECOND,
         )
 
     async def render_text(
@@ -119,7 +124,7 @@ class PoolingRenderer(BaseRenderer):
         """
         return await self.workers.run(
             partial(self._tokenize, text, options, param),
-            expected_seconds=expect_seconds(len(text)),
+            expected_seconds=len(text) / CHARACTERS_PER_SECOND,
         )
 
     async def render_chat(

@@ -8,9 +8,9 @@ from functools import partial
 from ...config import RenderConfig
 from ..text.id_decoder import IdDecoder
 from ..text.template import ChatTemplate
-from ..workers.threads import RendererWorkers, expect_seconds
+from ..workers.threads import CHARACTERS_PER_SECOND, RendererWorkers
+from ..workers.turns import Workplace
 from ..workers.waiting_room import open_waiting_room
-from ..workers.workplace import Workplace
 from .chat_renderer import ChatRenderer
 
 
@@ -70,7 +70,7 @@ class BaseRenderer:
         """
         return await self.workers.run(
             partial(self._decode, token_ids, skip_special_tokens, param),
-            expected_seconds=expect_seconds(len(token_ids)),
+            expected_seconds=len(token_ids) / CHARACTERS_PER_SECOND,
         )
 
     def _decode(

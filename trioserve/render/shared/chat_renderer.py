@@ -6,15 +6,16 @@ conversations here. A `ChatSteps` has their own steps before and after the templ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
 from ...config import RenderConfig
+from ...errors import InvalidParameter
 from ..text.chat import ChatMessage, Conversation, count_characters, read_messages
 from ..text.template import ChatOptions, ChatTemplate
 from ..workers.processes import TemplateProcesses
-from ..workers.threads import RendererWorkers, expect_seconds, explain_slow_template
+from ..workers.threads import CHARACTERS_PER_SECOND, RendererWorkers, TookTooLong
 
 T = TypeVar("T")
 Messages = Sequence[ChatMessage | Mapping[str, object]]
@@ -64,47 +65,51 @@ class ChatRenderer:
           RendererStuck: too many templates exceeded the limit and still run.
           Also raises the errors of the steps.
         """
-        seconds = expect_seconds(count_characters(messages))
-        if self.processes is not None:
-            conversation = await self._workers.run(
-                partial(self._read, messages, chat, steps), expected_seconds=seconds
+        seconds = count_characters(messages) / CHARACTERS_PER_SECOND
+        try:
+            if self.processes is not None:
+                return await self._render_in_process(
+                    self.processes, messages, chat, steps, seconds
+                )
+            # A conversation of text alone needs one thread call for all its steps.
+            begun = await self._workers.run_limited(
+                partial(self._begin, messages, chat, steps),
+                self._timeout,
+                expected_seconds=seconds,
             )
-            return await self._finish_in_process(
-                self.processes, conversation, chat, steps, seconds
+            if not isinstance(begun, Conversation):
+                return begun
+            await steps.load_media(begun)
+            return await self._workers.run_limited(
+                partial(self._finish, begun, chat, steps),
+                self._timeout,
+                expected_seconds=seconds,
             )
-        # A conversation of text alone needs one thread call for all its steps.
-        begun = await self._run_limited(
-            partial(self._begin, messages, chat, steps), seconds
-        )
-        if not isinstance(begun, Conversation):
-            return begun
-        await steps.load_media(begun)
-        return await self._run_limited(
-            partial(self._finish, begun, chat, steps), seconds
-        )
+        except TookTooLong:
+            raise InvalidParameter(
+                "messages",
+                f"the chat template takes longer than {self._timeout:g} s for them",
+            ) from None
 
-    async def _finish_in_process(
+    async def _render_in_process(
         self,
         processes: TemplateProcesses,
-        conversation: Conversation,
+        messages: Messages,
         chat: ChatOptions,
         steps: ChatSteps[T],
         seconds: float,
     ) -> T:
+        conversation = await self._workers.run(
+            partial(self._read, messages, chat, steps), expected_seconds=seconds
+        )
         if conversation.has_media:
             await steps.load_media(conversation)
         call = self._template.prepare(conversation.messages, chat)
-        with explain_slow_template(self._timeout):
-            text = await processes.render(call, self._timeout, expected_seconds=seconds)
+        text = await processes.render(call, self._timeout, expected_seconds=seconds)
         return await self._workers.run(
-            partial(steps.finish, text), expected_seconds=expect_seconds(len(text))
+            partial(steps.finish, text),
+            expected_seconds=len(text) / CHARACTERS_PER_SECOND,
         )
-
-    async def _run_limited(self, work: Callable[[], T], expected_seconds: float) -> T:
-        with explain_slow_template(self._timeout):
-            return await self._workers.run_limited(
-                work, self._timeout, expected_seconds=expected_seconds
-            )
 
     # The rest runs in worker threads.
 

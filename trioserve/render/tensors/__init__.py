@@ -1,10 +1,8 @@
 """Reads untrusted files with one tensor, from torch.save or safetensors.
 
 embeds              base64 of such a file -> embeddings in the model's type
-reading             recognises the format
-torch_zip           the zip file of torch.save
-pickle_machine      the pickle inside it
-safetensors         the format of safetensors
+reading             the zip file of torch.save, and the format of safetensors
+pickle_machine      the pickle inside a file of torch.save
 records             the tensors that a file describes, with checks of their bounds
 
 A file never makes Python or torch run its instructions. torch.load, even with

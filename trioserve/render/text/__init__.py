@@ -7,8 +7,7 @@ tokenizer_files                     the small files of a tokenizer
 rebuilt_tokenizers                  tokenizers that transformers builds anew
 chat, tool_history                  checks messages, and converts them for the template
 template, template_form, probing    runs chat templates, and finds out their features
-rendering, sandbox, plain_data      a run of a template, in the sandbox of transformers
-fields                              reads messages: mappings, structs or dataclasses
+rendering, sandbox                  a run of a template, in the sandbox of transformers
 tokenizer, pieces, vocabulary       text -> token ids
 id_decoder                          token ids -> text, all at once
 detokenizer, stop                   token ids -> text as they come, up to a stop string

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 import secrets
 from typing import Any, Protocol, runtime_checkable
 
 from ...errors import InvalidParameter, NotSupported, list_choices
-from .fields import read_fields
+from .rendering import read_fields
 from .template_form import ROLES, TemplateForm, text_part
 from .tool_history import ToolHistory
 from .tool_prompt import surround, write_result
@@ -154,8 +155,11 @@ class _Reader:
     def __init__(self, form: TemplateForm) -> None:
         self.conversation = Conversation()
         self._form = form
-        self._tools = ToolHistory(form)
         self._ends_in_results = False
+
+    @cached_property
+    def _tools(self) -> ToolHistory:
+        return ToolHistory(self._form)
 
     def read(self, message: ChatMessage | Mapping[str, object], param: str) -> None:
         fields = read_fields(message, param)

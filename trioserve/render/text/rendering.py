@@ -1,14 +1,24 @@
-"""Runs a chat template over a conversation.
+"""Runs a chat template over a conversation, whose messages become plain data first.
 
-Source: render_jinja_template in utils/chat_template_utils.py, transformers 5.23.
+Programs may put rich objects into messages, such as images and arrays. Their methods
+are unknown to the sandbox, and some of them write files. So templates get the types of
+JSON alone.
+
+Source: render_jinja_template and _plain_template_data in utils/chat_template_utils.py,
+transformers 5.23.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+import dataclasses
+import sys
 from typing import Any, Final
 
-from .plain_data import copy_plain
+import jinja2
+import msgspec
+
+from ...errors import InvalidParameter
 from .sandbox import compile_template
 
 # Stands behind the last message of a chat that is continued. The rendered text is cut
@@ -20,52 +30,82 @@ _REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 
 Message = dict[str, Any]
 
+# Errors that say that a template was not written for the client's messages: all but a
+# lack of memory.
+_TEMPLATE_ERRORS: Final = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
-def render_chat(
-    source: str,
-    messages: Sequence[object],
-    *,
-    tools: Sequence[Mapping[str, object]] | None,
-    add_generation_prompt: bool,
-    continue_final_message: bool,
-    variables: Mapping[str, object],
-) -> str:
-    """Run a template.
+# A reason may quote the whole chat. Its beginning is enough for a client.
+_MAX_REASON_CHARACTERS: Final = 300
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateCall:
+    """One run of a template, as plain values that can cross to another process.
 
     Args:
       source: the template.
       continue_final_message: end the text with the content of the last message.
       variables: further variables of the template.
-
-    Raises:
-      jinja2.TemplateError: the template refuses the messages, or is wrong.
-      TypeError, ValueError: the messages cannot be rendered in this way. Templates may
-        raise other errors, too.
     """
-    template = compile_template(source)
-    # A copy, so that the changes below do not reach the caller's messages.
-    chat = [_add_reasoning_names(copy_plain(message)) for message in messages]
-    final = _mark_final(chat, source) if continue_final_message else None
-    text = template.render(
-        messages=chat,
-        tools=copy_plain(tools),
-        documents=None,
-        add_generation_prompt=add_generation_prompt,
-        **copy_plain(variables),
-    )
-    return text if final is None else _cut_behind(text, final)
+
+    source: str
+    messages: list[Message]
+    tools: list[Mapping[str, object]] | None = None
+    add_generation_prompt: bool = False
+    continue_final_message: bool = False
+    variables: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+    def render(self) -> str:
+        """Run the template.
+
+        Raises:
+          InvalidParameter: it refuses these messages.
+        """
+        try:
+            template = compile_template(self.source)
+            # A copy, so that the changes below do not reach the caller's messages.
+            chat = [_name_reasoning(copy_plain(message)) for message in self.messages]
+            final = None
+            if self.continue_final_message:
+                final = _mark_final(chat, self.source)
+            text = template.render(
+                messages=chat,
+                tools=copy_plain(self.tools),
+                documents=None,
+                add_generation_prompt=self.add_generation_prompt,
+                **copy_plain(self.variables),
+            )
+            return text if final is None else _cut_behind(text, final)
+        except _TEMPLATE_ERRORS as error:
+            raise InvalidParameter(
+                "messages", f"the chat template refuses them: {_shorten(error)}"
+            ) from None
 
 
-def _add_reasoning_names(message: object) -> Message:
+def _shorten(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "it calls itself too deeply"
+    reason = str(error) or type(error).__name__
+    return reason[:_MAX_REASON_CHARACTERS]
+
+
+def _name_reasoning(message: object) -> Message:
     """Give a message's reasoning the names that templates know."""
     if not isinstance(message, dict):
         raise TypeError(f"a message is not an object: {message!r}")
-    found = (message.get(name) for name in _REASONING_FIELDS)
-    reasoning = next((value for value in found if value is not None), None)
-    if reasoning is None:
-        return message
-    # gpt-oss reads `thinking`.
-    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    for name in _REASONING_FIELDS:
+        if (reasoning := message.get(name)) is not None:
+            # gpt-oss reads `thinking`.
+            return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    return message
 
 
 def _mark_final(chat: list[Message], source: str) -> str:
@@ -102,3 +142,56 @@ def _cut_behind(text: str, final: str) -> str:
         return text[:end]
     # The template trims the message, so it would trim its end without the mark, too.
     return text[:end].rstrip()
+
+
+def read_fields(value: object, param: str) -> dict[str, object]:
+    """Return a new dict of an object's fields.
+
+    Raises:
+      InvalidParameter: the value is not an object.
+    """
+    if isinstance(value, Mapping):
+        return dict(value)
+    # to_builtins would return strings and None unchanged.
+    plain = value is None or isinstance(value, (str, bytes))
+    fields = value if plain else msgspec.to_builtins(value)
+    if not isinstance(fields, dict):
+        raise InvalidParameter(param, "must be an object")
+    return fields
+
+
+def copy_plain(value: object) -> Any:
+    """Copy a value as scalars, lists, tuples and dicts.
+
+    An object without fields becomes the name of its type, such as "<ndarray>".
+    """
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, str):
+        # Subclasses may have further methods; this returns a plain string.
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, Mapping):
+        return {copy_plain(key): copy_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [copy_plain(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return _copy_object(value)
+
+
+def _copy_object(value: object) -> Any:
+    # A value of NumPy exists only if NumPy has been imported.
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.generic):
+        return copy_plain(value.item())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        return {field.name: copy_plain(getattr(value, field.name)) for field in fields}
+    # Pydantic's models have this method.
+    dump = getattr(value, "model_dump", None)
+    if callable(dump):
+        return copy_plain(dump())
+    return f"<{type(value).__name__}>"

@@ -12,26 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import jinja2
-
 from ...errors import InvalidParameter
 from .model_tokenizer import ModelTokenizer
 from .probing import PROBE_TOOL, TemplateProbe, find_roles
-from .rendering import render_chat
+from .rendering import TemplateCall
 from .template_form import TemplateForm
 from .tool_prompt import add_tools
-
-# Errors that say that a template was not written for the client's messages: all but a
-# lack of memory.
-_TEMPLATE_ERRORS = (
-    jinja2.TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
 
 # Variables that a client may not set: variables that the renderer passes itself, and the
 # other parameters of transformers' apply_chat_template, which no template expects.
@@ -44,10 +30,6 @@ RESERVED_NAMES = frozenset(
         "return_assistant_tokens_mask",
     }
 )
-
-# A reason may quote the whole chat. Its beginning is enough for a client.
-_MAX_REASON_CHARACTERS = 300
-
 
 # OpenAI's values.
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -73,38 +55,6 @@ class ChatOptions:
     reasoning_effort: ReasoningEffort | None = None
     tools: Sequence[Mapping[str, object]] = ()
     chat_template: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TemplateCall:
-    """One run of a template, as plain values that can cross to another process."""
-
-    source: str
-    messages: list[dict[str, Any]]
-    tools: list[Mapping[str, object]] | None
-    add_generation_prompt: bool
-    continue_final_message: bool
-    variables: dict[str, object]
-
-    def render(self) -> str:
-        """Run the template.
-
-        Raises:
-          InvalidParameter: it refuses these messages.
-        """
-        try:
-            return render_chat(
-                self.source,
-                self.messages,
-                tools=self.tools,
-                add_generation_prompt=self.add_generation_prompt,
-                continue_final_message=self.continue_final_message,
-                variables=self.variables,
-            )
-        except _TEMPLATE_ERRORS as error:
-            raise InvalidParameter(
-                "messages", f"the chat template refuses them: {_shorten(error)}"
-            ) from None
 
 
 class ChatTemplate:
@@ -185,6 +135,9 @@ class ChatTemplate:
             messages, tools = add_tools(messages, tools, form), None
         elif tools and form.wants_descriptions:
             tools = list(map(_add_description, tools))
+        effort = {}
+        if options.reasoning_effort is not None:
+            effort = _switch_reasoning(options.reasoning_effort, source)
         return TemplateCall(
             source=source,
             messages=messages,
@@ -193,7 +146,7 @@ class ChatTemplate:
             continue_final_message=options.continue_final_message,
             variables={
                 **self.tokenizer.special_tokens,
-                **_switch_reasoning(options.reasoning_effort, source),
+                **effort,
                 **options.variables,
             },
         )
@@ -252,8 +205,7 @@ class ChatTemplate:
                 messages=messages,
                 tools=[tool] if with_tools else None,
                 add_generation_prompt=True,
-                continue_final_message=False,
-                variables=dict(self.tokenizer.special_tokens),
+                variables=self.tokenizer.special_tokens,
             ).render()
 
         probe = TemplateProbe(source, render, describes_tools=self._describes_tools)
@@ -268,22 +220,13 @@ def _add_description(tool: Mapping[str, Any]) -> Mapping[str, object]:
     return {**tool, "function": {**function, "description": ""}}
 
 
-def _switch_reasoning(effort: ReasoningEffort | None, source: str) -> dict[str, object]:
+def _switch_reasoning(effort: ReasoningEffort, source: str) -> dict[str, object]:
     """Return the variables by which a template sets the effort of reasoning.
 
     Agents send an effort to every model, so it changes nothing if the template has none.
     """
-    if effort is None:
-        return {}
     variables: dict[str, object] = {"reasoning_effort": effort}
     if effort == "none":
         # Qwen's name and DeepSeek's.
         variables |= {"enable_thinking": False, "thinking": False}
     return {name: value for name, value in variables.items() if name in source}
-
-
-def _shorten(error: BaseException) -> str:
-    if isinstance(error, RecursionError):
-        return "it calls itself too deeply"
-    reason = str(error) or type(error).__name__
-    return reason[:_MAX_REASON_CHARACTERS]

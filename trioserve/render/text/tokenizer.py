@@ -116,7 +116,8 @@ class TextTokenizer(IdDecoder):
             num_tokens = count_at_least(
                 self._backend, texts, limit, size=limit + 2 * DOUBTED_TOKENS
             )
-            self._check_lower_bound(num_tokens, param)
+            if num_tokens >= limit:
+                raise self._too_long(num_tokens, param, is_lower_bound=True)
 
     def encode_parts(
         self, texts: Sequence[str], add_special_tokens: bool, *, param: str
@@ -144,25 +145,25 @@ class TextTokenizer(IdDecoder):
         """Refuse a text that is too long for any tokenization, before it takes time."""
         # Rounded up: the number of tokens if all of them were the longest one.
         num_tokens = -(-num_characters // self._vocabulary.longest_token)
-        self._check_lower_bound(num_tokens, param)
-
-    def _check_lower_bound(self, num_tokens: int, param: str) -> None:
         if num_tokens >= self._max_model_len:
-            raise ContextLengthExceeded(
-                num_tokens=num_tokens,
-                limit=self._max_model_len,
-                param=param,
-                is_lower_bound=True,
-            )
+            raise self._too_long(num_tokens, param, is_lower_bound=True)
 
     def check_num_tokens(self, num_tokens: int, param: str) -> None:
         if num_tokens == 0:
             raise InvalidParameter(param, "must not be empty")
         # One output token must fit.
         if num_tokens >= self._max_model_len:
-            raise ContextLengthExceeded(
-                num_tokens=num_tokens, limit=self._max_model_len, param=param
-            )
+            raise self._too_long(num_tokens, param)
+
+    def _too_long(
+        self, num_tokens: int, param: str, *, is_lower_bound: bool = False
+    ) -> ContextLengthExceeded:
+        return ContextLengthExceeded(
+            num_tokens=num_tokens,
+            limit=self._max_model_len,
+            param=param,
+            is_lower_bound=is_lower_bound,
+        )
 
     def _must_fit(self, options: TokenizeOptions) -> bool:
         """Return whether a text that is too long is refused, because no truncation helps."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ...errors import InvalidParameter
 from ...types.nesting import check_nesting, refuse_nesting
-from .fields import read_fields
+from .rendering import read_fields
 from .template_form import TemplateForm, text_part
 from .tool_prompt import write_calls
 

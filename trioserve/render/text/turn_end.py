@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from ...errors import InvalidParameter
 from .model_tokenizer import ModelTokenizer
-from .template import TemplateCall
+from .rendering import TemplateCall
 from .template_form import text_part
 
 # A word that no template contains.
@@ -41,10 +41,7 @@ def _render_end(tokenizer: ModelTokenizer) -> str:
                 {"role": "user", "content": make("a")},
                 {"role": "assistant", "content": make(_WORD)},
             ],
-            tools=None,
-            add_generation_prompt=False,
-            continue_final_message=False,
-            variables=dict(tokenizer.special_tokens),
+            variables=tokenizer.special_tokens,
         )
         with suppress(InvalidParameter):
             _, found, rest = call.render().partition(_WORD)

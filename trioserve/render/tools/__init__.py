@@ -11,8 +11,8 @@ json_calls     calls that are JSON objects with a name and arguments
 nested_values  lists and objects that are like JSON without being JSON
 typed_values   values without quotes, which become JSON by the schema of their parameter
 tool_table     the tools of a request
-call_form      the text around calls and answers, from which forced_calls and answer_grammar
-               make grammars
+call_form      the text around calls and answers
+forced_calls   grammars of calls, and of answers whose text has a form
 detokenizer    a detokenizer with a scanner behind it
 
 A scanner reads each character once. It never searches a text again from its beginning, and

@@ -13,9 +13,8 @@ from ...errors import NotSupported
 from ...types.families import TOOL_FAMILIES
 from ..text.model_tokenizer import ModelTokenizer
 from ..text.vocabulary import Vocabulary
-from .answer_grammar import write_answer
 from .call_form import CallForm
-from .forced_calls import write_forced_calls
+from .forced_calls import write_answer, write_forced_calls
 from .scanner import ToolScanner
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""The grammar of an answer that consists of tool calls."""
+"""The grammars of answers that call tools, or whose text has a form, for llguidance."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import re
 from typing import Any, Final
 
 from ...errors import InvalidParameter
-from .call_form import CallForm
-from .literals import write_literal, write_thought
+from .call_form import AnswerForm, CallForm
 
 # llguidance's options. JSON as Python prints it, which models have seen most, and without
 # whitespace in other places: models sometimes write whitespace without end.
@@ -23,6 +22,10 @@ _JSON: Final = {
 
 _ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
 _NO_PARAMETERS: Final = {"type": "object", "additionalProperties": False}
+
+# The names of the grammars of the text and of the calls, in the answer's grammar.
+_TEXT: Final = "text"
+_CALLS: Final = "calls"
 
 # Every family reads these names. The words are for the client.
 _NAME: Final = re.compile(r"[\w.\-/]{1,128}")
@@ -52,7 +55,7 @@ def write_forced_calls(
       InvalidParameter: a name cannot be written, or two tools have it, or the parameters
         are not an object.
     """
-    write = partial(write_literal, special_tags)
+    write = partial(_write_literal, special_tags)
     calls, rules = [], []
     seen: set[str] = set()
     for index, tool in enumerate(tools):
@@ -81,7 +84,7 @@ def write_forced_calls(
     thought = ""
     if form.thought is not None:
         thought = "thought? "
-        rules.append(write_thought(form.thought, special_tags))
+        rules.append(_write_thought(form.thought, special_tags))
     return "\n".join(
         [
             f"start: {thought}{write(form.first)} call{more} {write(form.last)}",
@@ -127,3 +130,67 @@ def _make_schema(parameters: object, path: str) -> dict[str, Any]:
     if schema.keys() <= {"type", "properties"} and not schema.get("properties", schema):
         return _NO_PARAMETERS
     return {**_ANY_OBJECT, **schema}
+
+
+def write_answer(
+    form: AnswerForm | None,
+    special_tags: Mapping[str, int],
+    text: str,
+    calls: str | None = None,
+) -> str:
+    """Return the grammar of the whole answer.
+
+    Args:
+      form: the parts around the text; None for nothing.
+      special_tags: ids of the format's tags that are special tokens.
+      text: the grammar of the text, as llguidance takes it: JSON, or its variant of Lark.
+      calls: the grammar of an answer that calls tools instead; None if it may not.
+    """
+    if form is None and calls is None:
+        return text
+    grammars = _read_parts(text, _TEXT)
+    rules = [f"start: {_write_before(form, special_tags)}@{_TEXT}"]
+    if form is not None:
+        rules.append(_write_thought(form.thought, special_tags))
+    if calls is not None:
+        grammars += _read_parts(calls, _CALLS)
+        rules[0] += f" | @{_CALLS}"
+    return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, *grammars]})
+
+
+def _write_before(form: AnswerForm | None, special_tags: Mapping[str, int]) -> str:
+    if form is None:
+        return ""
+    return f"thought? {_write_literal(special_tags, form.before)} "
+
+
+def _read_parts(grammar: str, name: str) -> list[dict[str, object]]:
+    """Return the parts of a grammar; the first one gets a name."""
+    if not grammar.startswith("{"):
+        return [{"name": name, "lark_grammar": grammar}]
+    first, *others = json.loads(grammar)["grammars"]
+    return [{**first, "name": name}, *others]
+
+
+def _write_literal(special_tags: Mapping[str, int], text: str) -> str:
+    """Write a text; its special tokens are named by their ids."""
+    if not text:
+        return ""
+    if not special_tags:
+        return json.dumps(text, ensure_ascii=False)
+    split = re.split(f"({'|'.join(map(re.escape, special_tags))})", text)
+    return " ".join(
+        (
+            f"<[{special_tags[part]}]>"
+            if part in special_tags
+            else json.dumps(part, ensure_ascii=False)
+        )
+        for part in split
+        if part
+    )
+
+
+def _write_thought(tags: tuple[str, str], special_tags: Mapping[str, int]) -> str:
+    """Write the rule `thought`: any text between two tags."""
+    begin, end = map(partial(_write_literal, special_tags), tags)
+    return rf"thought: {begin} /(.|\n)*/ {end}"

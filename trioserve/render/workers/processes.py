@@ -21,10 +21,9 @@ import trio
 import trio_parallel
 
 from ...errors import InvalidParameter
-from ..text.template import TemplateCall
+from ..text.rendering import TemplateCall
 from .threads import TookTooLong
-from .turns import Turns
-from .workplace import Workplace
+from .turns import Turns, Workplace
 
 logger = logging.getLogger(__name__)
 
@@ -143,14 +142,7 @@ async def open_template_processes(
         yield processes
 
 
-_HELLO = TemplateCall(
-    source="",
-    messages=[],
-    tools=None,
-    add_generation_prompt=False,
-    continue_final_message=False,
-    variables={},
-)
+_HELLO = TemplateCall(source="", messages=[])
 
 
 # The rest runs in a process of its own.

@@ -8,8 +8,8 @@ Otherwise clients could fill the process with threads that compete for the GIL.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 import logging
 import math
@@ -17,10 +17,9 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 import trio
 
-from ...errors import InvalidParameter, RendererStuck
+from ...errors import RendererStuck
 from ...observe import Owned
-from .turns import Turns
-from .workplace import Workplace
+from .turns import Turns, Workplace
 
 T = TypeVar("T")
 
@@ -28,15 +27,40 @@ logger = logging.getLogger(__name__)
 
 # A worker tokenizes about so many characters in a second: a megabyte of digits takes
 # 1.2 seconds, of English 0.5, of spaces 0.5 (SmolLM2's tokenizer, on one of two cores).
-_CHARACTERS_PER_SECOND = 1e6
+CHARACTERS_PER_SECOND = 1e6
+
+# The texts of one request are divided into jobs: each is one call. A job of this size
+# takes 15 ms: much longer than the switch to a thread, and short enough that other
+# requests do not wait long for the worker.
+_JOB_TEXTS = 32
+_JOB_CHARACTERS = 65536
+
+# Assumed for a text of unknown length, so that a job takes _JOB_TEXTS of them.
+UNKNOWN_SIZE = _JOB_CHARACTERS // _JOB_TEXTS
 
 # Two for each worker are enough for a few unlucky requests, and are still few threads.
 _ABANDONED_PER_WORKER = 2
 
 
-def expect_seconds(num_characters: int) -> float:
-    """Estimate an upper bound of the time that a text's rendering takes."""
-    return num_characters / _CHARACTERS_PER_SECOND
+def cut_jobs(sizes: Sequence[int]) -> list[range]:
+    """Divide texts into jobs of a bounded number of texts and characters.
+
+    A long text is a job of its own.
+
+    Args:
+      sizes: characters of each text.
+    """
+    jobs: list[range] = []
+    begin = num_characters = 0
+    for index, size in enumerate(sizes):
+        is_full = index - begin == _JOB_TEXTS
+        if index > begin and (is_full or num_characters + size > _JOB_CHARACTERS):
+            jobs.append(range(begin, index))
+            begin, num_characters = index, 0
+        num_characters += size
+    if sizes:
+        jobs.append(range(begin, len(sizes)))
+    return jobs
 
 
 @asynccontextmanager
@@ -73,22 +97,6 @@ _TRIO = cast(RunInThread, trio.to_thread.run_sync)
 
 class TookTooLong(Exception):
     """Raised when a call exceeds its time limit."""
-
-
-@contextmanager
-def explain_slow_template(seconds: float) -> Iterator[None]:
-    """Turn TookTooLong into an error that tells the client of the time limit.
-
-    Raises:
-      InvalidParameter: the block raised TookTooLong.
-    """
-    try:
-        yield
-    except TookTooLong:
-        raise InvalidParameter(
-            "messages",
-            f"the chat template takes longer than {seconds:g} s for them",
-        ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +147,7 @@ class RendererWorkers:
     def is_stuck(self) -> bool:
         """True if calls with a time limit are refused: too many are abandoned."""
         limit = _ABANDONED_PER_WORKER * self.limiter.total_tokens
-        return self._count_abandoned() >= limit
+        return bool(self._abandoned) and len(self.list_abandoned()) >= limit
 
     def describe_place(self, name: str) -> Workplace:
         """Describe the threads to people, by the name of one."""
@@ -186,7 +194,7 @@ class RendererWorkers:
         logger.warning(
             "a rendering call was abandoned after %g s; %d abandoned threads still run",
             seconds,
-            self._count_abandoned(),
+            len(self.list_abandoned()),
         )
         raise TookTooLong()
 
@@ -196,16 +204,13 @@ class RendererWorkers:
             workers=int(state.total_tokens),
             busy=state.borrowed_tokens,
             waiting=self._turns.num_waiting,
-            abandoned=self._count_abandoned(),
+            abandoned=len(self.list_abandoned()),
         )
 
     def list_abandoned(self) -> Sequence[Owned]:
         """Return the calls whose tasks have gone on without them, and which still run."""
         self._abandoned = [call for call in self._abandoned if not call.has_ended]
         return self._abandoned
-
-    def _count_abandoned(self) -> int:
-        return len(self.list_abandoned())
 
 
 class _Call(Owned, Generic[T]):

@@ -20,12 +20,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import trio
 
-from ...observe import find_owner
+from ...observe import Owner, find_owner, find_owner_of
 
 # The most seconds that work of each class takes; one more class has longer work.
 _BOUNDS = (0.001, 0.004, 0.016, 0.064, 0.256, 1.024)
@@ -42,22 +43,19 @@ class Turn:
 
     Attributes:
       seconds: the time that it is expected to take.
+      is_long: it must leave a place to shorter work.
       begun: is set when its turn comes.
       owner: the request that it belongs to.
     """
 
-    __slots__ = ("begun", "index", "owner", "seconds")
+    __slots__ = ("begun", "index", "is_long", "owner", "seconds")
 
     def __init__(self, seconds: float) -> None:
         self.seconds = max(seconds, _LEAST_SECONDS)
         self.index = bisect_left(_BOUNDS, self.seconds)
+        self.is_long = self.index >= _FIRST_LONG
         self.begun = trio.Event()
         self.owner = find_owner()
-
-    @property
-    def is_long(self) -> bool:
-        """True if it must leave a place to shorter work."""
-        return self.index >= _FIRST_LONG
 
 
 class _Class:
@@ -101,12 +99,13 @@ class TurnQueue:
 
     def pop(self, *, takes_long: bool) -> Turn | None:
         """Remove and return the next turn, if any; a long one only if `takes_long`."""
-        classes = self._classes if takes_long else self._classes[:_FIRST_LONG]
-        waiting = [each for each in classes if each.turns]
-        if not waiting:
+        first = None
+        for each in self._classes if takes_long else self._classes[:_FIRST_LONG]:
+            # The first of equals is the class of shorter work.
+            if each.turns and (first is None or each.begin < first.begin):
+                first = each
+        if first is None:
             return None
-        # min() returns the first of equals: the class of shorter work.
-        first = min(waiting, key=lambda each: each.begin)
         turn, _ = first.turns.popitem(last=False)
         self._now = first.begin
         first.begin += turn.seconds
@@ -154,7 +153,11 @@ class Turns:
             await turn.begun.wait()
             yield
         finally:
-            self._leave(turn)
+            if turn.begun.is_set():
+                self._limiter.release_on_behalf_of(turn)
+                self._num_long -= turn.is_long
+            else:
+                self._queue.discard(turn)
             self._begin()
 
     def _begin(self) -> None:
@@ -169,9 +172,29 @@ class Turns:
             self._num_long += turn.is_long
             turn.begun.set()
 
-    def _leave(self, turn: Turn) -> None:
-        if not turn.begun.is_set():
-            self._queue.discard(turn)
-            return
-        self._limiter.release_on_behalf_of(turn)
-        self._num_long -= turn.is_long
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workplace:
+    """Some workers of one kind, for reports to people.
+
+    Args:
+      name: of one of them, such as "renderer thread".
+      limiter: has a token for each.
+      list_waiting: returns the work that waits for one.
+    """
+
+    name: str
+    limiter: trio.CapacityLimiter
+    list_waiting: Callable[[], Iterable[object]] = tuple
+
+    def locate(self, owner: Owner) -> str | None:
+        """Return where the work of a request is; None if it is not here."""
+        if _has_work_of(owner, self.limiter.statistics().borrowers):
+            return self.name
+        if _has_work_of(owner, self.list_waiting()):
+            return f"queue for a {self.name}"
+        return None
+
+
+def _has_work_of(owner: Owner, things: Iterable[object]) -> bool:
+    return any(find_owner_of(each) is owner for each in things)

@@ -15,8 +15,7 @@ import trio
 
 from ...config import RenderConfig, parse_bytes
 from ...errors import RendererFull
-from ...types.client_holdings import ClientHoldings
-from ...types.pace import Pace
+from ...types.admission import ClientHoldings, Pace
 
 # The cost of a request without text, in characters: half a millisecond.
 _REQUEST_CHARACTERS = 500
@@ -60,6 +59,8 @@ class WaitingRoom:
         self._max_characters = max_characters
         self._requests = ClientHoldings()
         self._characters = ClientHoldings()
+        # Of the requests inside, in characters.
+        self._work = 0
         self._num_refused = 0
         self._pace = Pace()
 
@@ -93,10 +94,6 @@ class WaitingRoom:
     def counters(self) -> WaitingRoomCounters:
         return WaitingRoomCounters(refused=self._num_refused)
 
-    @property
-    def _work(self) -> int:
-        return self._characters.total + _REQUEST_CHARACTERS * self._requests.total
-
     def check_room(self, num_characters: int, client: str | None = None) -> None:
         """Raise RendererFull if the room is full for so much text.
 
@@ -118,6 +115,7 @@ class WaitingRoom:
     def _count(self, num_requests: int, num_characters: int, client: str) -> None:
         self._requests.change(client, num_requests)
         self._characters.change(client, num_characters)
+        self._work += num_characters + _REQUEST_CHARACTERS * num_requests
         self._pace.observe(trio.current_time(), self._work)
 
 
