@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import (
@@ -22,6 +24,7 @@ from transformers import PreTrainedTokenizerFast
 from trioserve.config import RenderConfig
 from trioserve.render import Renderer
 from trioserve.testing.fake_device import make_info
+from trioserve.testing.processors import ProcessorKind, save_tiny_processor
 from trioserve.testing.renderers import load_renderer
 from trioserve.testing.tokenizer import tiny_sentencepiece_tokenizer, tiny_tokenizer
 
@@ -74,6 +77,32 @@ def subject(request: pytest.FixtureRequest) -> Subject:
     """Each kind of renderer in turn."""
     found: Subject = request.getfixturevalue(request.param)
     return found
+
+
+@pytest.fixture
+def load_template(byte_level_folder: Path) -> Callable[..., Renderer]:
+    """Make a renderer with a chat template; options are RenderConfig's."""
+
+    def load(template: str, **options: Any) -> Renderer:
+        return load_renderer(
+            byte_level_folder,
+            RenderConfig(**options),
+            info=make_info(4096),
+            chat_template=template,
+        )
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def processor_folders(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[ProcessorKind, Path]:
+    """A model of each kind with an image processor."""
+    kinds: tuple[ProcessorKind, ...] = ("qwen2_vl", "qwen2_5_vl", "smolvlm", "llava")
+    return {
+        kind: save_tiny_processor(kind, tmp_path_factory.mktemp(kind)) for kind in kinds
+    }
 
 
 _WORDS = (

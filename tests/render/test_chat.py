@@ -227,27 +227,6 @@ async def test_template_variables_reach_a_given_template(
     assert prompt.text == "happy: Hi"
 
 
-@pytest.mark.parametrize(
-    ("template", "reason"),
-    [
-        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
-        ("{{ messages[0].missing.deeper }}", "missing"),
-        ("{{ messages[0].content + 1 }}", "str"),
-        ("{{ messages[0].content.__class__.__mro__ }}", "unsafe"),
-        ("{{ 1 // 0 }}", "zero"),
-    ],
-)
-async def test_what_a_template_raises_is_the_requests_fault(
-    byte_level_folder: Path, template: str, reason: str
-) -> None:
-    renderer = load_renderer(
-        byte_level_folder, RenderConfig(), info=make_info(64), chat_template=template
-    )
-    with pytest.raises(InvalidParameter, match=reason) as caught:
-        await renderer.render_chat([USER])
-    assert caught.value.param == "messages"
-
-
 @dataclass(frozen=True)
 class Turn:
     role: str

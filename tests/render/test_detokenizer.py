@@ -74,24 +74,21 @@ def test_byte_fallback_text_is_the_tokenizers_own_where_that_is_whole(
 
 
 @given(text=texts)
-def test_text_comes_back_after_a_prompt_with_its_leading_spaces(
+@example("<0x41>")
+def test_text_comes_back_behind_a_prompt_and_at_the_very_start(
     subject: Subject, text: str
 ) -> None:
-    detokenizer = subject.renderer.open_detokenizer(PROMPT)
     ids = subject.encode(text)
-    got, _, _ = push_cut(detokenizer, ids, range(len(ids)))
     # SentencePiece writes a space before every text except an empty one.
     prefix = " " if subject.renderer.vocabulary.drops_first_space and text else ""
-    assert got == prefix + text
-
-
-@given(text=texts)
-def test_text_at_the_very_start_comes_back_as_it_is(
-    subject: Subject, text: str
-) -> None:
-    detokenizer = subject.renderer.open_detokenizer(Prompt(token_ids=(1,)))
-    got, _, _ = push_cut(detokenizer, subject.encode(text), [])
-    assert got == text
+    for prompt, expected in ((PROMPT, prefix + text), (Prompt(token_ids=(1,)), text)):
+        detokenizer = subject.renderer.open_detokenizer(prompt)
+        # No delta holds half a character.
+        shown = ""
+        for token_id in ids:
+            shown += detokenizer.push([token_id]).text
+            assert expected.startswith(shown)
+        assert shown + detokenizer.finish().text == expected
 
 
 def test_a_special_token_leaves_the_next_one_at_the_start(
@@ -101,13 +98,6 @@ def test_a_special_token_leaves_the_next_one_at_the_start(
     ids = [1, *sentencepiece.encode("Hello")]
     text, _, _ = push_cut(detokenizer, ids, range(len(ids)))
     assert text == "Hello"
-
-
-@given(text=texts.filter(lambda text: "\N{REPLACEMENT CHARACTER}" not in text))
-def test_no_delta_holds_half_a_character(subject: Subject, text: str) -> None:
-    detokenizer = subject.renderer.open_detokenizer(PROMPT)
-    for token_id in subject.encode(text):
-        assert "\N{REPLACEMENT CHARACTER}" not in detokenizer.push([token_id]).text
 
 
 @given(ids=ids_lists)

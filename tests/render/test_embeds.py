@@ -23,7 +23,9 @@ from typing import Any
 import warnings
 import zipfile
 
+from examples import examples
 from hypothesis import given, strategies as st
+from mutation import NUMBERS, mutate
 import pytest
 import safetensors.torch
 import torch
@@ -38,11 +40,15 @@ HIDDEN = 8
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def decode(
-    file: bytes | bytearray, *, dtype: str = "bfloat16", max_tokens: int = 64
+def decode(file: bytes | bytearray, **options: Any) -> DecodedEmbeds:
+    return decode_payload(base64.b64encode(file), **options)
+
+
+def decode_payload(
+    payload: bytes | memoryview, *, dtype: str = "bfloat16", max_tokens: int = 64
 ) -> DecodedEmbeds:
     return decode_embeds(
-        base64.b64encode(file),
+        payload,
         hidden_size=HIDDEN,
         dtype=dtype,
         max_tokens=max_tokens,
@@ -228,13 +234,7 @@ def test_a_safetensors_header_of_any_length_is_read() -> None:
 def test_a_view_may_be_the_callers() -> None:
     tensor = draw(5, HIDDEN, dtype=torch.bfloat16)
     body = b'{"prompt_embeds":"' + base64.b64encode(save(tensor)) + b'"}'
-    decoded = decode_embeds(
-        memoryview(body)[18:-2],
-        hidden_size=HIDDEN,
-        dtype="bfloat16",
-        max_tokens=6,
-        param="prompt_embeds",
-    )
+    decoded = decode_payload(memoryview(body)[18:-2], max_tokens=6)
     assert decoded.tensor.dtype == "bfloat16"
     assert decoded.tensor.shape == (5, HIDDEN)
     assert torch.equal(to_tensor(decoded), tensor)
@@ -316,13 +316,7 @@ def test_a_row_repeated_a_billion_times_is_too_long() -> None:
 )
 def test_a_payload_that_is_no_file_in_base64_is_refused(payload: bytes) -> None:
     with pytest.raises(InvalidParameter, match="^prompt_embeds: "):
-        decode_embeds(
-            payload,
-            hidden_size=HIDDEN,
-            dtype="bfloat16",
-            max_tokens=64,
-            param="prompt_embeds",
-        )
+        decode_payload(payload)
 
 
 @pytest.mark.parametrize(
@@ -428,42 +422,6 @@ STORED = bytes(5 * HIDDEN * 4)
 TAKEN = Stored("0", 5 * HIDDEN)
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        rebuild(TAKEN, (6, HIDDEN), (HIDDEN, 1)),
-        rebuild(TAKEN, (5, HIDDEN), (HIDDEN, 1), 1),
-        rebuild(TAKEN, (5, HIDDEN), (HIDDEN, 2)),
-        rebuild(TAKEN, (5, HIDDEN), (2**62, 1)),
-        rebuild(TAKEN, (5, HIDDEN), (HIDDEN, 1), 2**62),
-        rebuild(TAKEN, (5, HIDDEN), (HIDDEN, 1), -1),
-        rebuild(TAKEN, (5, HIDDEN), (-HIDDEN, 1), 32),
-        rebuild(TAKEN, (-5, -HIDDEN), (HIDDEN, 1)),
-        rebuild(TAKEN, (5, HIDDEN), (HIDDEN,)),
-        rebuild(TAKEN, (2**600, HIDDEN), (0, 0)),
-        rebuild(TAKEN, (5, float("nan")), (HIDDEN, 1)),
-        rebuild(TAKEN, (5, "8"), (HIDDEN, 1)),
-        rebuild(TAKEN, (5, True), (HIDDEN, 1)),
-        rebuild(TAKEN, 5, HIDDEN),
-        rebuild(TAKEN, None, None),
-        rebuild(TAKEN, (5, HIDDEN), (HIDDEN, 1), None),
-        rebuild(Stored("0", 5 * HIDDEN + 1), (5, HIDDEN), (HIDDEN, 1)),
-        rebuild(Stored("0", 2**62), (2**59, HIDDEN), (HIDDEN, 1)),
-        rebuild(Stored("0", -1), (5, HIDDEN), (HIDDEN, 1)),
-        rebuild(Stored("0", 40, torch.DoubleStorage), (5, HIDDEN), (HIDDEN, 1)),
-        rebuild(Stored("1", 40), (5, HIDDEN), (HIDDEN, 1)),
-        rebuild(Stored("../data.pkl", 40), (5, HIDDEN), (HIDDEN, 1)),
-        Reduced(torch._utils._rebuild_tensor_v2, TAKEN),
-        Reduced(torch._utils._rebuild_parameter, TAKEN, False, None),
-        Reduced(torch._utils._rebuild_parameter, 7, False, None),
-        Reduced(torch.serialization._get_layout, "torch.sparse_coo"),
-        TAKEN,
-    ],
-)
-def test_a_tensor_must_lie_inside_its_storage(program: object) -> None:
-    assert refuse(pack(program, STORED))
-
-
 def pack_sparse(places: list[list[int]], size: tuple[int, ...]) -> bytes:
     indices = torch.tensor(places)
     num_values = indices.shape[1]
@@ -516,71 +474,102 @@ PLACES = rebuild(Stored("0", 4, torch.LongStorage), (2, 2), (2, 1))
 VALUES = rebuild(Stored("1", 2), (2,), (1,))
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        rebuild_sparse(PLACES, VALUES, (5,)),
-        rebuild_sparse(PLACES, VALUES, (5, HIDDEN, 1)),
-        rebuild_sparse(PLACES, VALUES, (-5, -HIDDEN)),
-        rebuild_sparse(PLACES, VALUES, ()),
-        rebuild_sparse(PLACES, VALUES, None),
-        rebuild_sparse(PLACES, VALUES, (2, 2, *(1,) * 9)),
-        rebuild_sparse(PLACES, PLACES, (5, HIDDEN)),
-        rebuild_sparse(VALUES, VALUES, (5, HIDDEN)),
-        rebuild_sparse(VALUES, PLACES, (5, HIDDEN)),
-        rebuild_sparse(PLACES, TAKEN, (5, HIDDEN)),
-        rebuild_sparse(None, None, (5, HIDDEN)),
-        rebuild_sparse(
-            rebuild(Stored("0", 4, torch.LongStorage), (0, 2), (2, 1)),
-            VALUES,
-            (5, HIDDEN),
-        ),
-    ],
-)
-def test_the_parts_of_a_sparse_tensor_must_fit_together(program: object) -> None:
-    assert refuse(pack(program, bytes(32), bytes(8)))
+OUTSIDE_THE_STORAGE = [
+    rebuild(TAKEN, (6, HIDDEN), (HIDDEN, 1)),
+    rebuild(TAKEN, (5, HIDDEN), (HIDDEN, 1), 1),
+    rebuild(TAKEN, (5, HIDDEN), (HIDDEN, 2)),
+    rebuild(TAKEN, (5, HIDDEN), (2**62, 1)),
+    rebuild(TAKEN, (5, HIDDEN), (HIDDEN, 1), 2**62),
+    rebuild(TAKEN, (5, HIDDEN), (HIDDEN, 1), -1),
+    rebuild(TAKEN, (5, HIDDEN), (-HIDDEN, 1), 32),
+    rebuild(TAKEN, (-5, -HIDDEN), (HIDDEN, 1)),
+    rebuild(TAKEN, (5, HIDDEN), (HIDDEN,)),
+    rebuild(TAKEN, (2**600, HIDDEN), (0, 0)),
+    rebuild(TAKEN, (5, float("nan")), (HIDDEN, 1)),
+    rebuild(TAKEN, (5, "8"), (HIDDEN, 1)),
+    rebuild(TAKEN, (5, True), (HIDDEN, 1)),
+    rebuild(TAKEN, 5, HIDDEN),
+    rebuild(TAKEN, None, None),
+    rebuild(TAKEN, (5, HIDDEN), (HIDDEN, 1), None),
+    rebuild(Stored("0", 5 * HIDDEN + 1), (5, HIDDEN), (HIDDEN, 1)),
+    rebuild(Stored("0", 2**62), (2**59, HIDDEN), (HIDDEN, 1)),
+    rebuild(Stored("0", -1), (5, HIDDEN), (HIDDEN, 1)),
+    rebuild(Stored("0", 40, torch.DoubleStorage), (5, HIDDEN), (HIDDEN, 1)),
+    rebuild(Stored("1", 40), (5, HIDDEN), (HIDDEN, 1)),
+    rebuild(Stored("../data.pkl", 40), (5, HIDDEN), (HIDDEN, 1)),
+    Reduced(torch._utils._rebuild_tensor_v2, TAKEN),
+    Reduced(torch._utils._rebuild_parameter, TAKEN, False, None),
+    Reduced(torch._utils._rebuild_parameter, 7, False, None),
+    Reduced(torch.serialization._get_layout, "torch.sparse_coo"),
+    TAKEN,
+]
+
+UNFIT_PARTS = [
+    rebuild_sparse(PLACES, VALUES, (5,)),
+    rebuild_sparse(PLACES, VALUES, (5, HIDDEN, 1)),
+    rebuild_sparse(PLACES, VALUES, (-5, -HIDDEN)),
+    rebuild_sparse(PLACES, VALUES, ()),
+    rebuild_sparse(PLACES, VALUES, None),
+    rebuild_sparse(PLACES, VALUES, (2, 2, *(1,) * 9)),
+    rebuild_sparse(PLACES, PLACES, (5, HIDDEN)),
+    rebuild_sparse(VALUES, VALUES, (5, HIDDEN)),
+    rebuild_sparse(VALUES, PLACES, (5, HIDDEN)),
+    rebuild_sparse(PLACES, TAKEN, (5, HIDDEN)),
+    rebuild_sparse(None, None, (5, HIDDEN)),
+    rebuild_sparse(
+        rebuild(Stored("0", 4, torch.LongStorage), (0, 2), (2, 1)),
+        VALUES,
+        (5, HIDDEN),
+    ),
+]
+
+NO_PICKLES = [
+    b"",
+    b".",
+    b"\x80\x02.",
+    b"K",
+    b"K\x01.",
+    b"h\x00.",
+    b"q\x00.",
+    b"t.",
+    b"(0t.",
+    b"K\x01(R.",
+    b"\x85.",
+    b"K\x01\x87.",
+    b"R.",
+    b"))R.",
+    b"Q.",
+    b"K\x01Q.",
+    b"X\xff\xff\xff\xff.",
+    b"X\x01\x00\x00\x00\xff.",
+    b"\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.",
+    b"\x95\xff\xff\xff\xff\xff\xff\xff\x7f.",
+    b"\x8a\xff.",
+    b"\x8b\xff\xff\xff\x7f.",
+    b"K\x01r\xff\xff\xff\x7f.",
+    b"ctorch",
+    b"ctorch\nSize",
+    b"ctorch\nSize\n)R.",
+    b"ccollections\nOrderedDict\n)\x85R.",
+    b"cos\nsystem\n.",
+    b"(" * 60_000,
+    b")" + b"\x85" * 60_000 + b".",
+    b")" + b"q\x00h\x00h\x00\x86" * 10_000 + b".",
+    b")" * 65_537,
+]
 
 
 @pytest.mark.parametrize(
-    "program",
+    "file",
     [
-        b"",
-        b".",
-        b"\x80\x02.",
-        b"K",
-        b"K\x01.",
-        b"h\x00.",
-        b"q\x00.",
-        b"t.",
-        b"(0t.",
-        b"K\x01(R.",
-        b"\x85.",
-        b"K\x01\x87.",
-        b"R.",
-        b"))R.",
-        b"Q.",
-        b"K\x01Q.",
-        b"X\xff\xff\xff\xff.",
-        b"X\x01\x00\x00\x00\xff.",
-        b"\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.",
-        b"\x95\xff\xff\xff\xff\xff\xff\xff\x7f.",
-        b"\x8a\xff.",
-        b"\x8b\xff\xff\xff\x7f.",
-        b"K\x01r\xff\xff\xff\x7f.",
-        b"ctorch",
-        b"ctorch\nSize",
-        b"ctorch\nSize\n)R.",
-        b"ccollections\nOrderedDict\n)\x85R.",
-        b"cos\nsystem\n.",
-        b"(" * 60_000,
-        b")" + b"\x85" * 60_000 + b".",
-        b")" + b"q\x00h\x00h\x00\x86" * 10_000 + b".",
-        b")" * 65_537,
+        *(pack(program, STORED) for program in OUTSIDE_THE_STORAGE),
+        *(pack(program, bytes(32), bytes(8)) for program in UNFIT_PARTS),
+        *map(pack, NO_PICKLES),
     ],
-    ids=lambda program: repr(program[:12]),
 )
-def test_a_pickle_that_makes_no_sense_is_refused(program: bytes) -> None:
-    assert refuse(pack(program))
+def test_a_program_that_makes_no_tensor_is_refused(file: bytes) -> None:
+    """It reaches out of its storages, or is not what torch writes."""
+    assert refuse(file)
 
 
 def test_a_zip_that_is_not_as_torch_writes_it_is_refused() -> None:
@@ -709,7 +698,7 @@ def test_safetensors_itself_accepts_the_accepted_files(
 
 # Thousands of damaged files.
 
-NUM_DAMAGED_FILES = 6000
+NUM_DAMAGED_FILES = examples(6000)
 
 # More memory than decoding may allocate, and less than a machine has.
 MEMORY_LIMIT = 2 * 2**30
@@ -719,9 +708,10 @@ MEMORY_LIMIT = 2 * 2**30
 def test_no_damaged_file_harms_the_process() -> None:
     seed = random.randrange(2**32)
     root = Path(trioserve.__file__).parent.parent
+    paths = os.pathsep.join((str(root), str(root / "tests" / "support")))
     end = subprocess.run(
-        [sys.executable, __file__, str(seed)],
-        env={**os.environ, "PYTHONPATH": str(root)},
+        [sys.executable, __file__, str(seed), str(NUM_DAMAGED_FILES)],
+        env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
     )
@@ -729,10 +719,10 @@ def test_no_damaged_file_harms_the_process() -> None:
     num_read, num_refused = map(int, end.stdout.split())
     assert num_read + num_refused == NUM_DAMAGED_FILES
     # A file with damaged elements is read; other damage is found.
-    assert num_read > 100 and num_refused > 100
+    assert min(num_read, num_refused) > NUM_DAMAGED_FILES / 50
 
 
-def throw_damaged_files(seed: int) -> None:
+def throw_damaged_files(seed: int, number: int) -> None:
     """Decode damaged files in limited memory; count those read and those refused."""
     torch.set_num_threads(1)
     chance = random.Random(seed)
@@ -742,10 +732,8 @@ def throw_damaged_files(seed: int) -> None:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limit = used + MEMORY_LIMIT
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    num_read = sum(
-        is_read(damage(right, chance), chance) for _ in range(NUM_DAMAGED_FILES)
-    )
-    print(num_read, NUM_DAMAGED_FILES - num_read)
+    num_read = sum(is_read(damage(right, chance), chance) for _ in range(number))
+    print(num_read, number - num_read)
 
 
 def list_right_files() -> list[bytes]:
@@ -773,36 +761,8 @@ def damage(right: list[bytes], chance: random.Random) -> bytes:
     file = bytearray(chance.choice(right))
     if file.startswith(b"PK") and chance.random() < 0.3:
         write_pickled_number(file, chance)
-    for _ in range(chance.choice([0, 1, 1, 1, 2, 5])):
-        chance.choice(DAMAGES)(file, chance)
-    if chance.random() < 0.1:
-        return bytes(splice(file, chance.choice(right), chance))
-    return bytes(file)
-
-
-NUMBERS = [
-    *(0, 1, 2, 3, 4, 5, 7, 8, 9, 40, 41, 64, 160, 255),
-    *(2**15, 2**16 - 1, 2**20, 2**31 - 1, 2**31, 2**32 - 1),
-    *(2**33, 2**40, 2**62, 2**63 - 1, -1, -2, -8, -(2**31), -(2**63)),
-]
-
-
-def flip_bits(file: bytearray, chance: random.Random) -> None:
-    for _ in range(chance.choice([1, 2, 8])):
-        file[chance.randrange(len(file))] ^= 1 << chance.randrange(8)
-
-
-def write_number(file: bytearray, chance: random.Random) -> None:
-    """Write a number at a random offset, mostly in the headers or the directory."""
-    size = chance.choice([1, 2, 4, 8])
-    number = chance.choice(NUMBERS) % 2 ** (8 * size)
-    at = chance.choice(
-        [
-            chance.randrange(min(512, len(file))),
-            len(file) - 1 - chance.randrange(min(700, len(file))),
-        ]
-    )
-    file[at : at + size] = number.to_bytes(size, "little")
+        return bytes(file)
+    return mutate(file, chance)
 
 
 NUMBER_SIZES = {"BININT1": 1, "BININT2": 2, "BININT": 4}
@@ -820,29 +780,6 @@ def write_pickled_number(file: bytearray, chance: random.Random) -> None:
     )
     number = chance.choice(NUMBERS) % 2 ** (8 * size)
     file[at : at + size] = number.to_bytes(size, "little")
-
-
-def cut(file: bytearray, chance: random.Random) -> None:
-    del file[1 + chance.randrange(len(file)) :]
-
-
-def drop(file: bytearray, chance: random.Random) -> None:
-    at = chance.randrange(len(file))
-    del file[at : at + chance.choice([1, 2, 30, 46])]
-    file += b"\0"
-
-
-def repeat(file: bytearray, chance: random.Random) -> None:
-    at = chance.randrange(len(file))
-    file[at:at] = file[at : at + chance.choice([1, 2, 30, 46])]
-
-
-DAMAGES = [flip_bits, write_number, cut, drop, repeat]
-
-
-def splice(file: bytearray, other: bytes, chance: random.Random) -> bytearray:
-    at = chance.randrange(len(file))
-    return file[:at] + other[chance.randrange(len(other)) :]
 
 
 def make_up(chance: random.Random) -> bytes:
@@ -870,4 +807,4 @@ def make_up(chance: random.Random) -> bytes:
 
 
 if __name__ == "__main__":
-    throw_damaged_files(int(sys.argv[1]))
+    throw_damaged_files(*map(int, sys.argv[1:]))

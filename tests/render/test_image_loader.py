@@ -259,12 +259,6 @@ def test_an_allowed_path_that_is_no_folder_ends_the_start(
     assert refused.value.field == "allowed_local_media_path"
 
 
-def test_an_allowed_domain_that_is_no_host_ends_the_start() -> None:
-    with pytest.raises(InvalidConfig) as refused:
-        make_loader(allowed_media_domains=("http://a.example",))
-    assert refused.value.field == "allowed_media_domains"
-
-
 async def test_a_file_that_is_no_image_is_refused_when_it_is_decoded() -> None:
     loader = make_loader(max_image_pixels=6)
     for data, reason in (

@@ -56,13 +56,6 @@ TOKENS = {
 SIZES = ((64, 64), (301, 97), (50, 200), (1, 1), (129, 127))
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[ProcessorKind, Path]:
-    return {
-        kind: save_tiny_processor(kind, tmp_path_factory.mktemp(kind)) for kind in KINDS
-    }
-
-
 def load(folder: Path, **changes: Any) -> ImageProcessor:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     processor = load_image_processor(folder, tokenizer, MediaConfig(**changes))
@@ -119,9 +112,11 @@ def to_tensor(tensor: TensorBytes) -> torch.Tensor:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_image_becomes_the_tensors_of_transformers(
-    folders: dict[ProcessorKind, Path], kind: ProcessorKind, size: tuple[int, int]
+    processor_folders: dict[ProcessorKind, Path],
+    kind: ProcessorKind,
+    size: tuple[int, int],
 ) -> None:
-    folder, image = folders[kind], draw(size)
+    folder, image = processor_folders[kind], draw(size)
     processor = load(folder)
     mine = processor.process(image, bytes(KEY_BYTES))
     oracle = load_oracle(folder, ORACLES[kind])
@@ -142,10 +137,12 @@ def test_an_image_becomes_the_tensors_of_transformers(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_images_become_the_same_tensors_as_each_alone(
-    folders: dict[ProcessorKind, Path], kind: ProcessorKind
+    processor_folders: dict[ProcessorKind, Path], kind: ProcessorKind
 ) -> None:
-    folder, images = folders[kind], [draw((90, 60), seed) for seed in range(2)]
+    folder, images = processor_folders[kind], [draw((90, 60), i) for i in range(2)]
     processor = load(folder)
+    assert processor.image_token == TOKENS[kind]
+    assert processor.image_token_id == special_token_ids(folder)[TOKENS[kind]]
     mine = [processor.process(image, bytes(KEY_BYTES)) for image in images]
     oracle = load_oracle(folder, ORACLES[kind])
     token = processor.image_token
@@ -155,21 +152,11 @@ def test_several_images_become_the_same_tensors_as_each_alone(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_image_token_is_found_in_the_vocabulary(
-    folders: dict[ProcessorKind, Path], kind: ProcessorKind
-) -> None:
-    processor = load(folders[kind])
-    assert processor.image_token == TOKENS[kind]
-    ids = special_token_ids(folders[kind])
-    assert processor.image_token_id == ids[TOKENS[kind]]
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_folder_that_transformers_has_saved_is_read_too(
-    folders: dict[ProcessorKind, Path], kind: ProcessorKind, tmp_path: Path
+    processor_folders: dict[ProcessorKind, Path], kind: ProcessorKind, tmp_path: Path
 ) -> None:
     """Such a folder has the settings of all processors in one file."""
-    oracle = load_oracle(folders[kind], ORACLES[kind])
+    oracle = load_oracle(processor_folders[kind], ORACLES[kind])
     settings = {
         **oracle.to_dict(),
         "processor_class": ORACLES[kind],
@@ -178,7 +165,10 @@ def test_a_folder_that_transformers_has_saved_is_read_too(
     oracle.tokenizer.save_pretrained(tmp_path)
     (tmp_path / "processor_config.json").write_text(json.dumps(settings))
     image = draw((90, 60))
-    mine = [load(f).process(image, bytes(KEY_BYTES)) for f in (folders[kind], tmp_path)]
+    mine = [
+        load(f).process(image, bytes(KEY_BYTES))
+        for f in (processor_folders[kind], tmp_path)
+    ]
     assert mine[0] == mine[1]
 
 
@@ -243,12 +233,12 @@ def test_broken_and_unknown_processors_end_the_start(
 
 
 def test_the_error_names_a_package_that_a_processor_lacks(
-    folders: dict[ProcessorKind, Path], monkeypatch: pytest.MonkeyPatch
+    processor_folders: dict[ProcessorKind, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SmolVLM's writes lengths of videos in words. It needs num2words in any case."""
     monkeypatch.setattr(processing_smolvlm, "num2words", None)
     with pytest.raises(UnsupportedModel, match="pip install num2words"):
-        load(folders["smolvlm"])
+        load(processor_folders["smolvlm"])
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", "7"])
@@ -284,8 +274,8 @@ def test_two_tokens_for_images_are_not_supported(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def processor(folders: dict[ProcessorKind, Path]) -> ImageProcessor:
-    return load(folders["llava"])
+def processor(processor_folders: dict[ProcessorKind, Path]) -> ImageProcessor:
+    return load(processor_folders["llava"])
 
 
 class CountingLoader(ImageLoader):
@@ -333,10 +323,10 @@ async def test_an_image_that_was_prepared_is_not_even_decoded_again(
 
 
 async def test_the_least_recently_used_images_make_room(
-    processor: ImageProcessor, folders: dict[ProcessorKind, Path]
+    processor: ImageProcessor, processor_folders: dict[ProcessorKind, Path]
 ) -> None:
     size = processor.process(draw(), bytes(KEY_BYTES)).num_bytes
-    small = load(folders["llava"], processor_cache_memory=str(2 * size))
+    small = load(processor_folders["llava"], processor_cache_memory=str(2 * size))
     renderer = ImageRenderer(small, MediaConfig())
     urls = [data_url(draw(seed=seed)) for seed in range(3)]
     for index in (0, 1, 0, 2, 0, 1):
@@ -348,10 +338,10 @@ async def test_the_least_recently_used_images_make_room(
 
 
 async def test_a_refusal_says_when_the_images_in_use_will_be_freed(
-    folders: dict[ProcessorKind, Path], mock_clock: MockClock
+    processor_folders: dict[ProcessorKind, Path], mock_clock: MockClock
 ) -> None:
     """Two images are held, and one is freed in twenty seconds."""
-    processor = load(folders["llava"], processor_cache_memory="0")
+    processor = load(processor_folders["llava"], processor_cache_memory="0")
     size = processor.process(draw(), bytes(KEY_BYTES)).num_bytes
     config = MediaConfig(max_images_memory=str(2 * size), processor_cache_memory="0")
     renderer = ImageRenderer(processor, config)
@@ -366,9 +356,9 @@ async def test_a_refusal_says_when_the_images_in_use_will_be_freed(
 
 
 async def test_new_images_are_refused_while_those_in_use_take_all_the_memory(
-    folders: dict[ProcessorKind, Path],
+    processor_folders: dict[ProcessorKind, Path],
 ) -> None:
-    processor = load(folders["llava"], processor_cache_memory="0")
+    processor = load(processor_folders["llava"], processor_cache_memory="0")
     size = processor.process(draw(), bytes(KEY_BYTES)).num_bytes
     config = MediaConfig(max_images_memory=str(2 * size), processor_cache_memory="0")
     renderer = ImageRenderer(processor, config)
@@ -389,10 +379,10 @@ async def test_new_images_are_refused_while_those_in_use_take_all_the_memory(
 
 @pytest.mark.parametrize("memory", ["0", "1"])
 async def test_a_cache_may_be_off_or_too_small_for_any_image(
-    folders: dict[ProcessorKind, Path], memory: str
+    processor_folders: dict[ProcessorKind, Path], memory: str
 ) -> None:
     renderer = ImageRenderer(
-        load(folders["llava"], processor_cache_memory=memory), MediaConfig()
+        load(processor_folders["llava"], processor_cache_memory=memory), MediaConfig()
     )
     url = data_url(draw())
     first, second = [await renderer.render(url, param="x") for _ in range(2)]
@@ -402,11 +392,9 @@ async def test_a_cache_may_be_off_or_too_small_for_any_image(
 
 
 async def test_requests_that_bring_the_same_image_at_once_wait_for_one(
-    processor: ImageProcessor,
+    gated: tuple[CountingLoader, ImageRenderer],
 ) -> None:
-    loader = CountingLoader()
-    loader.gate = trio.Event()
-    renderer = ImageRenderer(processor, MediaConfig(), loader=loader)
+    loader, renderer = gated
     url = data_url(draw())
     prepared: list[ProcessedImage] = []
 
@@ -425,6 +413,13 @@ async def test_requests_that_bring_the_same_image_at_once_wait_for_one(
     assert (counters.hits, counters.misses) == (2, 1)
 
 
+@pytest.fixture
+def gated(processor: ImageProcessor) -> tuple[CountingLoader, ImageRenderer]:
+    loader = CountingLoader()
+    loader.gate = trio.Event()
+    return loader, ImageRenderer(processor, MediaConfig(), loader=loader)
+
+
 async def wait_for_decoding(loader: CountingLoader) -> None:
     """Wait until all tasks are as far as they get with the gate shut."""
     await trio.testing.wait_all_tasks_blocked()
@@ -434,11 +429,9 @@ async def wait_for_decoding(loader: CountingLoader) -> None:
 
 
 async def test_a_request_prepares_the_image_itself_if_the_other_one_leaves(
-    processor: ImageProcessor,
+    gated: tuple[CountingLoader, ImageRenderer],
 ) -> None:
-    loader = CountingLoader()
-    loader.gate = trio.Event()
-    renderer = ImageRenderer(processor, MediaConfig(), loader=loader)
+    loader, renderer = gated
     url = data_url(draw())
     prepared: list[ProcessedImage] = []
 
@@ -461,12 +454,10 @@ async def test_a_request_prepares_the_image_itself_if_the_other_one_leaves(
 
 
 async def test_every_request_gets_the_error_of_its_image(
-    processor: ImageProcessor,
+    gated: tuple[CountingLoader, ImageRenderer],
 ) -> None:
     """A request that waited for the same image gets an error with its own field."""
-    loader = CountingLoader()
-    loader.gate = trio.Event()
-    renderer = ImageRenderer(processor, MediaConfig(), loader=loader)
+    loader, renderer = gated
     params: list[str | None] = []
 
     async def render(param: str) -> None:

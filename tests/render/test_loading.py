@@ -8,30 +8,14 @@ import shutil
 
 import pytest
 from tokenizers import Tokenizer, decoders
-from transformers import AutoTokenizer
 
 from trioserve.config import RenderConfig
 from trioserve.errors import InvalidConfig, UnsupportedModel, WeightsBroken
-from trioserve.render import Renderer, TokenizeOptions
 from trioserve.testing.fake_device import make_info
 from trioserve.testing.renderers import load_renderer
 from trioserve.testing.tokenizer import tiny_sentencepiece_tokenizer, tiny_tokenizer
 
 CONFIG = RenderConfig()
-TEXTS = [
-    "",
-    "a",
-    " Hello  world\n",
-    "Zwölf größere Bücher, 你好世界 🙂",
-    "<|im_start|>user\n</s><s>x",
-    "def main():\n    return [1, 2, 3]\n" * 20,
-]
-CHAT = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "What is the capital of France?"},
-    {"role": "assistant", "content": "Paris."},
-    {"role": "user", "content": "And of Italy?  "},
-]
 
 
 @pytest.fixture
@@ -87,40 +71,6 @@ async def test_truncation_that_the_file_asks_for_is_not_done(folder: Path) -> No
     renderer = load_renderer(folder, CONFIG, info=make_info(64))
     assert len((await renderer.render_text("xyzxyz")).token_ids) == 6
     assert len((await renderer.render_text("x")).token_ids) == 1
-
-
-async def check_ids(folder: Path, renderer: Renderer) -> None:
-    oracle = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    for text in filter(None, TEXTS):
-        for special in (True, False):
-            ids = oracle(text, add_special_tokens=special)["input_ids"]
-            got = await renderer.render_text(
-                text, TokenizeOptions(add_special_tokens=special)
-            )
-            assert list(got.token_ids) == ids
-            assert await renderer.detokenize(ids) == oracle.decode(ids)
-    if oracle.chat_template is None:
-        return
-    chat = oracle.apply_chat_template(CHAT, add_generation_prompt=True)
-    assert list((await renderer.render_chat(CHAT)).token_ids) == chat["input_ids"]
-
-
-@pytest.mark.parametrize("build", [tiny_tokenizer, tiny_sentencepiece_tokenizer])
-async def test_ids_are_those_of_transformers(tmp_path: Path, build: object) -> None:
-    assert callable(build)
-    build(tmp_path)
-    renderer = load_renderer(tmp_path, CONFIG, info=make_info(2048))
-    await check_ids(tmp_path, renderer)
-
-
-@pytest.mark.slow
-async def test_ids_of_the_default_model_are_those_of_transformers() -> None:
-    from trioserve.config import DEFAULT_MODEL
-    from trioserve.weights import resolve_description
-
-    folder = resolve_description(DEFAULT_MODEL).folder
-    renderer = load_renderer(folder, CONFIG, info=make_info(2048))
-    await check_ids(folder, renderer)
 
 
 @pytest.mark.parametrize("build", [tiny_tokenizer, tiny_sentencepiece_tokenizer])

@@ -18,7 +18,7 @@ from trioserve.config import MediaConfig, RenderConfig
 from trioserve.errors import InvalidParameter, NotSupported
 from trioserve.render import ChatOptions, Renderer, TokenizeOptions
 from trioserve.testing.fake_device import make_info
-from trioserve.testing.processors import VOCAB_SIZE, save_tiny_processor
+from trioserve.testing.processors import VOCAB_SIZE
 from trioserve.testing.renderers import load_renderer
 from trioserve.types.prompt import NO_TOKEN, EmbeddedInput
 
@@ -28,18 +28,11 @@ KINDS = ["qwen2_vl", "smolvlm", "llava"]
 Load = Callable[..., Renderer]
 
 
-@pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {
-        kind: save_tiny_processor(kind, tmp_path_factory.mktemp(kind)) for kind in KINDS
-    }
-
-
 @pytest.fixture
-def load(folders: dict[str, Path]) -> Load:
+def load(processor_folders: dict[str, Path]) -> Load:
     def load(kind: str = "qwen2_vl", **media: Any) -> Renderer:
         return load_renderer(
-            folders[kind],
+            processor_folders[kind],
             RenderConfig(enable_prompt_embeds=True),
             info=make_info(1024, vocab_size=VOCAB_SIZE, takes_images=True),
             media=MediaConfig(**media),
@@ -186,10 +179,10 @@ async def test_a_placeholder_in_a_chat_without_images_is_just_a_token(
     ["no part is shown", "{% for m in messages * 2 %}{{ m.content }}{% endfor %}"],
 )
 async def test_a_template_that_hides_or_repeats_vectors_is_refused(
-    folders: dict[str, Path], template: str
+    processor_folders: dict[str, Path], template: str
 ) -> None:
     renderer = load_renderer(
-        folders["qwen2_vl"],
+        processor_folders["qwen2_vl"],
         RenderConfig(enable_prompt_embeds=True),
         info=make_info(),
         chat_template=template,
@@ -198,8 +191,12 @@ async def test_a_template_that_hides_or_repeats_vectors_is_refused(
         await renderer.render_chat(user(embeds_part(torch.ones((2, HIDDEN_SIZE)))))
 
 
-async def test_a_model_that_sees_nothing_says_so(folders: dict[str, Path]) -> None:
-    renderer = load_renderer(folders["qwen2_vl"], RenderConfig(), info=make_info())
+async def test_a_model_that_sees_nothing_says_so(
+    processor_folders: dict[str, Path],
+) -> None:
+    renderer = load_renderer(
+        processor_folders["qwen2_vl"], RenderConfig(), info=make_info()
+    )
     with pytest.raises(NotSupported, match="sees no images") as caught:
         await renderer.render_chat(user(image_part(draw())))
     assert caught.value.param == "messages[0].content[0].image_url"

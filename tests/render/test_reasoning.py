@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import given, strategies as st
 import pytest
@@ -93,6 +93,10 @@ def test_how_a_text_is_cut_changes_nothing(
     assert split_cut(style, place, [text]) == expected
     assert split_cut(style, place, list(text)) == expected
     assert split_cut(style, place, cut(text, cuts)) == expected
+    splitter = ReasoningSplitter(style, place)
+    for piece in cut(text, cuts):
+        splitter.push(piece)
+    check_section(splitter, style, place, text)
 
 
 @given(tagged=tagged_texts(), place=st.sampled_from(PLACES))
@@ -115,18 +119,9 @@ def test_at_most_a_tag_and_whitespace_is_held_back(
         assert text[:end].endswith(rest.lstrip())
 
 
-@given(
-    tagged=tagged_texts() | texts.map(lambda text: (TIGHT, text)),
-    place=st.sampled_from(PLACES),
-    cuts=st.lists(st.integers(0, 60), max_size=6).map(sorted),
-)
-def test_the_section_has_the_right_offsets(
-    tagged: tuple[ReasoningStyle, str], place: Place, cuts: list[int]
+def check_section(
+    splitter: ReasoningSplitter, style: ReasoningStyle, place: Place, text: str
 ) -> None:
-    style, text = tagged
-    splitter = ReasoningSplitter(style, place)
-    for piece in cut(text, cuts):
-        splitter.push(piece)
     if place == "after":
         assert (splitter.begin, splitter.end) == (0, 0)
         return
@@ -339,19 +334,6 @@ def test_tokens_of_reasoning_are_counted_in_groups_of_any_size(
     assert whole.num_reasoning_tokens == expected
 
 
-def test_a_stop_string_is_found_before_the_text_is_split(reader: Reader) -> None:
-    whole, num_tokens = reader.read("[THINK]Hm. STOP Hm.[/THINK]Yes.", stop=("STOP",))
-    assert (whole.reasoning, whole.text, whole.stop_reason) == ("Hm. ", "", "STOP")
-    assert len(whole.token_ids) < num_tokens
-    assert whole.num_reasoning_tokens == len(whole.token_ids)
-
-
-def test_a_stop_string_may_be_a_tag(reader: Reader) -> None:
-    whole, _ = reader.read("[THINK]Hm.[/THINK]Yes.", stop=("[/THINK]",))
-    assert (whole.reasoning, whole.text) == ("Hm.", "")
-    assert whole.num_reasoning_tokens == len(whole.token_ids)
-
-
 @pytest.mark.parametrize("stop", [(), ("!",)])
 def test_after_its_end_an_answer_takes_no_more(
     reader: Reader, stop: tuple[str, ...]
@@ -405,20 +387,31 @@ def test_a_tokenizer_that_cannot_write_the_tags_is_refused(
         load_reasoning_tags("kimi", tokenizer, vocabulary)
 
 
-def test_text_that_a_stop_string_held_back_comes_with_the_end(reader: Reader) -> None:
-    whole, _ = reader.read("[THINK]Hm. S", stop=("STOP",))
-    assert (whole.reasoning, whole.text) == ("Hm. S", "")
-    whole, _ = reader.read("[THINK]Hm.[/THINK]Yes. S", stop=("STOP",))
-    assert (whole.reasoning, whole.text) == ("Hm.", "Yes. S")
-
-
-def test_an_answer_with_reasoning_keeps_its_stop_string_on_request(
-    reader: Reader,
+@pytest.mark.parametrize(
+    ("text", "options", "reasoning", "answer"),
+    [
+        # A stop string is found before the text is split, and may be a tag.
+        ("[THINK]Hm. STOP Hm.[/THINK]Yes.", {}, "Hm. ", ""),
+        ("[THINK]Hm.[/THINK]Yes. STOP No.", {}, "Hm.", "Yes. "),
+        ("[THINK]Hm.[/THINK]Yes.", {"stop": ("[/THINK]",)}, "Hm.", ""),
+        # Text that was held back comes with the end.
+        ("[THINK]Hm. S", {}, "Hm. S", ""),
+        ("[THINK]Hm.[/THINK]Yes. S", {}, "Hm.", "Yes. S"),
+        (
+            "[THINK]Hm.[/THINK]Yes. STOP No.",
+            {"include_stop_str_in_output": True},
+            *("Hm.", "Yes. STOP"),
+        ),
+    ],
+)
+def test_stop_strings_beside_reasoning(
+    reader: Reader, text: str, options: dict[str, Any], reasoning: str, answer: str
 ) -> None:
-    text, stop = "[THINK]Hm.[/THINK]Yes. STOP No.", ("STOP",)
-    cut, _ = reader.read(text, stop=stop)
-    kept, _ = reader.read(text, stop=stop, include_stop_str_in_output=True)
-    assert (cut.text, kept.text) == ("Yes. ", "Yes. STOP")
+    whole, num_tokens = reader.read(text, **{"stop": ("STOP",), **options})
+    assert (whole.reasoning, whole.text) == (reasoning, answer)
+    assert (whole.stop_reason is not None) == (len(whole.token_ids) < num_tokens)
+    if whole.stop_reason and not answer:
+        assert whole.num_reasoning_tokens == len(whole.token_ids)
 
 
 def test_an_answer_with_reasoning_is_not_stopped_before_its_min_tokens(

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
-from trioserve.config import RenderConfig
 from trioserve.errors import InvalidParameter
 from trioserve.render import ChatOptions, Renderer, open_template_processes
 from trioserve.render.text.probing import find_roles
 from trioserve.render.text.tool_history import MAX_ARGUMENTS
-from trioserve.testing.fake_device import make_info
-from trioserve.testing.renderers import load_renderer
 
 USER = {"role": "user", "content": "Hi"}
 TOOL = {
@@ -84,19 +80,6 @@ ENDLESS = (
 Load = Callable[..., Renderer]
 
 
-@pytest.fixture
-def load(byte_level_folder: Path) -> Load:
-    def load(template: str, **options: Any) -> Renderer:
-        return load_renderer(
-            byte_level_folder,
-            RenderConfig(**options),
-            info=make_info(),
-            chat_template=template,
-        )
-
-    return load
-
-
 async def render(renderer: Renderer, *messages: Any, **options: Any) -> str:
     prompt = await renderer.render_chat(messages, ChatOptions(**options))
     assert prompt.text is not None
@@ -112,21 +95,23 @@ async def render(renderer: Renderer, *messages: Any, **options: Any) -> str:
     ],
 )
 async def test_contents_come_in_the_form_that_the_template_reads(
-    load: Load, template: str, one: str, two: str
+    load_template: Load, template: str, one: str, two: str
 ) -> None:
-    renderer = load(template)
+    renderer = load_template(template)
     content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert await render(renderer, USER) == one
     assert await render(renderer, {"role": "user", "content": content}) == two
 
 
-async def test_a_template_that_wants_a_system_message_takes_strings(load: Load) -> None:
+async def test_a_template_that_wants_a_system_message_takes_strings(
+    load_template: Load,
+) -> None:
     strict = (
         "{% if messages[0].role != 'system' %}{{ raise_exception('who am I?') }}"
         "{% endif %}" + STRINGS
     )
     system = {"role": "system", "content": "x"}
-    assert await render(load(strict), system, USER) == "[system:x][user:Hi]"
+    assert await render(load_template(strict), system, USER) == "[system:x][user:Hi]"
 
 
 @pytest.mark.parametrize(
@@ -143,30 +128,34 @@ async def test_a_template_that_wants_a_system_message_takes_strings(load: Load) 
     ],
 )
 async def test_the_effort_of_reasoning_goes_to_templates_that_read_it(
-    load: Load, variable: str, effort: Any, shown: str
+    load_template: Load, variable: str, effort: Any, shown: str
 ) -> None:
-    renderer = load(STRINGS + "{{ %s }}" % variable)
+    renderer = load_template(STRINGS + "{{ %s }}" % variable)
     text = await render(renderer, USER, reasoning_effort=effort)
     assert text == f"[user:Hi]{shown}"
 
 
-async def test_tools_are_shown_to_the_model(load: Load) -> None:
-    text = await render(load(TOOLS), USER, tools=[TOOL])
+async def test_tools_are_shown_to_the_model(load_template: Load) -> None:
+    text = await render(load_template(TOOLS), USER, tools=[TOOL])
     assert text == f"<tools>{json.dumps(TOOL)}</tools>Hi"
-    assert await render(load(TOOLS), USER) == "Hi"
+    assert await render(load_template(TOOLS), USER) == "Hi"
 
 
-async def test_a_template_that_would_hide_tools_is_not_used(load: Load) -> None:
+async def test_a_template_that_would_hide_tools_is_not_used(
+    load_template: Load,
+) -> None:
     with pytest.raises(InvalidParameter, match="no place for tools") as caught:
-        await render(load(STRINGS, tool_call_parser="none"), USER, tools=[TOOL])
+        await render(
+            load_template(STRINGS, tool_call_parser="none"), USER, tools=[TOOL]
+        )
     assert caught.value.param == "tools"
 
 
-async def test_the_arguments_of_earlier_calls_are_objects(load: Load) -> None:
+async def test_the_arguments_of_earlier_calls_are_objects(load_template: Load) -> None:
     call = {"id": "1", "function": {"name": "look_up", "arguments": '{"word": "a"}'}}
     empty = {"id": "2", "function": {"name": "look_up", "arguments": ""}}
     message = {"role": "assistant", "content": None, "tool_calls": [call, empty]}
-    assert await render(load(TOOLS), message) == '{"word": "a"}{}'
+    assert await render(load_template(TOOLS), message) == '{"word": "a"}{}'
 
 
 CALL = {
@@ -195,9 +184,9 @@ def call(content: object = None, *calls: object) -> dict[str, object]:
     ],
 )
 async def test_earlier_calls_come_in_the_form_that_the_template_reads(
-    load: Load, template: str, content: object, expected: str
+    load_template: Load, template: str, content: object, expected: str
 ) -> None:
-    text = await render(load(template), USER, call(content), RESULT)
+    text = await render(load_template(template), USER, call(content), RESULT)
     assert text == f"[user:Hi]{expected}[tool:42]"
 
 
@@ -212,18 +201,20 @@ async def test_earlier_calls_come_in_the_form_that_the_template_reads(
     ],
 )
 async def test_calls_that_a_template_would_drop_are_refused(
-    load: Load, template: str, message: object, reason: str
+    load_template: Load, template: str, message: object, reason: str
 ) -> None:
     with pytest.raises(InvalidParameter, match=reason) as caught:
-        renderer = load(template, tool_call_parser="none")
+        renderer = load_template(template, tool_call_parser="none")
         await render(renderer, USER, message, RESULT)
     assert caught.value.param == "messages[1].tool_calls"
 
 
 async def test_calls_are_taken_with_the_tools_without_which_they_are_dropped(
-    load: Load,
+    load_template: Load,
 ) -> None:
-    text = await render(load(CALLS_OF_TOOLS), USER, call(), RESULT, tools=[TOOL])
+    text = await render(
+        load_template(CALLS_OF_TOOLS), USER, call(), RESULT, tools=[TOOL]
+    )
     assert text.endswith('[user:Hi][assistant:<look_up {"word": "ä"}>][tool:42]')
 
 
@@ -247,23 +238,27 @@ STRICT_REASONING = (
     ],
 )
 async def test_a_text_joins_the_reasoning_if_the_template_refuses_both(
-    load: Load, content: str | None, reasoning: str | None, shown: str
+    load_template: Load, content: str | None, reasoning: str | None, shown: str
 ) -> None:
     message = {**call(content), "reasoning": reasoning}
-    text = await render(load(STRICT_REASONING), USER, message, RESULT)
+    text = await render(load_template(STRICT_REASONING), USER, message, RESULT)
     assert text == f"[user:|Hi][assistant:{shown}][tool:|42]"
     # Others show both.
     lenient = STRICT_REASONING.replace("raise_exception('both')", "''")
-    text = await render(load(lenient), USER, {**call("so"), "reasoning": "hm"}, RESULT)
+    text = await render(
+        load_template(lenient), USER, {**call("so"), "reasoning": "hm"}, RESULT
+    )
     assert "[assistant:hm|so<" in text
 
 
-async def test_a_template_that_wants_descriptions_gets_them(load: Load) -> None:
+async def test_a_template_that_wants_descriptions_gets_them(
+    load_template: Load,
+) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
-    text = await render(load(STRICT_REASONING), USER, tools=tools)
+    text = await render(load_template(STRICT_REASONING), USER, tools=tools)
     assert text == "<f>[user:|Hi]"
     # Others get the tools as they are.
-    assert await render(load(TOOLS), USER, tools=tools) == (
+    assert await render(load_template(TOOLS), USER, tools=tools) == (
         f"<tools>{json.dumps(tools[0])}</tools>Hi"
     )
 
@@ -297,44 +292,50 @@ MAPPING_CALLS = ITEM_CALLS.replace(
     ],
 )
 async def test_arguments_that_were_cut_off_are_shown_as_text(
-    load: Load, template: str, shown: str
+    load_template: Load, template: str, shown: str
 ) -> None:
     cut = {"id": "1", "function": {"name": "look_up", "arguments": CUT}}
-    text = await render(load(template), USER, call(None, cut), RESULT)
+    text = await render(load_template(template), USER, call(None, cut), RESULT)
     assert f"<look_up {shown}>" in text
 
 
-async def test_arguments_are_not_nested_too_deeply(load: Load) -> None:
+async def test_arguments_are_not_nested_too_deeply(load_template: Load) -> None:
     # Python's decoder gives up at the second one.
     for depth in (200, 100_000):
         deep = {"function": {"name": "f", "arguments": "[" * depth + "]" * depth}}
         with pytest.raises(InvalidParameter, match="at most 64 lists") as caught:
-            await render(load(CALLS), call(None, deep))
+            await render(load_template(CALLS), call(None, deep))
         assert caught.value.param == "messages[0].tool_calls[0].function.arguments"
 
 
-async def test_long_arguments_are_refused_before_they_are_decoded(load: Load) -> None:
+async def test_long_arguments_are_refused_before_they_are_decoded(
+    load_template: Load,
+) -> None:
     text = "{}" + " " * (MAX_ARGUMENTS - 2)
     longest = {"function": {"name": "f", "arguments": text}}
-    await render(load(CALLS), call(None, longest))
+    await render(load_template(CALLS), call(None, longest))
     # This is not JSON, so the length must be checked before it is decoded.
     longer = {"function": {"name": "f", "arguments": text + "["}}
     with pytest.raises(InvalidParameter, match="at most 262144 characters") as caught:
-        await render(load(CALLS), call(None, longer))
+        await render(load_template(CALLS), call(None, longer))
     assert caught.value.param == "messages[0].tool_calls[0].function.arguments"
 
 
-async def test_a_result_comes_with_the_name_of_the_called_function(load: Load) -> None:
+async def test_a_result_comes_with_the_name_of_the_called_function(
+    load_template: Load,
+) -> None:
     named = CALLS.replace("[{{ m.role }}:", "[{{ m.role }} {{ m.name }}:")
-    text = await render(load(named), USER, call(), RESULT)
+    text = await render(load_template(named), USER, call(), RESULT)
     assert text.endswith("[tool look_up:42]")
 
 
-async def test_results_that_a_template_would_drop_are_refused(load: Load) -> None:
+async def test_results_that_a_template_would_drop_are_refused(
+    load_template: Load,
+) -> None:
     with pytest.raises(
         InvalidParameter, match="no place for results of tools"
     ) as caught:
-        await render(load(NO_RESULTS, tool_call_parser="none"), USER, RESULT)
+        await render(load_template(NO_RESULTS, tool_call_parser="none"), USER, RESULT)
     assert caught.value.param == "messages[1].role"
 
 
@@ -358,10 +359,10 @@ ROLES = (
     ],
 )
 async def test_a_template_takes_the_roles_that_it_names(
-    load: Load, role: str, shown: str
+    load_template: Load, role: str, shown: str
 ) -> None:
     message = {"role": role, "content": "x"}
-    assert await render(load(ROLES), USER, message) == f"[user:Hi]{shown}"
+    assert await render(load_template(ROLES), USER, message) == f"[user:Hi]{shown}"
 
 
 # Messages of other roles are hidden, or shown as nobody's.
@@ -373,39 +374,37 @@ NAMELESS = ROLES.replace(
 )
 
 
-@pytest.mark.parametrize("role", ["function", "robot", "role", "content", ""])
-@pytest.mark.parametrize("template", [STRICT, NAMELESS])
-async def test_other_roles_are_refused(load: Load, template: str, role: str) -> None:
-    with pytest.raises(
-        InvalidParameter, match="assistant, tool, ipython, obs"
-    ) as found:
-        await render(load(template), USER, {"role": role, "content": "x"})
+@pytest.mark.parametrize(
+    ("template", "role"),
+    [
+        *((STRICT, each) for each in ("function", "robot", "role", "secret" * 100, "")),
+        *((NAMELESS, each) for each in ("function", "robot", "content", "")),
+        *((ROLES, each) for each in ("function", "")),
+    ],
+)
+async def test_other_roles_are_refused(
+    load_template: Load, template: str, role: str
+) -> None:
+    message = {"role": role, "content": "x"}
+    with pytest.raises(InvalidParameter, match="must be one of system, dev") as found:
+        await render(load_template(template), USER, message)
     assert found.value.param == "messages[1].role"
+    assert "assistant, tool, ipython, obs" in str(found.value)
+    assert len(str(found.value)) < 200
 
 
 @pytest.mark.parametrize("template", [STRINGS, PARTS, ROLES])
 async def test_a_template_that_takes_any_role_gets_any_role(
-    load: Load, template: str
+    load_template: Load, template: str
 ) -> None:
-    text = await render(load(template), USER, {"role": "my-role", "content": "x"})
-    assert "my-role:" in text and "x" in text
-
-
-@pytest.mark.parametrize("role", ["function", ""])
-async def test_a_role_that_is_hidden_is_refused(load: Load, role: str) -> None:
-    with pytest.raises(InvalidParameter, match="must be one of"):
-        await render(load(ROLES), USER, {"role": role, "content": "x"})
-
-
-async def test_a_role_that_no_template_names_is_refused_shortly(load: Load) -> None:
-    message = {"role": "secret" * 100, "content": "x"}
-    with pytest.raises(InvalidParameter) as found:
-        await render(load(STRICT), USER, message)
-    assert str(found.value).startswith(
-        "messages[1].role: must be one of system, developer, user, assistant, tool"
+    text = await render(
+        load_template(template), USER, {"role": "my-role", "content": "x"}
     )
-    assert len(str(found.value)) < 200
-    text = await render(load(STRINGS), {"role": "developer", "content": "x"}, USER)
+    assert "my-role:" in text and "x" in text
+    # A newer name of the system's.
+    text = await render(
+        load_template(STRINGS), {"role": "developer", "content": "x"}, USER
+    )
     assert text == "[system:x][user:Hi]"
 
 
@@ -416,99 +415,70 @@ def test_statements_without_an_end_are_read_once() -> None:
     assert find_roles(begun + "%}{% if m.role == 'b' %}") == ["a", "b"]
 
 
-async def test_a_template_from_a_request_may_name_roles(load: Load) -> None:
-    renderer = load(STRINGS, trust_request_chat_template=True)
+async def test_a_template_of_a_request_must_be_trusted(
+    load_template: Load,
+) -> None:
+    with pytest.raises(InvalidParameter, match="--trust-request") as caught:
+        await render(load_template(STRINGS), USER, chat_template="{{ 1 }}")
+    assert caught.value.param == "chat_template"
+    renderer = load_template(STRINGS, trust_request_chat_template=True)
+    template = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
+    assert await render(renderer, USER, chat_template=template) == "<Hi>"
+    assert await render(renderer, USER) == "[user:Hi]"
+    # It may name roles and show calls.
     message = {"role": "ipython", "content": "x"}
     assert await render(renderer, message, chat_template=ROLES) == "(ipython:x)"
-
-
-async def test_a_template_from_a_request_may_show_calls(load: Load) -> None:
-    renderer = load(STRINGS, trust_request_chat_template=True)
     text = await render(renderer, USER, call(), chat_template=CALLS)
     assert text == '[user:Hi][assistant:<look_up {"word": "ä"}>]'
 
 
-async def test_a_template_from_a_request_is_refused(load: Load) -> None:
-    with pytest.raises(InvalidParameter, match="--trust-request") as caught:
-        await render(load(STRINGS), USER, chat_template="{{ 1 }}")
-    assert caught.value.param == "chat_template"
-
-
-async def test_a_template_from_a_request_is_taken_where_it_is_trusted(
-    load: Load,
-) -> None:
-    renderer = load(STRINGS, trust_request_chat_template=True)
-    template = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
-    assert await render(renderer, USER, chat_template=template) == "<Hi>"
-    assert await render(renderer, USER) == "[user:Hi]"
-
-
 @pytest.mark.parametrize(
-    "template",
+    ("template", "reason"),
     [
-        "{% if %}",
-        "{{ raise_exception('no') }}",
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ 1 / 0 }}",
-        "{{ messages[7].content.x }}",
-        "{{ range(10000000) | list }}",
-        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        ("{% if %}", "Expected an expression"),
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate$"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
+        ("{{ 1 // 0 }}", "zero"),
+        ("{{ messages[0].content + 1 }}", "str"),
+        ("{{ messages[0].missing.deeper }}", "missing"),
+        ("{{ range(10000000) | list }}", "Range too big"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "too deeply$"),
     ],
 )
 async def test_what_a_template_refuses_is_the_requests_fault(
-    load: Load, template: str
+    load_template: Load, template: str, reason: str
 ) -> None:
-    renderer = load(STRINGS, trust_request_chat_template=True)
-    with pytest.raises(InvalidParameter, match="refuses them") as caught:
+    renderer = load_template(STRINGS, trust_request_chat_template=True)
+    with pytest.raises(InvalidParameter, match=f"refuses them: .*{reason}") as caught:
         await render(renderer, USER, chat_template=template)
-    assert "maximum recursion" not in str(caught.value)
-
-
-# Templates in processes.
+    assert caught.value.param == "messages"
 
 
 @pytest.mark.slow
-async def test_a_process_renders_as_a_thread_does(load: Load) -> None:
-    renderer = load(TOOLS)
-    threads = await render(renderer, USER, tools=[TOOL])
-    with trio.fail_after(60):
-        async with open_template_processes(1) as renderer.chats.processes:
-            assert await render(renderer, USER, tools=[TOOL]) == threads
-            with pytest.raises(InvalidParameter, match="refuses them: no"):
-                bad = load("{{ raise_exception(messages[0].content) }}")
-                bad.chats.processes = renderer.chats.processes
-                await render(bad, {"role": "user", "content": "no"})
-
-
-@pytest.mark.slow
-async def test_a_template_in_a_process_is_bounded_in_time_and_memory(
-    load: Load,
+async def test_a_process_renders_in_bounded_time_and_memory(
+    load_template: Load,
 ) -> None:
-    renderer = load(STRINGS, trust_request_chat_template=True, template_timeout=0.5)
-    with trio.fail_after(60):
-        async with open_template_processes(1) as renderer.chats.processes:
-            processes = renderer.chats.processes
-            assert processes is not None
-            with pytest.raises(InvalidParameter, match="longer than 0.5 s"):
-                await render(renderer, USER, chat_template=ENDLESS)
-            with pytest.raises(InvalidParameter, match="too much memory"):
-                await render(renderer, USER, chat_template="{{ 'a' * 3000000000 }}")
-            assert await render(renderer, USER) == "[user:Hi]"
-            # No thread, no process and no taken place is left behind.
-            assert processes.num_killed == 0
-            assert processes.limiter.borrowed_tokens == 0
-            assert renderer.workers.statistics().abandoned == 0
-
-
-@pytest.mark.slow
-async def test_a_template_that_cannot_be_interrupted_is_killed(load: Load) -> None:
-    renderer = load(STRINGS, trust_request_chat_template=True, template_timeout=0.2)
+    options: Any = {"trust_request_chat_template": True, "template_timeout": 0.3}
+    renderer = load_template(TOOLS, **options)
+    threads = await render(renderer, USER, tools=[TOOL])
     # One call of a C function that takes minutes and little memory.
     stubborn = "{{ (7 ** 9000000) | string | length }}"
     with trio.fail_after(60):
-        async with open_template_processes(1) as renderer.chats.processes:
-            assert renderer.chats.processes is not None
-            with pytest.raises(InvalidParameter, match="longer than 0.2 s"):
+        async with open_template_processes(1) as processes:
+            assert processes is not None
+            renderer.chats.processes = processes
+            assert await render(renderer, USER, tools=[TOOL]) == threads
+            for template, reason in (
+                ("{{ raise_exception(messages[0].content) }}", "refuses them: Hi"),
+                (ENDLESS, "longer than 0.3 s"),
+                ("{{ 'a' * 3000000000 }}", "too much memory"),
+            ):
+                with pytest.raises(InvalidParameter, match=reason):
+                    await render(renderer, USER, chat_template=template)
+            assert processes.num_killed == 0
+            with pytest.raises(InvalidParameter, match="longer than 0.3 s"):
                 await render(renderer, USER, chat_template=stubborn)
-            assert renderer.chats.processes.num_killed == 1
-            assert renderer.chats.processes.limiter.borrowed_tokens == 0
+            assert processes.num_killed == 1
+            # No thread and no taken place is left behind.
+            assert processes.limiter.borrowed_tokens == 0
+            assert renderer.workers.statistics().abandoned == 0

@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from trioserve.errors import InvalidParameter, NotSupported
+from trioserve.errors import InvalidParameter
 from trioserve.render import run_together
 
 
@@ -35,13 +35,10 @@ async def test_the_first_failure_ends_the_others(autojump_clock: MockClock) -> N
     with pytest.raises(InvalidParameter, match="is wrong"):
         await run_together([partial(sleep_for, 100.0), partial(fail_after, 1.0)])
     assert trio.current_time() - began == 1.0
-
-
-async def test_of_two_failures_in_one_turn_one_is_raised(
-    autojump_clock: MockClock,
-) -> None:
-    with pytest.raises(InvalidParameter):
-        await run_together([partial(fail_after, 1.0)] * 2)
+    # A single call, and two failures in the same turn of the loop, make no group.
+    for num_calls in (1, 2):
+        with pytest.raises(InvalidParameter):
+            await run_together([partial(fail_after, 1.0)] * num_calls)
 
 
 async def test_a_defect_is_not_taken_for_the_requests_fault() -> None:
@@ -50,11 +47,3 @@ async def test_a_defect_is_not_taken_for_the_requests_fault() -> None:
 
     with pytest.RaisesGroup(ZeroDivisionError):
         await run_together([fail, partial(sleep_for, 1.0)])  # type: ignore[list-item]
-
-
-async def test_one_call_is_made_as_it_is() -> None:
-    async def fail() -> None:
-        raise NotSupported("x")
-
-    with pytest.raises(NotSupported):
-        await run_together([fail])

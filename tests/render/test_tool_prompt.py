@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trioserve.config import RenderConfig
 from trioserve.errors import InvalidParameter
 from trioserve.render import ChatOptions, Renderer, ToolTable
 from trioserve.render.text.template_form import TemplateForm
 from trioserve.render.text.tool_prompt import add_tools, write_calls
 from trioserve.render.tools.hermes import HermesScanner
-from trioserve.testing.fake_device import make_info
-from trioserve.testing.renderers import load_renderer
 
 STRINGS = "{% for m in messages %}[{{ m.role + ':' + m.content }}]{% endfor %}"
 PARTS = (
@@ -56,19 +52,6 @@ RESULTS = [
 Load = Callable[..., Renderer]
 
 
-@pytest.fixture
-def load(byte_level_folder: Path) -> Load:
-    def load(template: str, parser: str = "auto") -> Renderer:
-        return load_renderer(
-            byte_level_folder,
-            RenderConfig(tool_call_parser=parser),  # type: ignore[arg-type]
-            info=make_info(4096),
-            chat_template=template,
-        )
-
-    return load
-
-
 async def render(renderer: Renderer, *messages: Any, **options: Any) -> str:
     prompt = await renderer.render_chat(messages, ChatOptions(**options))
     assert prompt.text is not None
@@ -78,9 +61,9 @@ async def render(renderer: Renderer, *messages: Any, **options: Any) -> str:
 @pytest.mark.parametrize("template", [STRINGS, PARTS])
 @pytest.mark.parametrize("parser", ["auto", "hermes"])
 async def test_tools_are_described_in_the_system_message(
-    load: Load, template: str, parser: str
+    load_template: Load, template: str, parser: str
 ) -> None:
-    renderer = load(template, parser)
+    renderer = load_template(template, tool_call_parser=parser)
     text = await render(renderer, USER, tools=TOOLS)
     assert text.startswith("[system:# Tools\n")
     assert f"<tools>\n{LINES}\n</tools>" in text
@@ -90,41 +73,53 @@ async def test_tools_are_described_in_the_system_message(
     assert await render(renderer, SYSTEM, USER) == "[system:Be brief.][user:Hi]"
 
 
-async def test_without_system_messages_the_user_describes_tools(load: Load) -> None:
-    text = await render(load(TURNS), USER, {**USER, "role": "assistant"}, tools=TOOLS)
+async def test_without_system_messages_the_user_describes_tools(
+    load_template: Load,
+) -> None:
+    text = await render(
+        load_template(TURNS), USER, {**USER, "role": "assistant"}, tools=TOOLS
+    )
     assert text.startswith("[user:# Tools\n")
     assert text.endswith("</tool_call>\n\nHi][assistant:Hi]")
 
 
 @pytest.mark.parametrize("template", [STRINGS, PARTS])
 @pytest.mark.parametrize("tools", [(), TOOLS])
-async def test_calls_become_text(load: Load, template: str, tools: Any) -> None:
-    text = await render(load(template), USER, CALLED, *RESULTS, tools=tools)
+async def test_calls_become_text(
+    load_template: Load, template: str, tools: Any
+) -> None:
+    text = await render(load_template(template), USER, CALLED, *RESULTS, tools=tools)
     assert text.endswith(f"[user:Hi][assistant:I do.\n{CALLS}][tool:seen][tool:x]")
-    text = await render(load(template), USER, {**CALLED, "content": None})
+    text = await render(load_template(template), USER, {**CALLED, "content": None})
     assert text == f"[user:Hi][assistant:{CALLS}]"
 
 
-async def test_results_in_a_row_become_one_message_of_the_user(load: Load) -> None:
+async def test_results_in_a_row_become_one_message_of_the_user(
+    load_template: Load,
+) -> None:
     seen, said = (
         f"<tool_response>\n{text}\n</tool_response>" for text in ("seen", "x")
     )
-    text = await render(load(TURNS), USER, CALLED, *RESULTS, USER, RESULTS[0])
+    text = await render(load_template(TURNS), USER, CALLED, *RESULTS, USER, RESULTS[0])
     assert text == (
         f"[user:Hi][assistant:I do.\n{CALLS}][user:{seen}\n{said}][user:Hi][user:{seen}]"
     )
 
 
-async def test_another_parser_keeps_tools_refused(load: Load) -> None:
+async def test_another_parser_keeps_tools_refused(load_template: Load) -> None:
     with pytest.raises(InvalidParameter) as caught:
-        await render(load(STRINGS, "mistral"), USER, tools=TOOLS)
+        await render(
+            load_template(STRINGS, tool_call_parser="mistral"), USER, tools=TOOLS
+        )
     assert caught.value.param == "tools"
 
 
-async def test_arguments_that_were_cut_off_stay_text(load: Load) -> None:
+async def test_arguments_that_were_cut_off_stay_text(load_template: Load) -> None:
     cut = {"function": {"name": "look", "arguments": '{"at":"\u00e4'}}
     message = {"role": "assistant", "content": "", "tool_calls": [cut]}
-    assert '"arguments": {"at":"\u00e4}' in await render(load(STRINGS), message)
+    assert '"arguments": {"at":"\u00e4}' in await render(
+        load_template(STRINGS), message
+    )
 
 
 def test_the_scanner_reads_what_is_written() -> None:

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hypothesis import assume, example, given, strategies as st
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from trioserve.render.text.vocabulary import Vocabulary
-from trioserve.testing.tokenizer import NOT_PLAIN
 
 if TYPE_CHECKING:
     from conftest import Subject
-
-
-@given(text=st.text(max_size=30))
-@example("<0x41>")
-def test_tokens_bytes_in_a_row_are_the_texts_bytes(subject: Subject, text: str) -> None:
-    # hypothesis also draws strings from the source code, such as special tokens.
-    assume(not any(name in text for name in NOT_PLAIN))
-    vocabulary = subject.renderer.vocabulary
-    joined = b"".join(map(vocabulary.token_bytes, subject.encode(text)))
-    prefix = b" " if vocabulary.drops_first_space and text else b""
-    assert joined == prefix + text.encode()
 
 
 def test_a_token_with_half_a_character_has_its_true_bytes(subject: Subject) -> None:

@@ -6,28 +6,20 @@ import pytest
 
 import trioserve
 from trioserve.config import DEFAULT_MODEL
-from trioserve.weights import Weights, resolve_description
-
-
-@pytest.fixture(scope="module")
-def default_weights() -> Weights:
-    return resolve_description(DEFAULT_MODEL)
+from trioserve.weights import resolve_description
 
 
 @pytest.mark.slow
-def test_the_default_model_needs_no_network_once_it_is_cached(
-    default_weights: Weights, monkeypatch: pytest.MonkeyPatch
+def test_the_cache_has_the_default_model_once_and_then_needs_no_network(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    weights = resolve_description(DEFAULT_MODEL)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", "")
-    assert resolve_description(DEFAULT_MODEL) == default_weights
-    assert default_weights.name == "SmolLM2-135M-Instruct"
-
-
-@pytest.mark.slow
-def test_the_cache_has_the_default_model_once(default_weights: Weights) -> None:
-    assert default_weights.gguf == default_weights.folder / "model.gguf"
-    names = {path.name for path in default_weights.folder.iterdir()}
+    assert resolve_description(DEFAULT_MODEL) == weights
+    assert weights.name == "SmolLM2-135M-Instruct"
+    assert weights.gguf == weights.folder / "model.gguf"
+    names = {path.name for path in weights.folder.iterdir()}
     assert {"config.json", "tokenizer.json", "generation_config.json"} <= names
     assert "model.safetensors" not in names
 

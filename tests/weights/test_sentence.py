@@ -57,6 +57,15 @@ MASK = (
 )
 
 
+CONFIG = "config_sentence_transformers.json"
+BERT = "sentence_bert_config.json"
+TRANSFORMER, POOLING = OLD + "Transformer", OLD + "Pooling"
+POOLED = (TRANSFORMER, (POOLING, "p"))
+CROSS = {CONFIG: {"model_type": "CrossEncoder"}}
+PUNCTUATION = tuple(string.punctuation)
+LATE = {CONFIG: {"model_type": "MultiVectorEncoder"}}
+
+
 def test_a_folder_of_transformers_alone_has_no_settings(write: Write) -> None:
     assert read_sentence_folder(write({"config.json": {}})) is None
 
@@ -64,11 +73,8 @@ def test_a_folder_of_transformers_alone_has_no_settings(write: Write) -> None:
 def test_the_folder_of_all_minilm_is_read(write: Write) -> None:
     folder = write(
         {
-            "sentence_bert_config.json": {
-                "max_seq_length": 256,
-                "do_lower_case": False,
-            },
-            "config_sentence_transformers.json": {"__version__": {}},
+            BERT: {"max_seq_length": 256, "do_lower_case": False},
+            CONFIG: {"__version__": {}},
             "tokenizer_config.json": {"model_max_length": 512},
             "1_Pooling/config.json": {
                 "word_embedding_dimension": 384,
@@ -78,8 +84,8 @@ def test_the_folder_of_all_minilm_is_read(write: Write) -> None:
                 "pooling_mode_mean_sqrt_len_tokens": False,
             },
         },
-        OLD + "Transformer",
-        (OLD + "Pooling", "1_Pooling"),
+        TRANSFORMER,
+        (POOLING, "1_Pooling"),
         (OLD + "Normalize", "2_Normalize"),
     )
     assert read(folder) == SentenceFolder(
@@ -105,7 +111,7 @@ def test_all_settings_of_a_folder_are_read(write: Write) -> None:
                 "activation_function": "torch.nn.modules.linear.Identity",
                 "use_residual": True,
             },
-            "config_sentence_transformers.json": {
+            CONFIG: {
                 "prompts": {"query": "q: ", "document": "", "empty": None},
                 "default_prompt_name": "query",
                 "truncate_dim": 2,
@@ -160,9 +166,7 @@ def test_all_settings_of_a_folder_are_read(write: Write) -> None:
 def test_modes_are_put_side_by_side_as_sentence_transformers_does(
     write: Write, config: dict[str, Any], modes: Any
 ) -> None:
-    folder = write(
-        {"p/config.json": config}, OLD + "Transformer", (OLD + "Pooling", "p")
-    )
+    folder = write({"p/config.json": config}, *POOLED)
     assert read(folder).modes == tuple(modes)
 
 
@@ -181,13 +185,7 @@ def test_the_length_comes_from_where_sentence_transformers_takes_it(
     write: Write, own: Any, tokenizer: Any, length: int | None
 ) -> None:
     folder = write(
-        {
-            "p/config.json": {},
-            "sentence_bert_config.json": own,
-            "tokenizer_config.json": tokenizer,
-        },
-        OLD + "Transformer",
-        (OLD + "Pooling", "p"),
+        {"p/config.json": {}, BERT: own, "tokenizer_config.json": tokenizer}, *POOLED
     )
     assert read(folder).max_seq_length == length
 
@@ -197,7 +195,7 @@ def test_a_folder_for_late_interaction_is_read(write: Write) -> None:
     expansion = {"strategy": "min", "attend": True, "token": "[PAD]", "length": 16}
     folder = write(
         {
-            "sentence_bert_config.json": {
+            BERT: {
                 "query_length": 24,
                 "document_length": 180,
                 "query_expansion": expansion,
@@ -212,7 +210,7 @@ def test_a_folder_for_late_interaction_is_read(write: Write) -> None:
                 "keep_only_token_ids": None,
             },
             "3_Normalize/config.json": token_level,
-            "config_sentence_transformers.json": {
+            CONFIG: {
                 "model_type": "MultiVectorEncoder",
                 "prompts": {"query": "[Q] ", "document": None},
                 "default_prompt_name": None,
@@ -254,14 +252,14 @@ def test_a_folder_of_pylate_is_read(write: Write, has_type: bool) -> None:
     config = {**PYLATE} if has_type else {**PYLATE, "model_type": None}
     folder = write(
         {
-            "sentence_bert_config.json": {"max_seq_length": 299},
+            BERT: {"max_seq_length": 299},
             "1_Dense/config.json": {
                 "module_input_name": "sentence_embedding",
                 "activation_function": "torch.nn.modules.linear.Identity",
             },
-            "config_sentence_transformers.json": config,
+            CONFIG: config,
         },
-        OLD + "Transformer",
+        TRANSFORMER,
         ("pylate.models.Dense.Dense", "1_Dense"),
     )
     assert read(folder) == SentenceFolder(
@@ -271,7 +269,7 @@ def test_a_folder_of_pylate_is_read(write: Write, has_type: bool) -> None:
         query_length=299,
         document_length=300,
         query_expansion=QueryExpansion(length=20),
-        skipped_words=tuple(string.punctuation),
+        skipped_words=PUNCTUATION,
         special_words=("[Q] ", "[Q]", "[D] ", "[D]"),
     )
 
@@ -279,9 +277,9 @@ def test_a_folder_of_pylate_is_read(write: Write, has_type: bool) -> None:
 @pytest.mark.parametrize(
     "changes, expansion, query_length, skipped",
     [
-        ({"do_query_expansion": False}, None, 20, tuple(string.punctuation)),
-        ({"query_expansion": None}, None, 20, tuple(string.punctuation)),
-        ({"query_length": None}, QueryExpansion(length=32), None, None),
+        ({"do_query_expansion": False}, None, 20, PUNCTUATION),
+        ({"query_expansion": None}, None, 20, PUNCTUATION),
+        ({"query_length": None}, QueryExpansion(length=32), None, PUNCTUATION),
         (
             {"attend_to_expansion_tokens": True, "skiplist_words": []},
             QueryExpansion(length=20, is_seen=True),
@@ -293,15 +291,10 @@ def test_a_folder_of_pylate_is_read(write: Write, has_type: bool) -> None:
 def test_all_settings_of_pylate_are_read(
     write: Write, changes: Any, expansion: Any, query_length: Any, skipped: Any
 ) -> None:
-    folder = write(
-        {"config_sentence_transformers.json": {**PYLATE, **changes}},
-        OLD + "Transformer",
-    )
-    sentence = read(folder)
+    sentence = read(write({CONFIG: {**PYLATE, **changes}}, TRANSFORMER))
     assert sentence.query_expansion == expansion
     assert sentence.query_length == query_length
-    if skipped is not None:
-        assert sentence.skipped_words == skipped
+    assert sentence.skipped_words == skipped
 
 
 def test_a_checkpoint_of_stanfords_colbert_is_read(write: Write) -> None:
@@ -327,23 +320,17 @@ def test_a_checkpoint_of_stanfords_colbert_is_read(write: Write) -> None:
         query_expansion=QueryExpansion(length=48, is_seen=True),
         special_words=("[unused7] ", "[unused7]", "[unused1] ", "[unused1]"),
     )
-
-
-def test_stanfords_colbert_has_defaults(write: Write) -> None:
-    sentence = read(write({"config.json": {"architectures": ["HF_ColBERT"]}}))
+    # Without the file, its defaults hold.
+    (folder / "artifact.metadata").unlink()
+    sentence = read(folder)
     assert sentence.query_expansion == QueryExpansion(length=32)
-    assert sentence.skipped_words == tuple(string.punctuation)
+    assert sentence.skipped_words == PUNCTUATION
     assert sentence.prompts == {"query": "[unused0] ", "document": "[unused1] "}
 
 
 def test_a_cross_encoder_is_a_classifier_like_others(write: Write) -> None:
     folder = write(
-        {
-            "config_sentence_transformers.json": {"model_type": "CrossEncoder"},
-            "sentence_bert_config.json": {
-                "transformer_task": "sequence-classification"
-            },
-        },
+        {**CROSS, BERT: {"transformer_task": "sequence-classification"}},
         BASE + "transformer.Transformer",
     )
     assert read_sentence_folder(folder) is None
@@ -352,78 +339,61 @@ def test_a_cross_encoder_is_a_classifier_like_others(write: Write) -> None:
 @pytest.mark.parametrize(
     "files, types, name",
     [
-        ({}, [OLD + "Transformer", OLD + "LSTM"], "LSTM"),
+        ({}, [TRANSFORMER, OLD + "LSTM"], "LSTM"),
         ({}, [OLD + "WordEmbeddings"], "WordEmbeddings"),
         ({}, [OLD + "CLIPModel"], "CLIPModel"),
         ({}, [BASE + "router.Router"], "Router"),
         ({}, ["custom_st.Transformer"], "custom_st.Transformer"),
-        ({}, [OLD + "Transformer", OLD + "Transformer"], "Transformer"),
-        ({}, [OLD + "Transformer"], "no module of the folder pools"),
-        ({}, [OLD + "Pooling"], "the first module"),
-        ({}, [OLD + "Transformer", OLD + "Dense", OLD + "Pooling"], "Dense"),
+        ({}, [TRANSFORMER, TRANSFORMER], "Transformer"),
+        ({}, [TRANSFORMER], "no module of the folder pools"),
+        ({}, [POOLING], "the first module"),
+        ({}, [TRANSFORMER, OLD + "Dense", POOLING], "Dense"),
         (
             {"d/config.json": {"module_output_name": "scores"}, "p/config.json": {}},
-            [OLD + "Transformer", (OLD + "Pooling", "p"), (OLD + "Dense", "d")],
+            [TRANSFORMER, (POOLING, "p"), (OLD + "Dense", "d")],
             "scores",
         ),
         (
-            {"sentence_bert_config.json": {"transformer_task": "fill-mask"}},
-            [OLD + "Transformer", OLD + "Pooling"],
+            {BERT: {"transformer_task": "fill-mask"}},
+            [TRANSFORMER, POOLING],
             "fill-mask",
         ),
         (
-            {"sentence_bert_config.json": {"modality_config": {"message": {}}}},
-            [OLD + "Transformer", OLD + "Pooling"],
+            {BERT: {"modality_config": {"message": {}}}},
+            [TRANSFORMER, POOLING],
             "chat template",
         ),
         (
             {
-                "sentence_bert_config.json": {
+                BERT: {
                     "modality_config": {"text": {"method_output_name": "pooler_output"}}
                 }
             },
-            [OLD + "Transformer", OLD + "Pooling"],
+            [TRANSFORMER, POOLING],
             "pooler_output",
         ),
         (
-            {
-                "sentence_bert_config.json": {
-                    "processing_kwargs": {"text": {"add_special_tokens": False}}
-                }
-            },
-            [OLD + "Transformer", OLD + "Pooling"],
+            {BERT: {"processing_kwargs": {"text": {"add_special_tokens": False}}}},
+            [TRANSFORMER, POOLING],
             "add_special_tokens",
         ),
         (
-            {"m/config.json": {"keep_only_token_ids": [7]}}
-            | {
-                "config_sentence_transformers.json": {
-                    "model_type": "MultiVectorEncoder"
-                }
-            },
-            [OLD + "Transformer", (MASK, "m")],
+            {"m/config.json": {"keep_only_token_ids": [7]}} | LATE,
+            [TRANSFORMER, (MASK, "m")],
             "images",
         ),
         (
             {"m/config.json": {"skiplist_words": ["."], "skiplist_tasks": ["query"]}}
-            | {
-                "config_sentence_transformers.json": {
-                    "model_type": "MultiVectorEncoder"
-                }
-            },
-            [OLD + "Transformer", (MASK, "m")],
+            | LATE,
+            [TRANSFORMER, (MASK, "m")],
             "documents only",
         ),
         (
-            {"config_sentence_transformers.json": {"model_type": "CrossEncoder"}},
-            [OLD + "Transformer", "sentence_transformers.cross_encoder.LogitScore"],
+            CROSS,
+            [TRANSFORMER, "sentence_transformers.cross_encoder.LogitScore"],
             "LogitScore",
         ),
-        (
-            {"config_sentence_transformers.json": {"model_type": "CrossEncoder"}},
-            [OLD + "Transformer", OLD + "Dense"],
-            "cross-encoder",
-        ),
+        (CROSS, [TRANSFORMER, OLD + "Dense"], "cross-encoder"),
     ],
 )
 def test_the_error_names_a_module_that_is_not_supported(
@@ -441,29 +411,33 @@ def test_the_error_names_a_module_that_is_not_supported(
         ({"modules.json": []}, "modules.json is not a list"),
         ({"modules.json": ["x"]}, "modules.json is not a JSON object"),
         ({"modules.json": [{"type": 3, "path": ""}]}, "modules.json .* 'type'"),
-        ({"modules.json": [{"type": OLD + "Transformer"}]}, "'path'"),
+        ({"modules.json": [{"type": TRANSFORMER}]}, "'path'"),
         ({"p/config.json": "[]"}, "p/config.json is not a JSON object"),
         ({"p/config.json": {"pooling_mode": "median"}}, "p/config.json .*median"),
         ({"p/config.json": {"pooling_mode": []}}, "p/config.json"),
         ({"p/config.json": {"pooling_mode_cls_token": 1}}, "pooling_mode_cls_token"),
         ({"p/config.json": {"include_prompt": "no"}}, "include_prompt"),
-        ({"sentence_bert_config.json": {"max_seq_length": "9"}}, "max_seq_length"),
-        ({"sentence_bert_config.json": {"max_seq_length": 0}}, "max_seq_length"),
+        ({BERT: {"max_seq_length": "9"}}, "max_seq_length"),
+        ({BERT: {"max_seq_length": 0}}, "max_seq_length"),
         (
-            {"config_sentence_transformers.json": {"prompts": {"a": 1}}},
-            "config_sentence_transformers.json: 'prompts' should have a text as 'a'",
+            {CONFIG: {"prompts": {"a": 1}}},
+            f"{CONFIG}: 'prompts' should have a text as 'a'",
         ),
         (
-            {"config_sentence_transformers.json": {"default_prompt_name": "a"}},
+            {CONFIG: {"default_prompt_name": "a"}},
             "config_sentence_transformers.json has no prompt 'a'",
         ),
-        ({"config_sentence_transformers.json": {"truncate_dim": 1.5}}, "truncate_dim"),
+        ({CONFIG: {"truncate_dim": 1.5}}, "truncate_dim"),
+        *(
+            ({"modules.json": [{"type": TRANSFORMER, "path": path}]}, "outside the f")
+            for path in ("../x", "/etc", "a/../../b", "C:\\x", "..\\x", "\0")
+        ),
     ],
 )
 def test_a_broken_file_is_named(write: Write, files: dict[str, Any], name: str) -> None:
     whole = {"p/config.json": {}, **files}
     with pytest.raises(WeightsBroken, match=name):
-        read_sentence_folder(write(whole, OLD + "Transformer", (OLD + "Pooling", "p")))
+        read_sentence_folder(write(whole, *POOLED))
 
 
 @pytest.mark.parametrize(
@@ -480,20 +454,11 @@ def test_a_broken_query_expansion_is_refused(
 ) -> None:
     folder = write(
         {
-            "config_sentence_transformers.json": {"model_type": "MultiVectorEncoder"},
-            "sentence_bert_config.json": {
-                "query_length": 32,
-                "query_expansion": expansion,
-            },
+            CONFIG: {"model_type": "MultiVectorEncoder"},
+            BERT: {"query_length": 32, "query_expansion": expansion},
         },
-        OLD + "Transformer",
+        TRANSFORMER,
         (MASK, "1"),
     )
     with pytest.raises(WeightsBroken, match=reason):
         read_sentence_folder(folder)
-
-
-@pytest.mark.parametrize("path", ["../x", "/etc", "a/../../b", "C:\\x", "..\\x", "\0"])
-def test_a_module_outside_the_folder_is_refused(write: Write, path: str) -> None:
-    with pytest.raises(WeightsBroken, match="outside the folder"):
-        read_sentence_folder(write({}, OLD + "Transformer", (OLD + "Pooling", path)))

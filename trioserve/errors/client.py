@@ -5,11 +5,8 @@ from __future__ import annotations
 from .base import TrioserveError
 
 
-class RequestError(TrioserveError):
+class RequestError(TrioserveError, status=400, code="BadRequestError"):
     """Raised when a request is at fault and its sender can mend it."""
-
-    status = 400
-    code = "BadRequestError"
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -57,11 +54,8 @@ class NotSupported(RequestError):
         )
 
 
-class Unauthorized(RequestError):
+class Unauthorized(RequestError, status=401, code="AuthenticationError"):
     """Raised when a request has no key, or a wrong one."""
-
-    status = 401
-    code = "AuthenticationError"
 
     def __init__(self, *, has_key: bool) -> None:
         super().__init__(
@@ -71,11 +65,8 @@ class Unauthorized(RequestError):
         )
 
 
-class ModelNotFound(RequestError):
+class ModelNotFound(RequestError, status=404, code="NotFoundError"):
     """Raised when a request names a model that this server does not serve."""
-
-    status = 404
-    code = "NotFoundError"
 
     def __init__(self, name: str, *, served: str) -> None:
         super().__init__(
@@ -84,11 +75,8 @@ class ModelNotFound(RequestError):
         )
 
 
-class ResponseNotFound(RequestError):
+class ResponseNotFound(RequestError, status=404, code="NotFoundError"):
     """Raised when a request names a response that is not stored, or not any more."""
-
-    status = 404
-    code = "NotFoundError"
 
     def __init__(self, response_id: str) -> None:
         super().__init__(
@@ -96,11 +84,8 @@ class ResponseNotFound(RequestError):
         )
 
 
-class RequestNotFound(RequestError):
+class RequestNotFound(RequestError, status=404, code="NotFoundError"):
     """Raised when no request with an id is being answered, or it is another key's."""
-
-    status = 404
-    code = "NotFoundError"
 
     def __init__(self, request_id: str) -> None:
         super().__init__(
@@ -109,11 +94,8 @@ class RequestNotFound(RequestError):
         )
 
 
-class StreamNotFound(RequestError):
+class StreamNotFound(RequestError, status=404, code="NotFoundError"):
     """Raised when a client takes up a stream that is not there, or not any more."""
-
-    status = 404
-    code = "NotFoundError"
 
     def __init__(self) -> None:
         super().__init__(
@@ -134,11 +116,8 @@ class ResponseTooLarge(RequestError):
         )
 
 
-class EndpointOff(RequestError):
+class EndpointOff(RequestError, status=404, code="NotFoundError"):
     """Raised when a request is for an endpoint that an option turns on."""
-
-    status = 404
-    code = "NotFoundError"
 
     def __init__(self, flag: str) -> None:
         super().__init__(f"This endpoint is off; start the server with {flag}.")
@@ -158,15 +137,12 @@ class TaskNotServed(RequestError):
         )
 
 
-class UploadTooSlow(RequestError):
+class UploadTooSlow(RequestError, status=408, code="RequestTimeout"):
     """Raised when the body of a request arrives too slowly.
 
     Args:
       num_bytes, seconds: the longest time for each part of the body of so many bytes.
     """
-
-    status = 408
-    code = "RequestTimeout"
 
     def __init__(self, num_bytes: int, seconds: float) -> None:
         super().__init__(
@@ -175,11 +151,8 @@ class UploadTooSlow(RequestError):
         )
 
 
-class ReaderTooSlow(RequestError):
+class ReaderTooSlow(RequestError, status=408, code="RequestTimeout"):
     """Raised in a stream whose client has left too many tokens unread."""
-
-    status = 408
-    code = "RequestTimeout"
 
     def __init__(self) -> None:
         super().__init__(
@@ -187,21 +160,15 @@ class ReaderTooSlow(RequestError):
         )
 
 
-class PayloadTooLarge(RequestError):
+class PayloadTooLarge(RequestError, status=413, code="PayloadTooLarge"):
     """Raised when a request's body is longer than the server accepts."""
-
-    status = 413
-    code = "PayloadTooLarge"
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(f"The request body is longer than {limit_bytes} bytes.")
 
 
-class HostNotAllowed(RequestError):
+class HostNotAllowed(RequestError, status=421, code="MisdirectedRequest"):
     """Raised when the host name in a request is not allowed."""
-
-    status = 421
-    code = "MisdirectedRequest"
 
     def __init__(self, name: str, *, takes_keys: bool) -> None:
         also = ", or with a key" if takes_keys else ""
@@ -211,16 +178,13 @@ class HostNotAllowed(RequestError):
         )
 
 
-class UnsupportedMediaType(RequestError):
+class UnsupportedMediaType(RequestError, status=415, code="UnsupportedMediaType"):
     """Raised when a header declares a body that the server does not read.
 
     Args:
       header: the name of the header.
       wanted: the value that the server reads.
     """
-
-    status = 415
-    code = "UnsupportedMediaType"
 
     def __init__(self, header: str, wanted: str) -> None:
         super().__init__(f"{header} must be {wanted}.")

@@ -26,7 +26,6 @@ from trioserve.render import (
     TextInput,
     TextOptions,
     TokenizeOptions,
-    open_template_processes,
 )
 from trioserve.testing.fake_device import make_info
 from trioserve.testing.renderers import load_pooling_renderer
@@ -397,9 +396,8 @@ async def test_a_text_is_tokenized_and_detokenized(bert: Subject) -> None:
         await bert.renderer.render_text(LONG)
 
 
-@pytest.mark.parametrize("num_processes", [0, pytest.param(1, marks=pytest.mark.slow)])
 async def test_conversations_are_rendered_by_their_template(
-    byte_level_folder: Path, num_processes: int
+    byte_level_folder: Path,
 ) -> None:
     subject = load(byte_level_folder, max_model_len=256)
     messages = [{"role": "user", "content": "the fox"}]
@@ -407,9 +405,7 @@ async def test_conversations_are_rendered_by_their_template(
     text = subject.oracle.apply_chat_template(messages, tokenize=False)
     assert isinstance(text, str)
     expected = encode(subject, text)
-    async with open_template_processes(num_processes) as processes:
-        subject.renderer.chats.processes = processes
-        found = await subject.renderer.render_texts([chat], TextOptions(), name_input)
+    found = await subject.renderer.render_texts([chat], TextOptions(), name_input)
     assert found[0][0].token_ids.tolist() == expected
 
 

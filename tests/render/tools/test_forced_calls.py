@@ -99,7 +99,7 @@ def write_grammar(
     return write_forced_calls(form, options.pop("tools", TOOLS), tags, **options)
 
 
-def walk(matcher: LLMatcher, guide: LLTokenizer, draw: random.Random) -> list[int]:
+def walk(matcher: LLMatcher, draw: random.Random) -> list[int]:
     """Take random tokens that the grammar allows, until it may or must end."""
     ids: list[int] = []
     while not matcher.is_stopped():
@@ -137,12 +137,11 @@ def test_what_a_grammar_allows_is_read_as_calls(
     takes_one: bool,
 ) -> None:
     grammar = write_grammar(tokenizer, family, template, takes_one=takes_one)
-    text = LLMatcher.grammar_from_lark(grammar)
+    matcher = LLMatcher(guide, LLMatcher.grammar_from_lark(grammar))
+    assert not matcher.is_error(), matcher.get_error()
     num_calls = set()
-    for seed in range(12):
-        matcher = LLMatcher(guide, text)
-        assert not matcher.is_error(), matcher.get_error()
-        ids = walk(matcher, guide, random.Random(seed))
+    for seed in range(6):
+        ids = walk(matcher.deep_copy(), random.Random(seed))
         written = tokenizer.decode(ids, skip_special_tokens=False)
         rest, calls = split(family, written)
         assert rest == "", written
@@ -177,11 +176,13 @@ def test_an_answer_has_its_form_or_calls(
     )
     tags = find_tags(tokenizer, family)
     grammar = write_answer(scanner.answer_form, tags, text, calls)
-    kinds = set()
+    matcher = LLMatcher(guide, grammar)
+    assert not matcher.is_error(), matcher.get_error()
+    kinds: set[bool] = set()
     for seed in range(16):
-        matcher = LLMatcher(guide, grammar)
-        assert not matcher.is_error(), matcher.get_error()
-        ids = walk(matcher, guide, random.Random(seed))
+        if seed > 3 and len(kinds) == 2:
+            break
+        ids = walk(matcher.deep_copy(), random.Random(seed))
         written = tokenizer.decode(ids, skip_special_tokens=False)
         rest, found = split(family, written, calls_lead=True)
         assert bool(rest) != bool(found), written
@@ -193,10 +194,11 @@ def test_an_answer_has_its_form_or_calls(
     assert kinds == {True, False}
 
 
-def test_llama3_calls_begin_as_other_json_does() -> None:
-    form = SCANNERS["llama3_json"].choose_form("")
-    assert form is not None
-    assert not SCANNERS["llama3_json"].marks(form)
+def test_only_some_families_have_forms_and_llama3s_begin_as_other_json_does() -> None:
+    forms = {name: each.choose_form("") for name, each in SCANNERS.items()}
+    assert {name for name in forms if forms[name]} == {family for family, _ in FORMS}
+    assert forms["llama3_json"] is not None
+    assert not SCANNERS["llama3_json"].marks(forms["llama3_json"])
 
 
 @pytest.mark.parametrize("family", ["hermes", "mistral", "granite", "phi4_mini"])
@@ -252,11 +254,7 @@ def test_gpt_oss_may_think_before_it_calls(
 @pytest.mark.parametrize(
     ("structure", "right", "wrong"),
     [
-        (
-            StructuredOutput(kind="json", value='{"type": "integer"}'),
-            "12",
-            '"a"',
-        ),
+        (StructuredOutput(kind="json", value='{"type": "integer"}'), "12", '"a"'),
         (StructuredOutput(kind="regex", value="a+"), "aaa", "ab"),
         (StructuredOutput(kind="choice", choices=("so", "no")), "no", "o"),
         (
@@ -296,7 +294,7 @@ def test_a_form_of_gpt_oss_is_that_of_its_final_message(
 def test_a_named_tool_is_the_only_one(tokenizer: Tokenizer, guide: LLTokenizer) -> None:
     grammar = write_grammar(tokenizer, "hermes", "", names=frozenset({"stop"}))
     matcher = LLMatcher(guide, LLMatcher.grammar_from_lark(grammar))
-    ids = walk(matcher, guide, random.Random(0))
+    ids = walk(matcher, random.Random(0))
     _, calls = split("hermes", tokenizer.decode(ids))
     assert {call.name for call in calls} == {"stop"}
 
@@ -337,6 +335,7 @@ def test_a_tool_without_parameters_is_called_without_arguments(
 @pytest.mark.parametrize(
     ("function", "param"),
     [
+        # 1 to 128 letters, digits, underscores, dots, hyphens and slashes.
         ({"name": "a b"}, "tools[0].function.name"),
         ({"name": "a" * 129}, "tools[0].function.name"),
         (
@@ -356,12 +355,6 @@ def test_a_tool_that_cannot_be_written_is_named(
     assert caught.value.param == param
 
 
-def test_the_rule_for_names_is_told(tokenizer: Tokenizer) -> None:
-    tools = [{"type": "function", "function": {"name": "a b"}}]
-    with pytest.raises(InvalidParameter, match="1 to 128 letters, digits, underscores"):
-        write_grammar(tokenizer, "hermes", "", tools=tools, names=frozenset({"a b"}))
-
-
 def test_the_second_tool_of_a_name_is_named(tokenizer: Tokenizer) -> None:
     functions = [{"name": name} for name in ("a", "b", "b")]
     tools = [{"type": "function", "function": each} for each in functions]
@@ -370,8 +363,3 @@ def test_the_second_tool_of_a_name_is_named(tokenizer: Tokenizer) -> None:
     assert caught.value.param == "tools[2].function.name"
     # Nobody calls those.
     write_grammar(tokenizer, "hermes", "", tools=tools, names=frozenset("a"))
-
-
-def test_families_without_json_have_no_form() -> None:
-    without = {name for name, each in SCANNERS.items() if not each.choose_form("")}
-    assert without == SCANNERS.keys() - {family for family, _ in FORMS}

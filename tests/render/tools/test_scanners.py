@@ -82,7 +82,7 @@ def split(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Case:
     """A text of a family's model, with the expected parts."""
 
@@ -107,231 +107,188 @@ GLM_PAIRS = (
 
 CASES = [
     # hermes
+    Case("hermes", f"<tool_call>\n{CALL}\n</tool_call>", BOTH[:1]),
     Case(
-        family="hermes",
-        written=f"<tool_call>\n{CALL}\n</tool_call>",
-        calls=BOTH[:1],
-    ),
-    Case(
-        family="hermes",
-        written=f"I look.\n<tool_call>\n{CALL}\n</tool_call>\n"
+        "hermes",
+        f"I look.\n<tool_call>\n{CALL}\n</tool_call>\n"
         f"<tool_call>\n{STOP}\n</tool_call>\nDone.\n",
-        calls=BOTH,
-        text="I look.Done.\n",
+        BOTH,
+        "I look.Done.\n",
     ),
     Case(
-        family="hermes",
-        written=f'<tool_call>{{"arguments": {CITY}, "name": "weather"}}</tool_call>',
-        calls=BOTH[:1],
+        "hermes",
+        f'<tool_call>{{"arguments": {CITY}, "name": "weather"}}</tool_call>',
+        BOTH[:1],
     ),
     Case(
-        family="hermes",
-        written='<tool_call>{"name": "weather", "arguments": '
+        "hermes",
+        '<tool_call>{"name": "weather", "arguments": '
         f"{json.dumps(CITY)}}}</tool_call>",
-        calls=BOTH[:1],
+        BOTH[:1],
     ),
     Case(
-        family="hermes",
-        written='<tool_call>\n{"id": "c1", "type": "function", "name": "stop"}'
+        "hermes",
+        '<tool_call>\n{"id": "c1", "type": "function", "name": "stop"}'
         '</tool_call><tool_call>{"name": "stop", "arguments": null}</tool_call>',
-        calls=[("stop", "{}"), ("stop", "{}")],
+        [("stop", "{}"), ("stop", "{}")],
     ),
     # No end tag: another call, or nothing, follows.
-    Case(
-        family="hermes",
-        written=f"<tool_call>\n{CALL}\n<tool_call>\n{STOP}",
-        calls=BOTH,
-    ),
+    Case("hermes", f"<tool_call>\n{CALL}\n<tool_call>\n{STOP}", BOTH),
     # The tool is unknown, but the tag says that it is a call.
     Case(
-        family="hermes",
-        written='<tool_call>{"name": "fly", "arguments": {}}</tool_call>',
-        calls=[("fly", "{}")],
+        "hermes",
+        '<tool_call>{"name": "fly", "arguments": {}}</tool_call>',
+        [("fly", "{}")],
     ),
     # A line end in a string is not JSON, but models write it.
     Case(
-        family="hermes",
-        written='<tool_call>{"name": "weather", "arguments": {"city": "a\nb"}}'
-        "</tool_call>",
-        calls=[("weather", '{"city": "a\\u000ab"}')],
+        "hermes",
+        '<tool_call>{"name": "weather", "arguments": {"city": "a\nb"}}' "</tool_call>",
+        [("weather", '{"city": "a\\u000ab"}')],
     ),
     # The tags may stand in a string.
     Case(
-        family="hermes",
-        written='<tool_call>{"name": "weather", "arguments": '
+        "hermes",
+        '<tool_call>{"name": "weather", "arguments": '
         '{"city": "</tool_call> }{ \\" <tool_call>"}}</tool_call>',
-        calls=[("weather", '{"city": "</tool_call> }{ \\" <tool_call>"}')],
+        [("weather", '{"city": "</tool_call> }{ \\" <tool_call>"}')],
     ),
     # The first tag begins nothing; the second one does.
     Case(
-        family="hermes",
-        written=f"Write <tool_call> <tool_call>{CALL}</tool_call>",
-        calls=BOTH[:1],
-        text="Write <tool_call>",
+        "hermes",
+        f"Write <tool_call> <tool_call>{CALL}</tool_call>",
+        BOTH[:1],
+        "Write <tool_call>",
     ),
     # A call that breaks ends there, and the rest is text.
     Case(
-        family="hermes",
-        written='<tool_call>{"name": "weather", "arguments": {"city": Wien}}'
-        "</tool_call>",
-        calls=[("weather", '{"city": ')],
-        text="Wien}}</tool_call>",
+        "hermes",
+        '<tool_call>{"name": "weather", "arguments": {"city": Wien}}' "</tool_call>",
+        [("weather", '{"city": ')],
+        "Wien}}</tool_call>",
     ),
     Case(
-        family="hermes",
-        written='<tool_call>{"name": "weather", "arguments": {"city": "Wi',
-        calls=[("weather", '{"city": "Wi')],
+        "hermes",
+        '<tool_call>{"name": "weather", "arguments": {"city": "Wi',
+        [("weather", '{"city": "Wi')],
     ),
     # llama3_json
-    Case(
-        family="llama3_json",
-        written=f'{{"name": "weather", "parameters": {CITY}}}',
-        calls=BOTH[:1],
-    ),
-    Case(
-        family="llama3_json",
-        written=f"<|python_tag|>{CALL}; {STOP}",
-        calls=BOTH,
-    ),
-    Case(
-        family="llama3_json",
-        written=f"\n\n{CALL}\n{STOP}\nThat is it.",
-        calls=BOTH,
-        text="That is it.",
-    ),
-    Case(
-        family="llama3_json",
-        written=f"<|python_start|>{CALL}<|python_end|>",
-        calls=BOTH[:1],
-    ),
+    Case("llama3_json", f'{{"name": "weather", "parameters": {CITY}}}', BOTH[:1]),
+    Case("llama3_json", f"<|python_tag|>{CALL}; {STOP}", BOTH),
+    Case("llama3_json", f"\n\n{CALL}\n{STOP}\nThat is it.", BOTH, "That is it."),
+    Case("llama3_json", f"<|python_start|>{CALL}<|python_end|>", BOTH[:1]),
     # mistral
-    Case(family="mistral", written=f"[TOOL_CALLS] [{CALL}, {STOP}]", calls=BOTH),
+    Case("mistral", f"[TOOL_CALLS] [{CALL}, {STOP}]", BOTH),
     Case(
-        family="mistral",
-        written=f"Yes.[TOOL_CALLS]weather[ARGS]{CITY}[TOOL_CALLS]stop[ARGS]{{}}",
-        calls=BOTH,
-        text="Yes.",
+        "mistral",
+        f"Yes.[TOOL_CALLS]weather[ARGS]{CITY}[TOOL_CALLS]stop[ARGS]{{}}",
+        BOTH,
+        "Yes.",
     ),
-    Case(
-        family="mistral",
-        written=f"[TOOL_CALLS]weather[CALL_ID]aB3dE6gH9[ARGS]{CITY}",
-        calls=BOTH[:1],
-    ),
-    Case(family="mistral", written=f"[TOOL_CALLS]weather{CITY}", calls=BOTH[:1]),
+    Case("mistral", f"[TOOL_CALLS]weather[CALL_ID]aB3dE6gH9[ARGS]{CITY}", BOTH[:1]),
+    Case("mistral", f"[TOOL_CALLS]weather{CITY}", BOTH[:1]),
     # granite, phi4_mini
-    Case(family="granite", written=f"<|tool_call|>[{CALL}, {STOP}]", calls=BOTH),
-    Case(family="granite", written=f"<tool_call> [{CALL}]\n", calls=BOTH[:1]),
-    Case(family="phi4_mini", written=f"functools[{CALL}, {STOP}]", calls=BOTH),
-    Case(
-        family="phi4_mini",
-        written=f"<|tool_call|>[{CALL}]<|/tool_call|>",
-        calls=BOTH[:1],
-    ),
+    Case("granite", f"<|tool_call|>[{CALL}, {STOP}]", BOTH),
+    Case("granite", f"<tool_call> [{CALL}]\n", BOTH[:1]),
+    Case("phi4_mini", f"functools[{CALL}, {STOP}]", BOTH),
+    Case("phi4_mini", f"<|tool_call|>[{CALL}]<|/tool_call|>", BOTH[:1]),
     # gpt_oss
     Case(
-        family="gpt_oss",
-        written="<|channel|>commentary to=functions.weather <|constrain|>json"
+        "gpt_oss",
+        "<|channel|>commentary to=functions.weather <|constrain|>json"
         f"<|message|>{CITY}<|end|><|start|>assistant<|channel|>commentary"
         " to=functions.stop<|message|>{}<|call|>",
-        calls=BOTH,
+        BOTH,
     ),
     # kimi_k2
     Case(
-        family="kimi_k2",
-        written="I look.<|tool_calls_section_begin|>"
+        "kimi_k2",
+        "I look.<|tool_calls_section_begin|>"
         "<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
         f"{CITY}<|tool_call_end|>\n"
         "<|tool_call_begin|>functions.stop:1<|tool_call_argument_begin|>"
         "{}<|tool_call_end|><|tool_calls_section_end|>",
-        calls=BOTH,
-        text="I look.",
+        BOTH,
+        "I look.",
     ),
     # deepseek_v3
     Case(
-        family="deepseek_v3",
-        written="<｜tool▁calls▁begin｜>"
+        "deepseek_v3",
+        "<｜tool▁calls▁begin｜>"
         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
         f"{CITY}\n```<｜tool▁call▁end｜>\n"
         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>stop\n```json\n"
         "{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        calls=BOTH,
+        BOTH,
     ),
     Case(
-        family="deepseek_v3",
-        written=f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{CITY}"
+        "deepseek_v3",
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{CITY}"
         "<｜tool▁call▁end｜><｜tool▁call▁begin｜>stop<｜tool▁sep｜>{}"
         "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        calls=BOTH,
+        BOTH,
     ),
     # qwen3_coder
     Case(
-        family="qwen3_coder",
-        written=f"Well.\n<tool_call>\n{XML_CALL}\n</tool_call>\n"
+        "qwen3_coder",
+        f"Well.\n<tool_call>\n{XML_CALL}\n</tool_call>\n"
         "<tool_call>\n<function=stop>\n</function>\n</tool_call>",
-        calls=BOTH,
-        text="Well.",
+        BOTH,
+        "Well.",
     ),
     # The outer tag, or the inner end tag, is missing.
-    Case(family="qwen3_coder", written=XML_CALL, calls=BOTH[:1]),
+    Case("qwen3_coder", XML_CALL, BOTH[:1]),
+    Case("qwen3_coder", "<tool_call><function=stop></tool_call>", [("stop", "{}")]),
     Case(
-        family="qwen3_coder",
-        written="<tool_call><function=stop></tool_call>",
-        calls=[("stop", "{}")],
-    ),
-    Case(
-        family="qwen3_coder",
-        written='<tool_call><function=weather><parameter=city>\n\n a\n<b> "c"\\\n\n'
+        "qwen3_coder",
+        '<tool_call><function=weather><parameter=city>\n\n a\n<b> "c"\\\n\n'
         "</parameter></function></tool_call>",
-        calls=[("weather", '{"city": "\\n a\\n<b> \\"c\\"\\\\\\n"}')],
+        [("weather", '{"city": "\\n a\\n<b> \\"c\\"\\\\\\n"}')],
     ),
     Case(
-        family="qwen3_coder",
-        written="<tool_call><function=weather><parameter=city>Wi",
-        calls=[("weather", '{"city": "Wi')],
+        "qwen3_coder",
+        "<tool_call><function=weather><parameter=city>Wi",
+        [("weather", '{"city": "Wi')],
     ),
     # llama4_pythonic
+    Case("llama4_pythonic", "[weather(city='Wien', days=3), stop()]", BOTH),
     Case(
-        family="llama4_pythonic",
-        written="[weather(city='Wien', days=3), stop()]",
-        calls=BOTH,
+        "llama4_pythonic",
+        '<|python_start|>[ weather( city = "Wien" , days = 3 ) ]<|python_end|>',
+        BOTH[:1],
     ),
     Case(
-        family="llama4_pythonic",
-        written='<|python_start|>[ weather( city = "Wien" , days = 3 ) ]<|python_end|>',
-        calls=BOTH[:1],
-    ),
-    Case(
-        family="llama4_pythonic",
-        written="[weather(city='it\\'s \"so\"\\n\\u00e9\\d', tags=[1, 'a', []], "
+        "llama4_pythonic",
+        "[weather(city='it\\'s \"so\"\\n\\u00e9\\d', tags=[1, 'a', []], "
         "place={'a': {'b': None}}, metric=True)] Yes.",
-        calls=[
+        [
             (
                 "weather",
                 '{"city": "it\'s \\"so\\"\\n\\u00e9\\\\d", "tags": [1, "a", []], '
                 '"place": {"a": {"b": null}}, "metric": true}',
             )
         ],
-        text="Yes.",
+        "Yes.",
     ),
     # gemma
     Case(
-        family="functiongemma",
-        written="So.<start_function_call>call:weather{city:<escape>Wien<escape>,days:3}"
+        "functiongemma",
+        "So.<start_function_call>call:weather{city:<escape>Wien<escape>,days:3}"
         "<end_function_call><start_function_call>call:stop{}<end_function_call>",
-        calls=BOTH,
-        text="So.",
+        BOTH,
+        "So.",
     ),
     Case(
-        family="gemma4",
-        written='<|tool_call>call:weather{city:<|"|>Wien<|"|>, days: 3 }<tool_call|>\n'
+        "gemma4",
+        '<|tool_call>call:weather{city:<|"|>Wien<|"|>, days: 3 }<tool_call|>\n'
         "<|tool_call>call:stop{ }<tool_call|>",
-        calls=BOTH,
+        BOTH,
     ),
     Case(
-        family="gemma4",
-        written='<|tool_call>call:weather{place:{a:[1,-2.5,{b:<|"|>"{,<|"|>},[]],'
+        "gemma4",
+        '<|tool_call>call:weather{place:{a:[1,-2.5,{b:<|"|>"{,<|"|>},[]],'
         '<|"|>c<|"|>:True},metric:none,x:word}<tool_call|>',
-        calls=[
+        [
             (
                 "weather",
                 '{"place": {"a": [1, -2.5, {"b": "\\"{,"}, []], "c": true}, '
@@ -341,16 +298,14 @@ CASES = [
     ),
     # glm4
     Case(
-        family="glm4",
-        written=f"So.\n<tool_call>weather\n{GLM_PAIRS}</tool_call>\n"
+        "glm4",
+        f"So.\n<tool_call>weather\n{GLM_PAIRS}</tool_call>\n"
         "<tool_call>stop\n</tool_call>",
-        calls=BOTH,
-        text="So.",
+        BOTH,
+        "So.",
     ),
     Case(
-        family="glm4",
-        written=f"<tool_call>weather{GLM_PAIRS}</tool_call>".replace("\n", ""),
-        calls=BOTH[:1],
+        "glm4", f"<tool_call>weather{GLM_PAIRS}</tool_call>".replace("\n", ""), BOTH[:1]
     ),
 ]
 
@@ -544,11 +499,19 @@ def test_each_call_has_an_id_of_its_own() -> None:
     ids = split("hermes", [written]).ids + split("hermes", [written]).ids
     assert len(set(ids)) == 4
     assert all(id_.startswith("call_") and len(id_) == 29 for id_ in ids)
-
-
-def test_mistrals_ids_have_the_length_that_its_templates_want() -> None:
+    # Mistral's templates want this length.
     [call_id] = split("mistral", [f"[TOOL_CALLS] [{CALL}]"]).ids
     assert len(call_id) == 9 and call_id.isalnum()
+
+
+def test_kimis_ids_are_the_models_own_and_unique() -> None:
+    case = next(case for case in CASES if case.family == "kimi_k2")
+    ids = split("kimi_k2", [case.written]).ids
+    assert ids == ["functions.weather:0", "functions.stop:1"]
+    # A grammar that forces calls gives each the number 0.
+    written = case.written.replace("functions.stop:1", "functions.weather:0")
+    ids = split("kimi_k2", [written]).ids
+    assert ids == ["functions.weather:0", "functions.weather:1"]
 
 
 @pytest.mark.parametrize("case", COMPLETE)
@@ -606,19 +569,6 @@ def test_a_text_that_is_cut_off_keeps_what_may_be_an_answer() -> None:
     # It is not a call, whatever follows.
     broken = "<tool_call>no"
     assert split("hermes", [broken], is_cut=True).text == broken
-
-
-def test_forced_calls_of_kimi_have_ids_of_their_own() -> None:
-    case = next(case for case in CASES if case.family == "kimi_k2")
-    written = case.written.replace("functions.stop:1", "functions.weather:0")
-    ids = split("kimi_k2", [written]).ids
-    assert ids == ["functions.weather:0", "functions.weather:1"]
-
-
-def test_kimis_ids_are_the_models_own() -> None:
-    case = next(case for case in CASES if case.family == "kimi_k2")
-    ids = split("kimi_k2", [case.written]).ids
-    assert ids == ["functions.weather:0", "functions.stop:1"]
 
 
 @pytest.mark.parametrize(

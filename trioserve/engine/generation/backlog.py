@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ...scheduler.generation.shared_queue import HELD_WORK
-from ...types.admission import ClientHoldings
 from ...types.client import Client
 from ...types.ids import SequenceId
 from ...types.output import TokenDelta

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import math
 
 from ...scheduler.step_cost import StepRates
-from ...types.admission import ClientHoldings
 from ...types.client import Client
 from ..backlog import ClientBacklog, ClientWork, list_parts
 from ..forecast import MIN_STEPS, Forecast

@@ -16,7 +16,6 @@ import trio
 from ...config import SchedulingPolicy
 from ...observe import Owner
 from ...scheduler.pooling.scheduler import PoolingCounters, PoolingStatistics
-from ...types.admission import ClientHoldings
 from ...types.client import Client
 from ...types.model_info import ModelInfo
 from ...types.pooling import PoolingInfo, PoolingParams, PoolingRow, QueryKey

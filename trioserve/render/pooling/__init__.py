@@ -5,7 +5,7 @@ renderer           PoolingRenderer: runs jobs in renderer workers
 loading            a model's folder -> PoolingRenderer
 recipes            the treatment of one kind of text in a request
 rendering, pairs   texts or pairs of texts -> model inputs: whole, cut, or in chunks
-fitting, layout    limits of length, and special tokens
+layout             special tokens
 prompts            prompts of sentence-transformers
 late_interaction   queries and documents of models with a vector for each token
 tokenizer          the first or last tokens of a text, without reading all of it

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ...types.pooling import PoolingInput
-from .fitting import check_not_empty, too_long
 from .recipes import Recipe
 from .texts import TextOptions
 from .tokenizer import Demand, PoolingTokenizer, TakenTokens, cut
@@ -81,14 +80,13 @@ def _make_pair(
     if len(first) + len(second) > recipe.room:
         if recipe.over != "truncate":
             is_whole = query.is_whole and document.is_whole
-            raise too_long(recipe, len(first) + len(second), is_whole, param)
+            raise recipe.too_long(len(first) + len(second), is_whole, param)
         # If neither text was read to its end, it is not known which one is longer. Then
         # an odd token may go to another text than in transformers.
         kept = shorten_longest(len(first), len(second), recipe.room)
         first = cut(first, kept[0], recipe.side)
         second = cut(second, kept[1], recipe.side)
-    laid_out = recipe.layout.lay_out(first, second)
-    check_not_empty(laid_out, param)
+    laid_out = recipe.lay_out(param, first, second)
     return PoolingInput(
         token_ids=laid_out.token_ids,
         second_begin=laid_out.second_begin if recipe.type_ids else 0,

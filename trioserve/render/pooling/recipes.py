@@ -5,13 +5,14 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, replace
 
-from ...errors import InvalidParameter, NotSupported
+from ...errors import ContextLengthExceeded, InvalidParameter, NotSupported
 from ...types.model_info import ModelInfo
 from ...types.pooling import LongText, PoolingInfo
 from .late_interaction import LateInteraction
-from .layout import BARE, BARE_PAIR, Layout
+from .layout import BARE, BARE_PAIR, LaidOut, Layout
 from .prompts import NO_PROMPT, PoolingPrompt, Prompts
 from .texts import Side, TextOptions
+from .tokenizer import TakenTokens, cut
 
 # The most chunks of one text: half a million tokens for a model of 512. That is a
 # library.
@@ -54,6 +55,48 @@ class Recipe:
     def max_tokens(self) -> int:
         """The most tokens of a text that is not refused."""
         return self.room * (MAX_CHUNKS if self.over == "chunk" else 1)
+
+    def fit(self, taken: TakenTokens, param: str) -> LaidOut:
+        """Cut a text's tokens if they may be cut, and add the special tokens.
+
+        Raises:
+          ContextLengthExceeded: there are too many, and they may not be cut.
+          InvalidParameter: there are no tokens.
+        """
+        token_ids = taken.token_ids
+        if len(token_ids) > self.room:
+            if self.over != "truncate":
+                raise self.too_long(len(token_ids), taken.is_whole, param)
+            token_ids = cut(token_ids, self.room, self.side)
+        return self.lay_out(param, token_ids)
+
+    def lay_out(self, param: str, *texts: array[int]) -> LaidOut:
+        """Add the special tokens.
+
+        Raises:
+          InvalidParameter: there are no tokens.
+        """
+        laid_out = self.layout.lay_out(*texts)
+        if not laid_out.token_ids:
+            raise InvalidParameter(param, "must not be empty")
+        return laid_out
+
+    def too_long(
+        self, num_tokens: int, is_whole: bool, param: str
+    ) -> ContextLengthExceeded:
+        """Make the error for a text that is too long.
+
+        Args:
+          num_tokens: the known tokens, without special ones.
+          is_whole: whether these are all tokens of the text.
+        """
+        num_special = self.layout.num_special
+        return ContextLengthExceeded(
+            num_tokens=num_tokens + num_special,
+            limit=self.max_tokens + num_special,
+            param=param,
+            is_lower_bound=not is_whole,
+        )
 
 
 class RecipeBook:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from ...errors import InvalidParameter
 from ...types.pooling import PoolingInput
-from .fitting import fit, too_long
 from .late_interaction import LateInteraction
 from .layout import LaidOut
 from .pairs import render_pairs
@@ -99,7 +98,7 @@ class PoolingTexts:
         """
         recipe = self._recipes.for_tokenize(add_special_tokens, truncate_to, side)
         taken = self.tokenizer.take([_demand(text, recipe, param)])[0]
-        token_ids = fit(taken, recipe, param).token_ids
+        token_ids = recipe.fit(taken, param).token_ids
         return token_ids, taken.is_whole and len(taken.token_ids) <= recipe.room
 
     def _choose(self, text_type: type[object], options: TextOptions) -> Recipe:
@@ -130,7 +129,7 @@ class PoolingTexts:
     ) -> tuple[PoolingInput, ...]:
         if recipe.over == "chunk" and len(taken.token_ids) > recipe.room:
             return _make_chunks(taken, recipe, param)
-        laid_out = fit(taken, recipe, param)
+        laid_out = recipe.fit(taken, param)
         num_left_out = recipe.num_left_out - _count_cut_prompt(taken, recipe)
         left_out = tuple(range(min(num_left_out, len(laid_out.token_ids))))
         if self._late is None:
@@ -186,7 +185,7 @@ def _make_chunks(
         raise InvalidParameter("prompt_name", "the prompt is as long as the model")
     begins = range(len(prompt), len(token_ids), room)
     if len(begins) > MAX_CHUNKS:
-        raise too_long(recipe, len(token_ids), taken.is_whole, param)
+        raise recipe.too_long(len(token_ids), taken.is_whole, param)
     chunks = (
         recipe.layout.lay_out(prompt + token_ids[begin : begin + room])
         for begin in begins

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from tokenizers import Encoding, Tokenizer
 
-from ..text.id_decoder import IdDecoder
-from ..text.tokenizer import check_encodable
+from ..text.tokenizer import IdDecoder, check_encodable
 from .dividing import Divider
 from .texts import Side
 

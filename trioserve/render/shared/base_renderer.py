@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from ...config import RenderConfig
-from ..text.id_decoder import IdDecoder
 from ..text.template import ChatTemplate
+from ..text.tokenizer import IdDecoder
 from ..workers.threads import CHARACTERS_PER_SECOND, RendererWorkers
 from ..workers.turns import Workplace
 from ..workers.waiting_room import open_waiting_room

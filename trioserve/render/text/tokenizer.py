@@ -1,4 +1,4 @@
-"""Turns text into token ids, within the model's length or a request's.
+"""Turns text into token ids, within the model's length or a request's, and back.
 
 Blocking: runs in a renderer worker. All workers share the raw tokenizer.
 `encode_batch_fast` and `decode_batch` release the GIL (`encode` and `decode` hold it)
@@ -17,7 +17,6 @@ from tokenizers import Tokenizer
 
 from ...errors import ContextLengthExceeded, InvalidParameter
 from ...types.prompt import Prompt
-from .id_decoder import IdDecoder
 from .pieces import DOUBTED_TOKENS, count_at_least
 from .vocabulary import Vocabulary
 
@@ -44,6 +43,36 @@ class TokenizeOptions:
     # The model answers the end of a prompt. vLLM has the same default for generation.
     truncation_side: Literal["left", "right"] = "left"
     cache_salt: str = ""
+
+
+class IdDecoder:
+    """The half of a tokenizer that takes token ids.
+
+    Args:
+      backend: a tokenizer without truncation or padding, which nobody changes.
+      highest_id: the largest token id that the tokenizer and the model know.
+    """
+
+    def __init__(self, backend: Tokenizer, highest_id: int) -> None:
+        self._backend = backend
+        self._highest_id = highest_id
+
+    def check_ids(self, token_ids: Sequence[int], param: str) -> None:
+        """Check token ids from a client.
+
+        Raises:
+          InvalidParameter: the tokenizer does not have one of the ids.
+        """
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) <= self._highest_id:
+            raise InvalidParameter(
+                param, f"ids must be between 0 and {self._highest_id}"
+            )
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        texts: list[str] = self._backend.decode_batch(
+            [token_ids], skip_special_tokens=skip_special_tokens
+        )
+        return texts[0]
 
 
 class TextTokenizer(IdDecoder):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .call_form import CallForm
-from .cursor import NotACall, Steps
+from .cursor import Steps
 from .json_calls import JsonCallScanner
 
 _BEGIN = "<｜tool▁call▁begin｜>"
@@ -25,7 +25,7 @@ class DeepSeekV3Scanner(JsonCallScanner):
     template_parts = (_ALL_BEGIN, _SEPARATOR)
 
     def read_calls(self, marker: str) -> Steps[None]:
-        yield from self.read_section(self._read_one, _BEGIN, _ALL_END)
+        yield from self.read_section(self._read_one, _BEGIN, _END, _ALL_END)
 
     def _read_one(self) -> Steps[None]:
         name = yield from self.read_name()
@@ -37,16 +37,10 @@ class DeepSeekV3Scanner(JsonCallScanner):
             yield from self.skip_space()
             yield from self.expect("```json")
             yield from self.skip_space()
-        if not (yield from self.find("{")):
-            raise NotACall
-        self.begin_call(name)
-        yield from self.pass_arguments()
-        yield from self.skip_space()
+        yield from self.pass_call(name)
         if has_fence:
-            yield from self.expect("```")
             yield from self.skip_space()
-        yield from self.expect(_END)
-        self.held.clear()
+            yield from self.expect("```")
 
     @classmethod
     def choose_form(cls, template: str) -> CallForm:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from .cursor import NotACall, Steps
+from .cursor import Steps
 from .nested_values import NestedValueScanner
 from .typed_values import quote
 
@@ -36,15 +36,6 @@ class _GemmaScanner(NestedValueScanner):
         yield from self.expect(":")
         yield from self.skip_space()
         self.writer.write_arguments(f"{quote(key)}: ")
-
-    def read_quoted(self, mark: str) -> Steps[None]:
-        write = self.writer.write_arguments
-        write('"')
-        if not (
-            yield from self.read_until(lambda text: write(quote(text)[1:-1]), mark)
-        ):
-            raise NotACall
-        write('"')
 
 
 class FunctionGemmaScanner(_GemmaScanner):

@@ -85,10 +85,7 @@ class GptOssScanner(JsonCallScanner):
             self._begin_message(channel)
             return
         yield from self.skip_space()
-        if not (yield from self.find("{")):
-            raise NotACall
-        self.begin_call(recipient.removeprefix("functions."))
-        yield from self.pass_arguments()
+        yield from self.pass_call(recipient.removeprefix("functions."))
 
     def is_markup(self, marker: str) -> bool:
         is_header = not {_TO, *self.tags}.isdisjoint(self.held)

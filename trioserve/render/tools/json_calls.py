@@ -41,7 +41,7 @@ class JsonCallScanner(ToolScanner):
             elif key in _ARGUMENTS and not has_begun and not early:
                 if name and (yield from self.find("{")):
                     has_begun = True
-                    yield from self._pass_on(name)
+                    yield from self.pass_call(name)
                 else:
                     early = yield from self._read_arguments()
             elif key in _LABELS:
@@ -77,14 +77,14 @@ class JsonCallScanner(ToolScanner):
             separator = yield from self.expect(",", "]")
 
     def read_section(
-        self, read_one: Callable[[], Steps[None]], begin: str, end: str
+        self, read_one: Callable[[], Steps[None]], begin: str, end: str, end_all: str
     ) -> Steps[None]:
-        """Read calls that have a tag each, up to the tag that ends all of them.
+        """Read calls that have two tags each, up to the tag that ends all of them.
 
         Args:
-          read_one: reads a call from behind its tag on.
-          begin: the tag of a call.
-          end: the tag behind the last call.
+          read_one: reads a call between its tags.
+          begin, end: the tags of a call.
+          end_all: the tag behind the last call.
 
         Raises:
           NotACall: something else stands there.
@@ -94,7 +94,10 @@ class JsonCallScanner(ToolScanner):
         while tag == begin:
             yield from read_one()
             yield from self.skip_space()
-            tag = yield from self.expect(begin, end)
+            yield from self.expect(end)
+            self.held.clear()
+            yield from self.skip_space()
+            tag = yield from self.expect(begin, end_all)
 
     def accepts(self, name: str) -> bool:
         """Return whether a call of this name is a call.
@@ -104,20 +107,17 @@ class JsonCallScanner(ToolScanner):
         """
         return True
 
-    def pass_arguments(self) -> Steps[None]:
-        """Pass the arguments of the call that has begun on, up to their end.
+    def pass_call(self, name: str, header: str = "") -> Steps[None]:
+        """Begin a call, and pass its arguments on, up to their end.
 
         Raises:
           NotACall: they are not a JSON object, or do not end.
         """
         if not (yield from self.find("{")):
             raise NotACall
+        self.begin_call(name, header)
         yield from self.read_json(self.writer.write_arguments)
         self.end_call()
-
-    def _pass_on(self, name: str) -> Steps[None]:
-        self.begin_call(name)
-        yield from self.pass_arguments()
 
     def _read_key(self) -> Steps[str]:
         yield from self.skip_space()

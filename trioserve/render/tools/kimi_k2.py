@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .call_form import CallForm
-from .cursor import NotACall, Steps
+from .cursor import Steps
 from .json_calls import JsonCallScanner
 
 _BEGIN = "<|tool_call_begin|>"
@@ -25,7 +25,7 @@ class KimiK2Scanner(JsonCallScanner):
     template_parts = (_SECTION_BEGIN,)
 
     def read_calls(self, marker: str) -> Steps[None]:
-        yield from self.read_section(self._read_one, _BEGIN, _SECTION_END)
+        yield from self.read_section(self._read_one, _BEGIN, _END, _SECTION_END)
 
     def make_id(self, header: str) -> str:
         path, _, number = header.rpartition(":")
@@ -42,13 +42,7 @@ class KimiK2Scanner(JsonCallScanner):
         yield from self.skip_space()
         yield from self.expect(_ARGUMENTS)
         yield from self.skip_space()
-        if not (yield from self.find("{")):
-            raise NotACall
-        self.begin_call(path.rpartition(".")[2], f"{path}:{number}")
-        yield from self.pass_arguments()
-        yield from self.skip_space()
-        yield from self.expect(_END)
-        self.held.clear()
+        yield from self.pass_call(path.rpartition(".")[2], f"{path}:{number}")
 
     @classmethod
     def choose_form(cls, template: str) -> CallForm:

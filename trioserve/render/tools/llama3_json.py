@@ -16,15 +16,8 @@ class Llama3JsonScanner(JsonCallScanner):
 
     markers = ("<|python_tag|>", "<|python_start|>")
     tags = ("<|python_tag|>", "<|python_start|>", "<|python_end|>")
+    opening = "{"
     template_parts = ('"parameters": dictionary of argument name and its value',)
-
-    def read_text(self) -> Steps[None]:
-        yield from self.skip_space()
-        if (yield from self.find("{")):
-            yield from self.try_calls("")
-        else:
-            self.give_back()
-        yield from super().read_text()
 
     def read_calls(self, marker: str) -> Steps[None]:
         goes_on = True

@@ -26,15 +26,9 @@ class Llama4PythonicScanner(NestedValueScanner):
     markers = ("<|python_start|>",)
     tags = ("<|python_start|>", "<|python_end|>")
     template_parts = ("[func_name1(params_name1=params_value1",)
+    opening = "["
     quotes = ("'", '"')
-
-    def read_text(self) -> Steps[None]:
-        yield from self.skip_space()
-        if (yield from self.find("[")):
-            yield from self.try_calls("")
-        else:
-            self.give_back()
-        yield from super().read_text()
+    escape = "\\"
 
     def read_calls(self, marker: str) -> Steps[None]:
         yield from self.skip_space()
@@ -74,21 +68,7 @@ class Llama4PythonicScanner(NestedValueScanner):
             raise NotACall
         return scalar
 
-    def read_quoted(self, mark: str) -> Steps[None]:
-        write = self.writer.write_arguments
-        write('"')
-        while True:
-            end = yield from self.read_until(
-                lambda text: write(quote(text)[1:-1]), mark, "\\"
-            )
-            if not end:
-                raise NotACall
-            if end == mark:
-                write('"')
-                return
-            yield from self._read_escape()
-
-    def _read_escape(self) -> Steps[None]:
+    def read_escape(self) -> Steps[None]:
         write = self.writer.write_arguments
         escape = yield from self.accept(*_ESCAPES, "u")
         if escape == "u":

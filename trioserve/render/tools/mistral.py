@@ -11,7 +11,7 @@ import string
 from typing import Final
 
 from .call_form import CallForm, make_object_form
-from .cursor import NotACall, Steps
+from .cursor import Steps
 from .json_calls import JsonCallScanner
 
 _ID_CHARACTERS: Final = string.ascii_letters + string.digits
@@ -34,10 +34,7 @@ class MistralScanner(JsonCallScanner):
             yield from self.read_name()
         yield from self.accept("[ARGS]")
         yield from self.skip_space()
-        if not (yield from self.find("{")):
-            raise NotACall
-        self.begin_call(name)
-        yield from self.pass_arguments()
+        yield from self.pass_call(name)
 
     def make_id(self, header: str) -> str:
         # The templates take no other ids.

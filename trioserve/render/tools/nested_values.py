@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 
 from .cursor import NotACall, Steps
 from .scanner import ToolScanner
-from .typed_values import make_scalar
+from .typed_values import make_scalar, quote
 
 # Each level takes several frames of the interpreter.
 _MAX_DEPTH: Final = 32
@@ -17,10 +17,12 @@ class NestedValueScanner(ToolScanner):
     """Reads lists and objects, and writes them as JSON while they come.
 
     Attributes:
-      quotes: texts with which a text in quotes begins.
+      quotes: texts with which a text in quotes begins, and ends.
+      escape: begins an escape in such a text; empty if there are none.
     """
 
     quotes: ClassVar[tuple[str, ...]]
+    escape: ClassVar[str] = ""
 
     @abstractmethod
     def read_key(self, closing: str) -> Steps[None]:
@@ -30,9 +32,25 @@ class NestedValueScanner(ToolScanner):
           closing: the bracket behind the last item; never the bracket of a list.
         """
 
-    @abstractmethod
+    def read_escape(self) -> Steps[None]:
+        """Read and write an escape in quotes, from behind its beginning."""
+        raise NotImplementedError
+
     def read_quoted(self, mark: str) -> Steps[None]:
         """Read and write a text from behind the quote with which it begins."""
+        write = self.writer.write_arguments
+        ends = (mark, self.escape) if self.escape else (mark,)
+        write('"')
+        while True:
+            end = yield from self.read_until(
+                lambda text: write(quote(text)[1:-1]), *ends
+            )
+            if end == mark:
+                break
+            if not end:
+                raise NotACall
+            yield from self.read_escape()
+        write('"')
 
     def make_word(self, word: str) -> str:
         """Return a word without quotes as JSON.

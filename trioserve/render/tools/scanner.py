@@ -28,6 +28,7 @@ class ToolScanner(TextCursor, ABC):
       markers: texts that begin one or more calls.
       tags: all texts of the format that may be special tokens.
       template_parts: a chat template of the family contains all of these texts.
+      opening: a bracket that begins calls at the beginning of an answer, without a marker.
       splits_reasoning: the scanner finds the reasoning, too, also without tools.
     """
 
@@ -35,6 +36,7 @@ class ToolScanner(TextCursor, ABC):
     markers: ClassVar[tuple[str, ...]]
     tags: ClassVar[tuple[str, ...]]
     template_parts: ClassVar[tuple[str, ...]]
+    opening: ClassVar[str] = ""
     splits_reasoning: ClassVar[bool] = False
 
     def __init__(
@@ -96,8 +98,14 @@ class ToolScanner(TextCursor, ABC):
         """
 
     def read_text(self) -> Steps[None]:
-        """Read the whole text. A family may look for calls at its beginning."""
+        """Read the whole text."""
         write = self.writer.write_text
+        if self.opening:
+            yield from self.skip_space()
+            if (yield from self.find(self.opening)):
+                yield from self.try_calls("")
+            else:
+                self._give_back()
         if self.calls_lead and not (yield from self.find(*self.markers)):
             # Of the text of an answer that has a form; its strings may have markers in them.
             yield from self.read_until(write)
@@ -142,7 +150,7 @@ class ToolScanner(TextCursor, ABC):
             self._break_off(marker)
         self._in_call = False
 
-    def give_back(self) -> None:
+    def _give_back(self) -> None:
         """Make text of the answer of all that is held: it is not a call."""
         self.writer.write_text("".join(self.held))
         self.held.clear()
@@ -169,4 +177,4 @@ class ToolScanner(TextCursor, ABC):
             self.held.clear()
         elif self._in_call:
             self.writer.end_call()
-        self.give_back()
+        self._give_back()
