@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from trioserve.api.anthropic.dialect import ANTHROPIC
+from trioserve.api.anthropic.routes import ANTHROPIC
 from trioserve.http.route import Route
 from trioserve.server.openapi import openapi_document
 from trioserve.server.routes import ROUTES

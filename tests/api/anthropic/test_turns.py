@@ -16,7 +16,7 @@ from trioserve.api.anthropic.chat import explain_fields, to_chat_request
 from trioserve.api.anthropic.requests import MessagesRequest
 from trioserve.api.anthropic.turn_mappings import TurnMappings
 from trioserve.api.anthropic.turns import BLOCK_TYPES, Block, Turn
-from trioserve.api.shared.generation_steps import count_characters
+from trioserve.api.shared.generation import count_characters
 from trioserve.errors import RequestError
 from trioserve.render import TURN_CHARACTERS, Base64Image, RendererWorkers
 from trioserve.render.text.chat import read_messages
@@ -429,7 +429,7 @@ FIELDS = st.sampled_from(
 )
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(60))
 @given(
     turns=st.lists(TURN, min_size=1, max_size=4),
     fields=st.dictionaries(FIELDS, VALUE, max_size=2),

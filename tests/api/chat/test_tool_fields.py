@@ -9,8 +9,7 @@ import pytest
 
 from trioserve.api.anthropic.requests import MessagesRequest
 from trioserve.api.chat.request import ChatRequest
-from trioserve.api.responses.messages import to_messages
-from trioserve.api.responses.names import naming_fields
+from trioserve.api.responses.messages import naming_fields, to_messages
 from trioserve.api.responses.request import ResponseRequest, to_chat
 from trioserve.api.shared.message_mappings import MessageMappings, to_chat_options
 from trioserve.api.tokens.requests import TokenizeRequest

@@ -9,11 +9,10 @@ from hypothesis import given, settings, strategies as st
 import pytest
 
 from trioserve.api.decode.decoder import BodyDecoder
-from trioserve.api.responses.messages import to_messages
-from trioserve.api.responses.names import naming_fields
+from trioserve.api.responses.messages import naming_fields, to_messages
 from trioserve.api.responses.request import ResponseRequest, to_chat
+from trioserve.api.shared.generation import to_sampling
 from trioserve.api.shared.requests import GenerationRequest
-from trioserve.api.shared.sampling import to_sampling
 from trioserve.errors import InvalidParameter, NotSupported, RequestError
 
 from ..decoders import DECODERS, MINIMAL, find_decoder
@@ -116,9 +115,9 @@ def make_sampling(request: Any) -> None:
     if isinstance(request, ResponseRequest):
         messages, sources = to_messages(request.items, request.instructions)
         with naming_fields(sources, 0):
-            to_sampling(to_chat(request, messages), {})
+            to_sampling(to_chat(request, messages))
     elif isinstance(request, GenerationRequest):
-        to_sampling(request, {})
+        to_sampling(request)
 
 
 @every_body

@@ -15,7 +15,7 @@ from trioserve.api.cohere.requests import CohereEmbedRequest
 from trioserve.api.completions.request import CompletionRequest
 from trioserve.api.decode.fields import ModelRequest
 from trioserve.api.pooling.requests import EmbeddingRequest, ScoreRequest
-from trioserve.api.shared.sampling import to_sampling
+from trioserve.api.shared.generation import to_sampling
 from trioserve.api.tokens.requests import TokenizeRequest
 from trioserve.errors import InvalidParameter, RequestError
 
@@ -179,10 +179,10 @@ def test_keys_of_a_bias_are_token_ids_of_ten_digits_at_most(
     body = {"prompt": "hi", "logit_bias": {key: 1.0}}
     request = decode_body(CompletionRequest, json.dumps(body).encode())
     if is_taken:
-        assert to_sampling(request, {}).logit_bias == ((int(key), 1.0),)
+        assert to_sampling(request).logit_bias == ((int(key), 1.0),)
         return
     with pytest.raises(RequestError) as caught:
-        to_sampling(request, {})
+        to_sampling(request)
     assert str(caught.value) == f"logit_bias: {key!r} is not a token id"
 
 
@@ -198,7 +198,7 @@ def test_all_wrong_keys_of_a_bias_are_named(keys: list[str], listed: str) -> Non
     body = {"prompt": "hi", "logit_bias": dict.fromkeys(keys, 1.0)}
     request = decode_body(CompletionRequest, json.dumps(body).encode())
     with pytest.raises(RequestError) as caught:
-        to_sampling(request, {})
+        to_sampling(request)
     assert str(caught.value) == f"logit_bias: {listed} are not token ids"
 
 
@@ -206,7 +206,7 @@ def test_all_wrong_keys_of_a_bias_are_named(keys: list[str], listed: str) -> Non
 def test_no_plug_in_may_be_sent_in_three_ways(sent: object) -> None:
     body = {"prompt": "hi", "logits_processors": sent}
     request = decode_body(CompletionRequest, json.dumps(body).encode())
-    assert to_sampling(request, {}).logits_processors == ()
+    assert to_sampling(request).logits_processors == ()
 
 
 def test_plug_ins_come_as_an_object() -> None:
@@ -219,7 +219,7 @@ def test_plug_ins_come_as_an_object() -> None:
 def test_arguments_of_a_plug_in_are_handed_on() -> None:
     body = {"prompt": "hi", "logits_processors": {"a": {"size": 3}, "b": None}}
     request = decode_body(CompletionRequest, json.dumps(body).encode())
-    processors = to_sampling(request, {}).logits_processors
+    processors = to_sampling(request).logits_processors
     assert processors == (("a", {"size": 3}), ("b", {}))
 
 

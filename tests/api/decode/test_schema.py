@@ -15,12 +15,13 @@ from trioserve.api.chat.body import CHAT_BODY
 from trioserve.api.chat.request import ChatRequest
 from trioserve.api.completions.body import COMPLETION_BODY
 from trioserve.api.completions.request import CompletionPrompt, CompletionRequest
+from trioserve.api.decode.body import forget
 from trioserve.api.decode.decoder import BodyDecoder
 from trioserve.api.decode.fields import ModelRequest
 from trioserve.api.decode.values import decode_ids
 from trioserve.api.responses.body import RESPONSE_BODY
 from trioserve.api.shared.message_mappings import MessageMappings
-from trioserve.api.tokens.body import DETOKENIZE_BODY, TOKENIZE_BODY
+from trioserve.api.tokens.requests import DETOKENIZE_BODY, TOKENIZE_BODY
 from trioserve.errors import (
     ContextLengthExceeded,
     InvalidParameter,
@@ -712,15 +713,15 @@ def test_the_form_of_an_answer_is_read_once(
     """A schema may have 262,144 characters."""
     read: list[object] = []
 
-    def find(request: object) -> Any:
-        read.append(request)
+    def find(*fields: object) -> Any:
+        read.append(fields)
         return StructuredOutput(kind="regex", value="a")
 
     monkeypatch.setattr("trioserve.api.shared.requests.find_structure", find)
     body = {**MINIMAL[kind], "guided_regex": "a"}
     request = DECODERS[kind](json.dumps(body).encode())
     params = request.text_params
-    request.forget(**dict.fromkeys(MINIMAL[kind]))
+    forget(request, **dict.fromkeys(MINIMAL[kind]))
     assert request.text_params is params
     assert not any(getattr(request, name) for name in MINIMAL[kind])
     assert len(read) == 1

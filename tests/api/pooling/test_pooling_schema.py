@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from trioserve.api.cohere.body import COHERE_EMBED_BODY
-from trioserve.api.cohere.requests import COHERE_TYPES
+from trioserve.api.cohere.requests import COHERE_EMBED_BODY, COHERE_TYPES
 from trioserve.api.decode.decoder import BodyDecoder
 from trioserve.api.pooling.body import (
     CLASSIFICATION_BODY,

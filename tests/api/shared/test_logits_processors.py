@@ -13,7 +13,7 @@ import trio
 
 from trioserve.api.chat.body import CHAT_BODY
 from trioserve.api.completions.body import COMPLETION_BODY
-from trioserve.api.shared.sampling import to_sampling
+from trioserve.api.shared.generation import to_sampling
 from trioserve.errors import InvalidParameter, RequestError
 from trioserve.testing.server import FakeServer, open_fake_server
 from trioserve.types.logits import LogitsProcessor, LogitsRow
@@ -113,7 +113,7 @@ def encode(value: str) -> list[tuple[Any, bytes]]:
 )
 def test_names_and_arguments_are_taken(value: str, named: Any) -> None:
     for decode, body in encode(value):
-        assert to_sampling(decode(body), {}).logits_processors == named
+        assert to_sampling(decode(body)).logits_processors == named
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_names_and_arguments_are_taken(value: str, named: Any) -> None:
 def test_values_other_than_objects_are_refused(value: str) -> None:
     for decode, body in encode(value):
         with pytest.raises(RequestError) as caught:
-            to_sampling(decode(body), {})
+            to_sampling(decode(body))
         assert caught.value.status == 400
         assert (caught.value.param or "logits_processors") == "logits_processors"
         assert len(str(caught.value)) < 200

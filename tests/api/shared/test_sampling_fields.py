@@ -11,7 +11,7 @@ import pytest
 
 from trioserve.api.chat.request import ChatRequest
 from trioserve.api.completions.request import CompletionRequest
-from trioserve.api.shared.sampling import to_sampling
+from trioserve.api.shared.generation import to_sampling
 from trioserve.errors import InvalidParameter
 from trioserve.types.repetition import RepetitionDetection
 from trioserve.types.sampling import SAMPLING_BOUNDS, SamplingParams
@@ -34,8 +34,8 @@ def completion(**fields: Any) -> CompletionRequest:
 
 
 def test_a_bare_request_samples_as_openai_does() -> None:
-    assert to_sampling(chat(), {}) == SamplingParams()
-    assert to_sampling(completion(), {}) == SamplingParams(max_tokens=16)
+    assert to_sampling(chat()) == SamplingParams()
+    assert to_sampling(completion()) == SamplingParams(max_tokens=16)
 
 
 def test_the_models_defaults_stand_where_nothing_was_sent() -> None:
@@ -46,7 +46,7 @@ def test_the_models_defaults_stand_where_nothing_was_sent() -> None:
         "min_p": 0.05,
         "repetition_penalty": 1.1,
     }
-    sampling = to_sampling(chat(temperature=None, top_p=0.5), defaults)
+    sampling = to_sampling(chat(temperature=None, top_p=0.5), defaults.items())
     assert sampling == SamplingParams(
         temperature=0.6, top_p=0.5, top_k=50, min_p=0.05, repetition_penalty=1.1
     )
@@ -72,29 +72,29 @@ def test_every_sampling_field_is_passed_on() -> None:
         **fields, stop_token_ids=(1, 2), logit_bias=((5, -100.0), (6, 1.5))
     )
     extras = {"stop_token_ids": [1, 2], "logit_bias": {"5": -100, "6": 1.5}}
-    assert to_sampling(chat(**fields, **extras), {}) == expected
-    assert to_sampling(completion(**fields, **extras), {}) == expected
+    assert to_sampling(chat(**fields, **extras)) == expected
+    assert to_sampling(completion(**fields, **extras)) == expected
 
 
 @pytest.mark.parametrize("make", [chat, completion])
 def test_a_rule_for_repetitions_is_passed_on(make: Callable[..., Any]) -> None:
     rule = {"max_pattern_size": 9, "min_pattern_size": 2, "min_count": 3}
-    sampling = to_sampling(make(repetition_detection=rule), {})
+    sampling = to_sampling(make(repetition_detection=rule))
     assert sampling.repetition_detection == RepetitionDetection(**rule)
-    sampling = to_sampling(make(repetition_detection={}), {})
+    sampling = to_sampling(make(repetition_detection={}))
     assert sampling.repetition_detection == RepetitionDetection()
     with pytest.raises(InvalidParameter, match="min_count: must be between 2 and"):
-        to_sampling(make(repetition_detection={"max_pattern_size": 9}), {})
+        to_sampling(make(repetition_detection={"max_pattern_size": 9}))
 
 
 def test_max_completion_tokens_wins() -> None:
-    assert to_sampling(chat(max_tokens=5), {}).max_tokens == 5
+    assert to_sampling(chat(max_tokens=5)).max_tokens == 5
     request = chat(max_tokens=5, max_completion_tokens=6)
-    assert to_sampling(request, {}).max_tokens == 6
+    assert to_sampling(request).max_tokens == 6
 
 
 def test_completions_default_to_16_tokens() -> None:
-    assert to_sampling(completion(max_tokens=None), {}).max_tokens == 16
+    assert to_sampling(completion(max_tokens=None)).max_tokens == 16
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_completions_default_to_16_tokens() -> None:
 def test_chat_asks_for_logprobs_in_two_fields(
     fields: dict[str, Any], logprobs: int | None
 ) -> None:
-    assert to_sampling(chat(**fields), {}).logprobs == logprobs
+    assert to_sampling(chat(**fields)).logprobs == logprobs
 
 
 @pytest.mark.parametrize(
@@ -129,30 +129,30 @@ def test_the_server_bounds_logprobs(sent: int, most: int, is_taken: bool) -> Non
     ]
     for request, param in requests:
         if is_taken:
-            to_sampling(request, {}, max_logprobs=most)
+            to_sampling(request, max_logprobs=most)
             continue
         with pytest.raises(InvalidParameter, match="--max-logprobs") as caught:
-            to_sampling(request, {}, max_logprobs=most)
+            to_sampling(request, max_logprobs=most)
         assert caught.value.param == param
 
 
 def test_named_tokens_are_reported_with_logprobs_alone() -> None:
     request = chat(logprobs=True, logprob_token_ids=[3, 1])
-    assert to_sampling(request, {}).logprob_token_ids == (3, 1)
+    assert to_sampling(request).logprob_token_ids == (3, 1)
     repeated = completion(logprobs=1, logprob_token_ids=[3, 1, 3])
-    assert to_sampling(repeated, {}).logprob_token_ids == (3, 1)
+    assert to_sampling(repeated).logprob_token_ids == (3, 1)
     with pytest.raises(InvalidParameter) as caught:
-        to_sampling(completion(logprob_token_ids=[3]), {})
+        to_sampling(completion(logprob_token_ids=[3]))
     assert caught.value.param == "logprob_token_ids"
     with pytest.raises(InvalidParameter, match="not taken with echo"):
         completion(logprobs=1, echo=True, logprob_token_ids=[3])
 
 
 def test_an_echo_reports_the_prompts_logprobs_too() -> None:
-    assert to_sampling(completion(logprobs=3), {}).prompt_logprobs is None
-    assert to_sampling(completion(logprobs=3, echo=True), {}).prompt_logprobs == 3
+    assert to_sampling(completion(logprobs=3)).prompt_logprobs is None
+    assert to_sampling(completion(logprobs=3, echo=True)).prompt_logprobs == 3
     request = completion(logprobs=3, echo=True, prompt_logprobs=1)
-    assert to_sampling(request, {}).prompt_logprobs == 1
+    assert to_sampling(request).prompt_logprobs == 1
 
 
 _SENT_BY_CHAT = {"logprobs": "top_logprobs"}
@@ -170,12 +170,12 @@ def test_a_number_out_of_bounds_names_the_field_that_was_sent(
     name: str, value: float
 ) -> None:
     with pytest.raises(InvalidParameter) as caught:
-        to_sampling(completion(**{name: value}), {})
+        to_sampling(completion(**{name: value}))
     assert caught.value.param == name
     sent = _SENT_BY_CHAT.get(name, name)
     flag = {"logprobs": True} if name == "logprobs" else {}
     with pytest.raises(InvalidParameter) as caught:
-        to_sampling(chat(**flag, **{sent: value}), {})
+        to_sampling(chat(**flag, **{sent: value}))
     assert caught.value.param == sent
     assert str(caught.value).startswith(f"{sent}: must be between")
 
@@ -183,15 +183,15 @@ def test_a_number_out_of_bounds_names_the_field_that_was_sent(
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_no_tokens_at_all_is_refused_by_name(name: str) -> None:
     with pytest.raises(InvalidParameter) as caught:
-        to_sampling(chat(**{name: 0}), {})
+        to_sampling(chat(**{name: 0}))
     assert caught.value.param == name
 
 
 def test_no_tokens_at_all_are_taken_with_echo_alone() -> None:
-    sampling = to_sampling(completion(max_tokens=0, echo=True, logprobs=2), {})
+    sampling = to_sampling(completion(max_tokens=0, echo=True, logprobs=2))
     assert (sampling.max_tokens, sampling.prompt_logprobs) == (0, 2)
     with pytest.raises(InvalidParameter, match="^max_tokens: must be at least 1, got"):
-        to_sampling(completion(max_tokens=0), {})
+        to_sampling(completion(max_tokens=0))
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_no_tokens_at_all_are_taken_with_echo_alone() -> None:
 def test_sampling_rules_name_the_field(fields: dict[str, Any], param: str) -> None:
     for make in (chat, completion):
         with pytest.raises(InvalidParameter) as caught:
-            to_sampling(make(**fields), {})
+            to_sampling(make(**fields))
         assert caught.value.param == param
 
 

@@ -9,14 +9,17 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from ..decode.decoder import BodyDecoder, DecodeField
+from ..decode.errors import Neutral, Refused
 from ..decode.payloads import Payloads, Strings, restore
-from ..decode.pieces import decode_copy
-from ..decode.refused import Neutral, Refused
+from ..decode.values import decode_copy
 from ..shared.message_mappings import decode_template_kwargs
 from ..shared.refused import CHATS_ALONE
-from .client_tools import decode_client_tools
-from .output_config import OutputConfig
-from .requests import CountTokensRequest, MessagesRequest
+from .requests import (
+    CountTokensRequest,
+    MessagesRequest,
+    OutputConfig,
+    decode_client_tools,
+)
 from .turns import Block, ResultBlock, Turn
 
 _UNSUPPORTED: Final[Mapping[str, Neutral]] = {

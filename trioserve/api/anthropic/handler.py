@@ -16,10 +16,10 @@ from ...render import TokenizeOptions
 from ...types.output import TextDelta
 from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams
-from ..chat.prompt import render_chat
+from ..chat.handler import render_chat
 from ..chat.request import ChatRequest
 from ..decode.body import read_request
-from ..shared.generation_steps import count_characters, open_stream
+from ..shared.generation import count_characters, open_stream
 from ..shared.message_mappings import to_chat_options
 from ..shared.sse import respond_events
 from .answers import (
@@ -56,7 +56,9 @@ async def answer_messages(state: ServerState, request: ScopedRequest) -> Respons
 
 async def answer_count_tokens(state: ServerState, request: ScopedRequest) -> Response:
     """Count the tokens of a conversation."""
-    body, engine = await read_request(state, request, COUNT_TOKENS_BODY)
+    body, engine = await read_request(
+        state, request, COUNT_TOKENS_BODY, state.require_text
+    )
     turns = TurnMappings(body.messages, body.system)
     num_characters = await count_characters(engine.renderer.workers, turns)
     room, client = engine.renderer.room, request.live.client
@@ -129,7 +131,7 @@ async def _read(
     state: ServerState, request: ScopedRequest
 ) -> tuple[ChatRequest, TextEngine, Prompt, SamplingParams]:
     """Read and render a request."""
-    body, engine = await read_request(state, request, MESSAGES_BODY)
+    body, engine = await read_request(state, request, MESSAGES_BODY, state.require_text)
     turns = TurnMappings(body.messages, body.system)
     with explain_fields(turns):
         chat = _make_chat(body, engine)

@@ -16,7 +16,7 @@ from ...errors import InvalidParameter
 from ...render import TURN_CHARACTERS, Base64Image
 from ...render.text.tool_history import MAX_ARGUMENTS
 from ..decode.values import decode_field, read_string
-from ..shared.message_mappings import LazyMappings, count_parts
+from ..shared.message_mappings import LazyMappings
 from .turns import Block, ResultBlock, System, Turn
 
 # The number of the turn for blocks of `system`, and of the block for a plain string.
@@ -90,13 +90,13 @@ class TurnMappings(LazyMappings):
             TURN_CHARACTERS + _count_characters(content) for content in self._contents
         )
 
-    def count_parts(self) -> Iterator[int]:
+    def list_sizes(self) -> Iterator[int]:
         for content in self._contents:
-            yield count_parts(content)
+            yield len(content) if isinstance(content, tuple) else 1
             # Results of tools have parts, too.
             for block in () if isinstance(content, str) else content:
                 if isinstance(block.content, tuple):
-                    yield count_parts(block.content)
+                    yield len(block.content) if isinstance(block.content, tuple) else 1
 
     @property
     def _contents(self) -> list[str | tuple[Block, ...]]:

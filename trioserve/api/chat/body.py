@@ -8,13 +8,13 @@ from typing import Any, Final
 import msgspec
 
 from ..decode.decoder import BodyDecoder, DecodeField
+from ..decode.errors import Neutral, Refused
 from ..decode.payloads import LABEL, Payloads, Strings
-from ..decode.refused import Neutral, Refused
 from ..decode.values import begins_with
 from ..shared.message_mappings import decode_template_kwargs
 from ..shared.messages import ContentPart, ImageUrl, Message
 from ..shared.refused import FOREIGN, IGNORED, LABELS, SEND_SCHEMA, UNSUPPORTED
-from ..shared.sampling import decode_processors
+from ..shared.requests import decode_processors
 from ..shared.structured import STRUCTURE_FIELDS
 from ..shared.tools import decode_tool_choice, decode_tools
 from .request import ChatRequest

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from ...errors import InvalidParameter
 from ...frontend import TextParams
 from ...render import ReasoningEffort
 from ..decode.fields import ChatTemplateText, Int64
-from ..shared.messages import Messages, check_continuation, check_messages, opens_turn
+from ..shared.message_mappings import (
+    TemplateFields,
+    check_continuation,
+    check_messages,
+)
+from ..shared.messages import Messages
 from ..shared.requests import GenerationRequest
-from ..shared.tools import NamedTool, ToolChoice, list_forced, list_shown
+from ..shared.tools import NamedTool, ToolChoice, list_forced
 
 
-class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
+class ChatRequest(TemplateFields, GenerationRequest, frozen=True, kw_only=True):
     """The body of POST /v1/chat/completions.
 
     Args:
@@ -25,6 +30,8 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
       parallel_tool_calls: False ends an answer behind its first call, and so does the name
         of a tool.
     """
+
+    splits_reasoning: ClassVar[bool] = True
 
     messages: Messages
     echo: bool | None = None
@@ -64,40 +71,22 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     def make_text_params(self, **others: Any) -> TextParams:
         return super().make_text_params(
             thinking_token_budget=self.thinking_token_budget,
-            parallel_tool_calls=not self.takes_one_call,
-            forced_tools=list_forced(self.tool_choice, self.tools or ()),
+            # A client that names a tool expects one call of it, as OpenAI's servers answer.
+            parallel_tool_calls=self.parallel_tool_calls is not False
+            and not isinstance(self.tool_choice, NamedTool),
+            forced_tools=(
+                list_forced(self.tool_choice, self.tools or ())
+                if self.tool_choice
+                else frozenset()
+            ),
             **others,
         )
-
-    @property
-    def splits_reasoning(self) -> bool:
-        return True
-
-    @property
-    def shown_tools(self) -> tuple[dict[str, object], ...]:
-        """The tools that the model sees."""
-        return list_shown(self.tool_choice, self.tools or ())
 
     @property
     def echoed_text(self) -> str:
         """The text before the answer, if the client wants it."""
         last = self.messages[-1] if self.echo else None
         return last.text if last is not None and last.role == "assistant" else ""
-
-    @property
-    def takes_one_call(self) -> bool:
-        """True if the answer ends behind its first call.
-
-        A client that names a tool expects one call of it, as OpenAI's servers answer.
-        """
-        return self.parallel_tool_calls is False or isinstance(
-            self.tool_choice, NamedTool
-        )
-
-    @property
-    def adds_generation_prompt(self) -> bool:
-        """True if the assistant's turn is opened; not where a message goes on."""
-        return opens_turn(self.add_generation_prompt, self.continue_final_message)
 
     @property
     def includes_reasoning(self) -> bool:

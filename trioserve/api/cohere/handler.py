@@ -18,12 +18,11 @@ from ...http.wire.encode import encode
 from ...render import TextOptions
 from ...render.pooling.vectors import VectorFormat, pack_bits, write_base64, write_json
 from ...types.tensors import TensorBytes
-from ..decode.body import read_pooling_request
+from ..decode.body import read_request
 from ..pooling.answers import CohereMeta, splice
 from ..pooling.steps import Header, PoolingCall, make_params, require_task
 from .answers import CohereEmbeddings, CohereFloats, CohereVectors
-from .body import COHERE_EMBED_BODY
-from .requests import COHERE_TYPES, CohereEmbedRequest, CohereType
+from .requests import COHERE_EMBED_BODY, COHERE_TYPES, CohereEmbedRequest, CohereType
 
 # Input types that Cohere's models are trained for. Other models may have no prompt for
 # them; then the texts are embedded without a prompt.
@@ -41,7 +40,9 @@ _WRITERS: Final[dict[CohereType, Callable[[TensorBytes], bytes]]] = {
 
 async def answer_embed(state: ServerState, request: ScopedRequest) -> Response:
     """Embed texts, in each requested form."""
-    body, engine = await read_pooling_request(state, request, COHERE_EMBED_BODY)
+    body, engine = await read_request(
+        state, request, COHERE_EMBED_BODY, state.require_pooling
+    )
     call = PoolingCall(state=state, request=request, engine=engine)
     header = call.make_header("embd")
     pooled = await _pool(call, body)
@@ -54,7 +55,9 @@ async def answer_embed_v1(state: ServerState, request: ScopedRequest) -> Respons
 
     If they request no form, the answer is a plain list of vectors.
     """
-    body, engine = await read_pooling_request(state, request, COHERE_EMBED_BODY)
+    body, engine = await read_request(
+        state, request, COHERE_EMBED_BODY, state.require_pooling
+    )
     call = PoolingCall(state=state, request=request, engine=engine)
     header = call.make_header("embd")
     pooled = await _pool(call, body)

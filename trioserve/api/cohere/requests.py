@@ -1,4 +1,4 @@
-"""The body of POST /v2/embed and of POST /v1/embed."""
+"""The body of POST /v2/embed and of POST /v1/embed, and its decoder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Annotated, Final, Literal, cast, get_args
 from msgspec import Meta
 
 from ...errors import InvalidParameter, NotSupported, list_choices
+from ..decode.decoder import BodyDecoder
 from ..decode.fields import Int64, ModelRequest, Name
+from ..pooling.inputs import decode_texts, decode_wrapped
 from ..pooling.requests import MAX_INPUTS, TextPart
 
 # Repeated names are taken, too.
@@ -66,3 +68,11 @@ class CohereEmbedRequest(ModelRequest, frozen=True, kw_only=True):
         """The requested forms of the vectors, without repetition; by default numbers."""
         named = cast(tuple[CohereType, ...], self.embedding_types or ("float",))
         return tuple(dict.fromkeys(named))
+
+
+COHERE_EMBED_BODY: Final = BodyDecoder(
+    CohereEmbedRequest,
+    {"texts": decode_texts, "inputs": decode_wrapped},
+    refused={"images": ([],)},
+    bounds_ids=False,
+)

@@ -7,8 +7,8 @@ from typing import Final
 from ...http.route import Route
 from ...http.wire.respond import JSON
 from .answers import CohereEmbeddings, CohereFloats
-from .body import COHERE_EMBED_BODY
 from .handler import answer_embed, answer_embed_v1
+from .requests import COHERE_EMBED_BODY
 
 _EXAMPLE: Final = {
     "model": "MODEL",

@@ -9,8 +9,8 @@ import msgspec
 
 from ...errors import InvalidParameter
 from ..decode.decoder import BodyDecoder
+from ..decode.errors import Neutral, Refused
 from ..decode.payloads import Payloads, Strings
-from ..decode.refused import Neutral, Refused
 from ..decode.values import (
     PIECE_BYTES,
     begins_with,
@@ -20,7 +20,7 @@ from ..decode.values import (
     split_list,
 )
 from ..shared.refused import CHATS_ALONE, FOREIGN, IGNORED, LABELS, UNSUPPORTED
-from ..shared.sampling import decode_processors
+from ..shared.requests import decode_processors
 from ..shared.structured import STRUCTURE_FIELDS
 from .request import CompletionPrompt, CompletionRequest, PromptItem
 

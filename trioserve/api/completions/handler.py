@@ -15,17 +15,16 @@ from ...http.wire.respond import respond_built
 from ...render import Renderer, TokenizeOptions, run_together
 from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams
-from ..decode.body import read_request
-from ..shared.generation_steps import (
+from ..decode.body import forget, read_request
+from ..shared.generation import (
     make_header,
-    make_sampling,
-    make_token_texts,
     make_tokenize_options,
+    naming_sampling,
     open_stream,
+    to_sampling,
     tokenize_bad_words,
 )
-from ..shared.logprobs import count_entries
-from ..shared.sampling import naming_sampling
+from ..shared.logprobs import TokenTexts, count_entries
 from ..shared.sse import respond_events
 from .answers import Choices, build_answer
 from .body import COMPLETION_BODY
@@ -35,13 +34,18 @@ from .request import CompletionRequest
 
 async def answer_completion(state: ServerState, request: ScopedRequest) -> Response:
     """Continue one or several prompts, at once or token by token."""
-    body, engine = await read_request(state, request, COMPLETION_BODY)
+    body, engine = await read_request(
+        state, request, COMPLETION_BODY, state.require_text
+    )
     prompts, sampling = await _render(request, engine, body)
     # Without its prompts, which may be megabytes long and are not needed any more.
-    body.forget(prompt="", suffix=None, prompt_embeds=None)
+    forget(body, prompt="", suffix=None, prompt_embeds=None)
     meter = await open_stream(state, request, body, engine, prompts, sampling)
     header = make_header("cmpl", request, body, engine)
-    texts = make_token_texts(body, engine)
+    texts = TokenTexts(
+        engine.renderer.token_bytes,
+        as_token_ids=bool(body.return_tokens_as_token_ids),
+    )
     choices = Choices(body, meter, texts, engine.renderer)
     if body.stream:
         return respond_events(
@@ -56,7 +60,8 @@ async def _render(
     request: ScopedRequest, engine: TextEngine, body: CompletionRequest
 ) -> tuple[list[Prompt], SamplingParams]:
     """Render all prompts. Prompts of embeddings come first, as in vLLM."""
-    sampling = make_sampling(body, engine)
+    info = engine.info
+    sampling = to_sampling(body, info.default_sampling, max_logprobs=info.max_logprobs)
     options = make_tokenize_options(body, sampling, engine)
     engine.renderer.check_sizes(body.texts, options)
     limits = request.time_limit.limit_stream(body.max_queue_seconds)
@@ -68,7 +73,8 @@ async def _render(
         request.ticket.use.key.client,
         num_ids=sum(map(len, body.id_lists)),
     ) as prompts:
-        sampling = await tokenize_bad_words(body, engine, sampling)
+        if body.bad_words:
+            sampling = await tokenize_bad_words(body.bad_words, engine, sampling)
         prompts += [
             *await _render_embeds(engine.renderer, body),
             *await engine.renderer.render_texts(

@@ -9,9 +9,7 @@ Steps of a decoder:
 payloads     images and tensors, taken out of a body before it is decoded
 counting     objects, lists and fields are counted before anything is decoded
 field_names  the names of fields: misspelt and refused ones
-refused      the values that a field may have which is not implemented
-pieces       long values of any type, piece by piece
-values       strings, token ids and free JSON that may be megabytes long
+values       values that may be megabytes long, piece by piece
 shapes       the values that a type can hold
-errors       the messages of the JSON decoder in the words of the API
+errors       the messages of the JSON decoder in the words of the API, and refused values
 """

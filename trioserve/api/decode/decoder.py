@@ -2,7 +2,7 @@
 
 A call of the JSON decoder holds the GIL, so a long call pauses every stream.
 msgspec takes less than half as long as pydantic (bench/schema.py). Fields that may be
-megabytes long stay bytes in that call, and pieces.py decodes them in pieces.
+megabytes long stay bytes in that call, and values.py decodes them in pieces.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from typing import Any, Final, Generic, TypeVar, cast
 import msgspec
 
 from ...errors import InvalidParameter
-from .counting import check_size
-from .errors import explain
+from .counting import FEW_BYTES, check_size
+from .errors import Neutral, Refused, explain
 from .field_names import FieldNames, find_inside
 from .fields import ModelRequest
 from .payloads import Payloads, Strings, take_out
-from .pieces import decode_pieces, make_shell
-from .refused import Neutral, Refused
 from .shapes import find_long_fields
+from .values import PIECE_BYTES, decode_pieces, find_decoder, make_shell
 
 # Smaller bodies are decoded within a quarter of a millisecond.
 _LARGE_BYTES: Final = 2**20
@@ -118,9 +117,14 @@ class BodyDecoder(Generic[RequestT]):
         payloads = self._payloads if len(body) > _LARGE_BYTES else None
         if payloads is not None:
             body, strings = take_out(body, payloads.keys)
-        check_size(None, body)
+        if len(body) > FEW_BYTES:
+            check_size(None, body)
         self._names.check(body)
-        parsed = self._parse(body)
+        try:
+            parsed = self._decoder.decode(body)
+        # UnicodeDecodeError is a ValueError, but not a DecodeError.
+        except (ValueError, RecursionError) as error:
+            raise explain(error, self.request_type) from None
         fields = self._decode_lazy_fields(
             parsed, max_model_len, ignores_unknown_tools=ignores_unknown_tools
         )
@@ -152,20 +156,11 @@ class BodyDecoder(Generic[RequestT]):
             name[:_MAX_UNKNOWN_CHARACTERS] for name in unknown[:_MAX_UNKNOWN_FIELDS]
         )
 
-    def _parse(self, body: bytes) -> RequestT:
-        try:
-            return self._decoder.decode(body)
-        # UnicodeDecodeError is a ValueError, but not a DecodeError.
-        except (ValueError, RecursionError) as error:
-            raise explain(error, self.request_type) from None
-
     def _decode_lazy_fields(
         self, parsed: RequestT, max_model_len: int, *, ignores_unknown_tools: bool
     ) -> dict[str, Any]:
         """Return all fields of the request; a lazy field that was not sent is None."""
-        fields = {
-            name: getattr(parsed, name) for name in self.request_type.__struct_fields__
-        }
+        fields: dict[str, Any] = msgspec.structs.asdict(parsed)
         # A prompt that will be truncated may be longer than the model takes.
         is_truncated = fields.get("truncate_prompt_tokens") is not None
         is_bounded = self._bounds_ids and not is_truncated
@@ -180,4 +175,9 @@ class BodyDecoder(Generic[RequestT]):
 
 
 def _decode_as(kind: Any, name: str, raw: msgspec.Raw, max_tokens: int) -> object:
-    return decode_pieces(name, raw, kind)
+    if len(memoryview(raw)) > PIECE_BYTES:
+        return decode_pieces(name, raw, kind)
+    try:
+        return find_decoder(kind).decode(raw)
+    except (ValueError, RecursionError) as error:
+        raise explain(error, kind, name) from None

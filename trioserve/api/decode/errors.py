@@ -1,4 +1,10 @@
-"""Errors of the JSON decoder, in sentences that quote no more of the body than a wrong word."""
+"""The errors of a body, in sentences that quote no more of it than a wrong word.
+
+A field that is not implemented is refused unless its value is neutral: a neutral value means
+the behaviour that the server has anyway, and client libraries send many of them. JSON's null
+is always neutral. The tables of such fields stand beside the requests (shared/refused.py, and
+body.py of each dialect).
+"""
 
 from __future__ import annotations
 
@@ -7,9 +13,17 @@ from typing import Any, Final
 
 import msgspec
 
-from ...errors import InvalidParameter, list_choices
+from ...errors import InvalidParameter, NotSupported, list_choices
 from .fields import REQUEST_ID_RULE
 from .shapes import find_choices
+
+Neutral = tuple[object, ...]
+
+# The advice in the error, or nothing, and the neutral values.
+Refused = tuple[str, Neutral]
+
+# All neutral values are far shorter, so longer values are refused without decoding.
+_LONGEST_NEUTRAL_BYTES: Final = 64
 
 
 def explain(error: Exception, kind: Any, field: str = "") -> InvalidParameter:
@@ -76,3 +90,25 @@ def _explain_value(text: str, kind: Any, field: str) -> InvalidParameter:
         return InvalidParameter(param, list_choices(find_choices(kind, path), sent))
     reason = reason.replace("`", "").replace(" | ", " or ")
     return InvalidParameter(param, reason[0].lower() + reason[1:])
+
+
+def refuse(name: str, value: msgspec.Raw, refused: Refused) -> None:
+    """Raise unless the value of a field that is not implemented is neutral.
+
+    Raises:
+      NotSupported: `param` is the field.
+    """
+    advice, neutral = refused
+    if not _is_neutral(bytes(memoryview(value)[: _LONGEST_NEUTRAL_BYTES + 1]), neutral):
+        raise NotSupported(name, advice)
+
+
+def _is_neutral(value: bytes, neutral: Neutral) -> bool:
+    if len(value) > _LONGEST_NEUTRAL_BYTES:
+        return False
+    try:
+        decoded = msgspec.json.decode(value)
+    # The value was not decoded before, so it may not be UTF-8.
+    except ValueError:
+        return False
+    return decoded is None or decoded in neutral

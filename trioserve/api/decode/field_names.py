@@ -20,8 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from ...errors import InvalidParameter
-from .errors import explain
-from .refused import Refused, refuse
+from .errors import Refused, explain, refuse
 from .shapes import list_fields, list_structs
 
 # Clients were not seen to send more than ten.
@@ -89,7 +88,8 @@ class FieldNames:
                 refuse(_join(path, name), value, self._refused[name])
             elif name in self._inside and bytes(memoryview(value)[:1]) == b"{":
                 self._inside[name].check(value, _join(path, name))
-        self._refuse_mistakes(body, path, unknown)
+        if unknown:
+            self._refuse_mistakes(body, path, unknown)
 
     def _refuse_mistakes(
         self, body: bytes | msgspec.Raw, path: str, unknown: Sequence[str]

@@ -44,12 +44,3 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     model: Name | None = None
     timeout: Seconds | None = None
-
-    def forget(self, **fields: object) -> None:
-        """Replace fields that may be megabytes long and are not needed any more.
-
-        A new struct would check all fields again, on the event loop: 3 ms for a schema of a
-        megabyte.
-        """
-        for name, value in fields.items():
-            msgspec.structs.force_setattr(self, name, value)

@@ -2,7 +2,9 @@
 
 A call of the JSON decoder holds the GIL, whichever thread it runs in. So fields that are
 too long are refused before they are decoded, strings of bytes are not decoded at all, and
-the rest is decoded in pieces, so that other threads can run between them.
+the rest is decoded in pieces, so that other threads can run between them. A list is split
+into its items, and the lists of an object stay bytes when the object is decoded; then each
+of them is split in turn.
 """
 
 from __future__ import annotations
@@ -18,14 +20,19 @@ from ...types.nesting import check_nesting
 from .counting import check_size
 from .errors import explain
 from .fields import TokenId
+from .shapes import Shape, find_long_fields, find_shape
 
 # The size of a piece. It takes half a millisecond, for text and for token ids.
 PIECE_BYTES: Final = 65_536
 
-_NO_ITEM: Final = msgspec.Raw()
+# The value of an item, or of a field, that the client did not send.
+_NOTHING: Final = msgspec.Raw()
 
 # They take one or two milliseconds. In schemas, each has twenty bytes or more.
 _MAX_FREE_CONTAINERS: Final = 16_384
+
+# Four times a grammar's limit (grammar/limits.py): JSON may be indented.
+MAX_STRUCTURE_BYTES: Final = 1_048_576
 
 
 # The decoder of a union takes ten microseconds to make.
@@ -86,14 +93,14 @@ def split_list(name: str, raw: msgspec.Raw, max_items: int) -> list[msgspec.Raw]
         decode_field(name, raw, _make_items_type(max_items))
     )
     # Every JSON value has bytes, so an empty field was not sent.
-    return list(items[: (*items, _NO_ITEM).index(_NO_ITEM)])
+    return list(items[: (*items, _NOTHING).index(_NOTHING)])
 
 
 @cache
 def _make_items_type(max_items: int) -> type[msgspec.Struct]:
     return msgspec.defstruct(
         "Items",
-        [(f"item_{index}", msgspec.Raw, _NO_ITEM) for index in range(max_items)],
+        [(f"item_{index}", msgspec.Raw, _NOTHING) for index in range(max_items)],
         array_like=True,
         forbid_unknown_fields=True,
         frozen=True,
@@ -129,14 +136,18 @@ def decode_free_form(name: str, raw: msgspec.Raw, kind: Any, max_bytes: int) -> 
     Raises:
       InvalidParameter: the value has another type, or is too large or too deep.
     """
-    if len(memoryview(raw)) > max_bytes:
-        raise InvalidParameter(name, f"at most {max_bytes} bytes are allowed")
+    _check_length(name, raw, max_bytes)
     check_size(
         name, raw, max_containers=_MAX_FREE_CONTAINERS, few_bytes=_MAX_FREE_CONTAINERS
     )
     value = decode_field(name, raw, kind)
     check_nesting(name, value)
     return value
+
+
+def _check_length(name: str, raw: msgspec.Raw, max_bytes: int) -> None:
+    if len(memoryview(raw)) > max_bytes:
+        raise InvalidParameter(name, f"at most {max_bytes} bytes are allowed")
 
 
 def _copy_pieces(view: memoryview) -> Iterator[bytes]:
@@ -157,3 +168,89 @@ def _cut(view: memoryview, piece_bytes: int) -> Iterator[bytes]:
         yield piece[:end]
         begin += end + 1
     yield bytes(view[begin:])
+
+
+def decode_pieces(name: str, raw: msgspec.Raw | bytes, kind: Any) -> Any:
+    """Decode a value; a long one piece by piece.
+
+    Raises:
+      InvalidParameter: the value has another type, or a list in it is too long.
+    """
+    raw = msgspec.Raw(raw)
+    if len(memoryview(raw)) > PIECE_BYTES:
+        shape = find_shape(kind)
+        if shape.item is not None and begins_with(raw, b"["):
+            return _decode_list(name, raw, kind, shape)
+        if shape.struct is not None and begins_with(raw, b"{"):
+            return _decode_struct(name, raw, shape.struct)
+    return decode_field(name, raw, kind)
+
+
+def decode_copy(kind: Any, name: str, raw: msgspec.Raw, max_tokens: int) -> Any:
+    """Decode a form of answers, which may have parts that stay bytes.
+
+    Raises:
+      InvalidParameter: the value has another type, or is too long.
+    """
+    _check_length(name, raw, MAX_STRUCTURE_BYTES)
+    if not has_value(raw):
+        return None
+    # From a copy, because the parts that stay bytes would hold the whole body.
+    return decode_pieces(name, bytes(raw), kind)
+
+
+def make_shell(
+    struct: type[msgspec.Struct], raw_fields: tuple[str, ...]
+) -> type[msgspec.Struct]:
+    """Make a struct with the same fields, some of which stay bytes."""
+    required = {f.name for f in msgspec.structs.fields(struct) if f.required}
+    return msgspec.defstruct(
+        f"{struct.__name__}Shell",
+        [
+            (name, msgspec.Raw, msgspec.NODEFAULT if name in required else _NOTHING)
+            for name in raw_fields
+        ],
+        bases=(struct,),
+        # It is checked once, when it is complete.
+        namespace={"__post_init__": lambda self: None},
+        frozen=True,
+        kw_only=True,
+    )
+
+
+def _decode_list(
+    name: str, raw: msgspec.Raw, kind: Any, shape: Shape
+) -> tuple[Any, ...]:
+    assert shape.max_items is not None, "every list of a request has a bound"
+    items = split_list(name, raw, shape.max_items)
+    if not items:
+        empty: tuple[Any, ...] = decode_field(name, b"[]", kind)
+        return empty
+    decode = find_decoder(shape.item).decode
+    decoded = []
+    for index, item in enumerate(items):
+        if len(memoryview(item)) > PIECE_BYTES:
+            decoded.append(decode_pieces(f"{name}[{index}]", item, shape.item))
+            continue
+        try:
+            decoded.append(decode(item))
+        except (ValueError, RecursionError) as error:
+            raise explain(error, shape.item, f"{name}[{index}]") from None
+    return tuple(decoded)
+
+
+def _decode_struct(name: str, raw: msgspec.Raw, struct: type[msgspec.Struct]) -> Any:
+    long_fields = find_long_fields(struct)
+    shell = decode_field(name, raw, _find_shell(struct))
+    fields = {each: getattr(shell, each) for each in struct.__struct_fields__}
+    for each, kind in long_fields.items():
+        if fields[each]:
+            fields[each] = decode_pieces(f"{name}.{each}", fields[each], kind)
+        else:
+            del fields[each]
+    return struct(**fields)
+
+
+@cache
+def _find_shell(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    return make_shell(struct, tuple(find_long_fields(struct)))

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from ..decode.decoder import BodyDecoder, DecodeField
-from ..decode.refused import Neutral, Refused
+from ..decode.errors import Neutral, Refused
 from ..shared.message_mappings import decode_template_kwargs
 from .inputs import (
     decode_chats,

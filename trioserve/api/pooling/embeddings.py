@@ -1,4 +1,7 @@
-"""POST /v1/embeddings and POST /pooling: vectors as numbers, base64 or bytes."""
+"""POST /v1/embeddings and POST /pooling: vectors as numbers, base64 or bytes.
+
+And POST /classify: labels.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +16,27 @@ import msgspec
 from quart import Response
 
 from ...errors import InvalidParameter
+from ...frontend import PoolingEngine
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
 from ...http.wire.encode import encode
 from ...http.wire.respond import BYTES
 from ...render.pooling.vectors import (
     VectorFormat,
+    read_floats,
     write_base64,
     write_bytes,
     write_json,
 )
 from ...types.pooling import PoolingParams
 from ...types.tensors import TensorBytes
-from ..decode.body import read_pooling_request
+from ..decode.body import read_request
 from .answers import (
     BriefUsage,
     BytesData,
     BytesMetadata,
+    ClassificationList,
+    ClassifiedText,
     Embedding,
     EmbeddingList,
     PooledAnswer,
@@ -37,7 +44,7 @@ from .answers import (
     PooledList,
     splice,
 )
-from .body import EMBEDDING_BODY, POOLING_BODY
+from .body import CLASSIFICATION_BODY, EMBEDDING_BODY, POOLING_BODY
 from .requests import VectorFields
 from .steps import Header, PoolingCall, make_params, pool_texts, require_task
 
@@ -77,7 +84,9 @@ class _Vector:
 
 async def answer_embeddings(state: ServerState, request: ScopedRequest) -> Response:
     """Embed texts: one vector for each text, or for each of its tokens."""
-    body, engine = await read_pooling_request(state, request, EMBEDDING_BODY)
+    body, engine = await read_request(
+        state, request, EMBEDDING_BODY, state.require_pooling
+    )
     task = require_task(engine, ("embed", "token_embed"), "embed texts")
     params = make_params(
         engine, task, dimensions=body.dimensions, use_activation=body.use_activation
@@ -88,7 +97,9 @@ async def answer_embeddings(state: ServerState, request: ScopedRequest) -> Respo
 
 async def answer_pooling(state: ServerState, request: ScopedRequest) -> Response:
     """Give vectors or labels of texts, or of each of their tokens."""
-    body, engine = await read_pooling_request(state, request, POOLING_BODY)
+    body, engine = await read_request(
+        state, request, POOLING_BODY, state.require_pooling
+    )
     task = body.task or engine.pooling.task
     params = make_params(
         engine, task, dimensions=body.dimensions, use_activation=body.use_activation
@@ -206,3 +217,31 @@ def _check_metadata(num_bytes: int) -> None:
             f"the header `metadata` would have {num_bytes} bytes or more, but clients "
             f"read {MAX_METADATA_BYTES} at most: send fewer texts, or bytes_only",
         )
+
+
+async def answer_classify(state: ServerState, request: ScopedRequest) -> Response:
+    """Label texts."""
+    body, engine = await read_request(
+        state, request, CLASSIFICATION_BODY, state.require_pooling
+    )
+    task = require_task(engine, ("classify",), "classify texts")
+    params = make_params(engine, task, use_activation=body.use_activation)
+    call = PoolingCall(state=state, request=request, engine=engine)
+    header = call.make_header("classify", body.request_id)
+    pooled = await pool_texts(call, body, params, partial(_write_label, engine))
+    content = header.begin(ClassificationList, pooled.num_tokens)
+    return await call.respond(
+        partial(splice, content, {"data": pooled.results}),
+        sum(map(len, pooled.results)),
+    )
+
+
+def _write_label(engine: PoolingEngine, index: int, tensor: TensorBytes) -> bytes:
+    probs = read_floats(tensor)
+    entry = ClassifiedText(
+        index=index,
+        label=engine.name_label(probs),
+        probs=msgspec.Raw(write_json(tensor)),
+        num_classes=len(probs),
+    )
+    return encode(entry)

@@ -15,15 +15,16 @@ from msgspec import Meta
 
 from ...errors import InvalidParameter, NotSupported
 from ..decode.fields import TokenId
-from ..decode.pieces import decode_pieces
 from ..decode.values import (
     PIECE_BYTES,
     begins_with,
     decode_field,
     decode_ids,
+    decode_pieces,
     split_list,
 )
-from ..shared.messages import ContentPart, Message, Messages, check_messages
+from ..shared.message_mappings import check_messages
+from ..shared.messages import ContentPart, Message, Messages
 from .requests import MAX_DOCUMENTS, MAX_INPUTS, Item, TextInputs, TextPart
 
 _NULL: Final = b"null"

@@ -23,13 +23,8 @@ from ..decode.fields import (
     Side,
     TokenId,
 )
-from ..shared.messages import (
-    MAX_PARTS,
-    ContentPart,
-    Message,
-    Messages,
-    check_continuation,
-)
+from ..shared.message_mappings import check_continuation
+from ..shared.messages import MAX_PARTS, ContentPart, Message, Messages
 
 # OpenAI's limit.
 MAX_INPUTS: Final = 2048

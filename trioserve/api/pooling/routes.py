@@ -20,8 +20,7 @@ from .body import (
     RERANK_BODY,
     SCORE_BODY,
 )
-from .classify import answer_classify
-from .embeddings import answer_embeddings, answer_pooling
+from .embeddings import answer_classify, answer_embeddings, answer_pooling
 from .score import answer_rerank, answer_score
 
 ROUTES: Final = (

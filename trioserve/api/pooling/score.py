@@ -14,7 +14,7 @@ from ...frontend import PoolingEngine, ScoreOptions
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
 from ...http.wire.encode import encode
-from ..decode.body import read_pooling_request
+from ..decode.body import read_request
 from .answers import (
     BriefUsage,
     CohereMeta,
@@ -35,7 +35,7 @@ _BYTES_PER_SCORE = 128
 
 async def answer_score(state: ServerState, request: ScopedRequest) -> Response:
     """Score a query against documents, or pairs of both."""
-    body, engine = await read_pooling_request(state, request, SCORE_BODY)
+    body, engine = await read_request(state, request, SCORE_BODY, state.require_pooling)
     query_param, document_param = body.query_param, body.document_param
     options = _make_options(body, engine, query_param, document_param)
     call = PoolingCall(state=state, request=request, engine=engine)
@@ -58,7 +58,9 @@ async def answer_score(state: ServerState, request: ScopedRequest) -> Response:
 
 async def answer_rerank(state: ServerState, request: ScopedRequest) -> Response:
     """Sort documents by how well they answer a query."""
-    body, engine = await read_pooling_request(state, request, RERANK_BODY)
+    body, engine = await read_request(
+        state, request, RERANK_BODY, state.require_pooling
+    )
     options = _make_options(body, engine, "query", "documents")
     call = PoolingCall(state=state, request=request, engine=engine)
     header = call.make_header("score", body.request_id)

@@ -29,7 +29,7 @@ from ...http.time_limit import LAST_WORDS_SECONDS
 from ...http.wire.encode import encode
 from ...http.wire.respond import respond_json, run_writing
 from ...render import RendererWorkers
-from ..shared.generation_steps import open_meter
+from ..shared.generation import open_meter
 from ..shared.logprobs import count_entries
 from ..shared.sse import respond_stream
 from .answers import ResponseObject

@@ -9,12 +9,12 @@ from typing import Any, Final
 import msgspec
 
 from ..decode.decoder import BodyDecoder
+from ..decode.errors import Neutral, Refused
 from ..decode.payloads import Payloads, Strings, restore
-from ..decode.pieces import decode_copy
-from ..decode.refused import Neutral, Refused
+from ..decode.values import decode_copy
 from ..shared.message_mappings import decode_template_kwargs
 from ..shared.refused import CHATS_ALONE, FOREIGN, IGNORED, UNSUPPORTED
-from ..shared.sampling import decode_processors
+from ..shared.requests import decode_processors
 from .items import InputItem, InputPart, replace_parts
 from .request import ResponseRequest, TextConfig
 from .tools import decode_flat_tool_choice, decode_flat_tools

@@ -25,15 +25,15 @@ from ...http.wire.respond import tell_time
 from ...render import RendererWorkers
 from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams
-from ..chat.prompt import render_chat
+from ..chat.handler import render_chat
 from ..chat.request import ChatRequest
+from ..decode.body import forget
 from ..decode.values import has_value
-from ..shared.generation_steps import make_token_texts
+from ..shared.logprobs import TokenTexts
 from ..shared.message_mappings import MessageMappings
 from .answers import ReasoningOptions, ResponseObject, TextOptions
 from .items import decode_items, encode_items
-from .messages import to_messages
-from .names import naming_fields
+from .messages import naming_fields, to_messages
 from .output_items import ID_PREFIXES
 from .request import ResponseRequest, TextConfig, TextFormat, to_chat
 from .writer import ResponseWriter
@@ -113,7 +113,7 @@ async def prepare(
             request, engine, chat, MessageMappings(chat.messages)
         )
     # They may be megabytes long and are not needed any more.
-    chat.forget(messages=())
+    forget(chat, messages=())
     response = _begin_response(body, engine, sampling, stores=stores)
     return ResponseCall(
         engine=engine,
@@ -123,7 +123,7 @@ async def prepare(
         naming=conversation.naming,
         writer=ResponseWriter(
             response,
-            make_token_texts(chat, engine) if body.shows_logprobs else None,
+            TokenTexts(engine.renderer.token_bytes) if body.shows_logprobs else None,
             make_id=make_request_id,
             tell_time=tell_time,
         ),

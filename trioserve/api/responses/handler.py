@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-from quart import Response
+from dataclasses import dataclass
+import logging
 
-from ...errors import TrioserveError
+from quart import Response
+import trio
+
+from ...errors import ResponseTooLarge, TrioserveError
 from ...http.record.stream_meter import StreamMeter
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
-from ...http.streams.response_store import ResponseStore
+from ...http.streams.response_store import ResponseStore, StoredResponse
+from ...http.wire.encode import encode
 from ...http.wire.respond import JSON, run_writing
 from ...types.output import TextDelta
-from ..decode.body import read_request
-from ..shared.generation_steps import open_stream
+from ..decode.body import forget, read_request
+from ..shared.generation import open_stream
 from ..shared.logprobs import count_entries
 from ..shared.sse import respond_events
 from .background import answer_in_background
 from .body import RESPONSE_BODY
 from .calls import ResponseCall, prepare
-from .end import ResponseEnd, end_response
-from .events import encode_events
+from .events import ResponseEvent, encode_events
+
+logger = logging.getLogger(__name__)
 
 
 async def answer_response(state: ServerState, request: ScopedRequest) -> Response:
     """Answer a conversation of items, at once, as a stream, or later."""
-    body, engine = await read_request(state, request, RESPONSE_BODY)
+    body, engine = await read_request(state, request, RESPONSE_BODY, state.require_text)
     call = await prepare(state, request, body, engine)
     # Without its items, which may be megabytes long and are not needed any more.
-    body.forget(input="")
+    forget(body, input="")
     if body.background:
         return await answer_in_background(
             state, request, call, streams=bool(body.stream)
@@ -95,3 +101,49 @@ class _StreamedResponse:
 
     def fail(self, error: TrioserveError) -> bytes:
         return encode_events(self._call.writer.fail(error))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseEnd:
+    """A response that has ended.
+
+    Attributes:
+      events: its last events.
+      stored: the form in which it is stored; None if it is not.
+    """
+
+    call: ResponseCall
+    events: list[ResponseEvent]
+    stored: StoredResponse | None
+
+    def encode(self) -> bytes:
+        """Return the JSON of the response."""
+        if self.stored is not None:
+            return self.stored.content
+        return encode(self.call.writer.response)
+
+    def keep(self, store: ResponseStore) -> None:
+        """Store the response if it is to be stored."""
+        if self.stored is not None:
+            store.put(self.stored, trio.current_time())
+
+
+def end_response(
+    store: ResponseStore, call: ResponseCall, events: list[ResponseEvent]
+) -> ResponseEnd:
+    """End a response that a client waits for. This may take long; any thread may call it.
+
+    The last event says that the response is not stored if it is too large for that.
+
+    Args:
+      events: the last events, as the writer gave them.
+    """
+    stored = None
+    if call.writer.response.store:
+        stored = call.to_stored()
+        try:
+            store.check_size(stored)
+        except ResponseTooLarge as error:
+            logger.warning("the response %s is not stored: %s", stored.id, error)
+            stored, events = None, call.writer.forgo_store(events)
+    return ResponseEnd(call=call, events=events, stored=stored)

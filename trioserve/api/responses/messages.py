@@ -1,4 +1,4 @@
-"""From the items of a Responses request to the messages of a chat.
+"""From the items of a Responses request to the messages of a chat, and back in errors.
 
 One answer of the model may be several items: reasoning, a message and calls. They become
 one message, as the answer of a chat has them, so that the template shows the model the
@@ -11,13 +11,29 @@ templates want turns that alternate.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+import re
+from typing import Final
 
+from ...errors import ContextLengthExceeded, RequestError
 from ..shared.messages import ContentPart, FunctionCall, Message, ToolCall
+from ..shared.tools import flatten_tool_path
 from .items import Content, InputItem, InputPart
 
 # The source of a message that is not an item of the request.
-NO_ITEM = -1
+_NO_ITEM: Final = -1
+
+# The names of chats' fields that are called otherwise here.
+_RESPONSE_NAMES: Final[Mapping[str | None, str]] = {
+    "max_completion_tokens": "max_output_tokens",
+    "prompt": "input",
+    "messages": "input",
+    "reasoning_effort": "reasoning.effort",
+}
+
+# A message in the name of a chat's field.
+_CHAT_MESSAGE: Final = re.compile(r"messages\[(\d+)\][^:]*")
 
 
 def to_messages(
@@ -29,11 +45,11 @@ def to_messages(
       instructions: become a system message before all others.
 
     Returns:
-      the messages, and for each of them the index of its first item, or NO_ITEM.
+      the messages, and for each of them the index of its first item, or _NO_ITEM.
     """
     writer = _Writer()
     if instructions is not None:
-        writer.write(Message(role="system", content=instructions), NO_ITEM)
+        writer.write(Message(role="system", content=instructions), _NO_ITEM)
     for index, item in enumerate(items):
         writer.add(item, index)
     writer.end_answer()
@@ -158,3 +174,41 @@ def _to_call(item: InputItem) -> ToolCall:
         id=item.call_id,
         function=FunctionCall(name=item.name or "", arguments=item.arguments),
     )
+
+
+@contextmanager
+def naming_fields(sources: Sequence[int], num_earlier: int) -> Iterator[None]:
+    """Let errors of a chat name the fields of the response that it answers.
+
+    Args:
+      sources: the index of the item of each message, from `to_messages`.
+      num_earlier: the number of items that came from the previous response.
+    """
+    try:
+        yield
+    except RequestError as error:
+        if isinstance(error, ContextLengthExceeded):
+            # Its message has no name.
+            error.param = _RESPONSE_NAMES.get(error.param, error.param)
+        elif found := _CHAT_MESSAGE.match(error.param or ""):
+            name = _name_source(sources[int(found[1])], num_earlier)
+            _rename(error, name)
+        elif error.param and flatten_tool_path(error.param) != error.param:
+            _rename(error, flatten_tool_path(error.param))
+        elif error.param in _RESPONSE_NAMES:
+            _rename(error, _RESPONSE_NAMES[error.param])
+        raise
+
+
+def _name_source(index: int, num_earlier: int) -> str:
+    if index == _NO_ITEM:
+        return "instructions"
+    if index < num_earlier:
+        return "previous_response_id"
+    return f"input[{index - num_earlier}]"
+
+
+def _rename(error: RequestError, name: str) -> None:
+    # The message begins with the field.
+    text = str(error).replace(error.param or "", name, 1)
+    error.args, error.param = (text,), name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 import itertools
 from typing import Final, TypeVar, cast
 
@@ -66,6 +67,7 @@ def show_id(token_id: int) -> str:
     return f"token_id:{token_id}"
 
 
+@dataclass(frozen=True, slots=True)
 class TokenTexts:
     """The texts of tokens in log probabilities.
 
@@ -75,19 +77,18 @@ class TokenTexts:
       as_token_ids: show `token_id:123` instead, for return_tokens_as_token_ids.
     """
 
-    def __init__(self, token_bytes: TokenBytes, *, as_token_ids: bool = False) -> None:
-        self._token_bytes = token_bytes
-        self._as_token_ids = as_token_ids
+    token_bytes: TokenBytes
+    as_token_ids: bool = False
 
     def show(self, token_id: int) -> str:
         """Return the text of a token in a field where its id may replace it."""
-        return show_id(token_id) if self._as_token_ids else self.text(token_id)
+        return show_id(token_id) if self.as_token_ids else self.text(token_id)
 
     def text(self, token_id: int) -> str:
-        return self._token_bytes(token_id).decode(errors="replace")
+        return self.token_bytes(token_id).decode(errors="replace")
 
     def bytes(self, token_id: int) -> tuple[int, ...]:
-        return tuple(self._token_bytes(token_id))
+        return tuple(self.token_bytes(token_id))
 
 
 def count_entries(deltas: Iterable[TextDelta]) -> int:

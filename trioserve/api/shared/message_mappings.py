@@ -1,21 +1,24 @@
-"""Messages in the renderer's form, and the options of their template."""
+"""Checks messages, and gives them and the options of their template in the renderer's form."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Final, Protocol, overload
+from typing import Any, Final
 
 import msgspec
 
-from ...errors import NotSupported
+from ...errors import InvalidParameter, NotSupported, list_choices
 from ...render import TURN_CHARACTERS, ChatOptions, ReasoningEffort
 from ..decode.values import begins_with, decode_field, decode_free_form, read_string
 from .messages import ContentPart, ImageUrl, Message
+from .tools import ToolChoice, list_shown
 
 # Templates need a few flags.
 MAX_TEMPLATE_KWARGS_BYTES: Final = 16_384
+
+_PART_TYPES: Final = ("text", "image_url", "prompt_embeds")
 
 
 class LazyMappings(Sequence[dict[str, object]]):
@@ -31,13 +34,13 @@ class LazyMappings(Sequence[dict[str, object]]):
         """The approximate length of their text, without images and tensors."""
 
     @abstractmethod
-    def count_parts(self) -> Iterator[int]:
-        """Count the texts, images and the like that num_characters looks at, in pieces."""
+    def list_sizes(self) -> Iterator[int]:
+        """Yield the numbers of texts, images and the like that num_characters looks at."""
 
     def has_more_parts(self, limit: int) -> bool:
         """Return whether there are more parts than a number, without a look at the rest."""
         num_parts = 0
-        for number in self.count_parts():
+        for number in self.list_sizes():
             num_parts += number
             if num_parts > limit:
                 return True
@@ -51,15 +54,7 @@ class LazyMappings(Sequence[dict[str, object]]):
           RequestError: the message is wrong; `param` begins with messages[index].
         """
 
-    @overload
-    def __getitem__(self, index: int) -> dict[str, object]: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[dict[str, object]]: ...
-
-    def __getitem__(
-        self, index: int | slice
-    ) -> dict[str, object] | Sequence[dict[str, object]]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         return self.make(range(len(self))[index])
@@ -80,37 +75,54 @@ class MessageMappings(LazyMappings):
     def num_characters(self) -> int:
         return sum(map(_count_characters, self._messages))
 
-    def count_parts(self) -> Iterator[int]:
+    def list_sizes(self) -> Iterator[int]:
         for message in self._messages:
-            yield count_parts(message.content)
+            yield len(message.content) if isinstance(message.content, tuple) else 1
 
     def __len__(self) -> int:
         return len(self._messages)
 
     def make(self, index: int) -> dict[str, object]:
-        return _to_mapping(self._messages[index], index)
+        message = self._messages[index]
+        content: object = message.content
+        if isinstance(message.content, tuple):
+            path = f"messages[{index}].content"
+            content = [
+                _to_part(part, f"{path}[{i}]") for i, part in enumerate(message.content)
+            ]
+        mapping: dict[str, object] = {"role": message.role, "content": content}
+        for name in ("name", "tool_call_id", "reasoning", "reasoning_content"):
+            if (text := getattr(message, name)) is not None:
+                mapping[name] = text
+        if message.tool_calls:
+            mapping["tool_calls"] = list(map(msgspec.to_builtins, message.tool_calls))
+        return mapping
 
 
-class TemplateFields(Protocol):
-    """The fields of a request that are inputs of the chat template."""
+class TemplateFields:
+    """The fields of a request that are inputs of the chat template; a base of its struct."""
+
+    __slots__ = ()
+
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+    chat_template: str | None
+    chat_template_kwargs: dict[str, object] | None
+    reasoning_effort: ReasoningEffort | None
+    tools: tuple[dict[str, object], ...] | None
+    tool_choice: ToolChoice | None
 
     @property
-    def adds_generation_prompt(self) -> bool: ...
+    def adds_generation_prompt(self) -> bool:
+        """True if the assistant's turn is opened; not where a message goes on."""
+        if self.add_generation_prompt is None:
+            return not self.continue_final_message
+        return self.add_generation_prompt
 
     @property
-    def continue_final_message(self) -> bool | None: ...
-
-    @property
-    def chat_template(self) -> str | None: ...
-
-    @property
-    def chat_template_kwargs(self) -> dict[str, object] | None: ...
-
-    @property
-    def reasoning_effort(self) -> ReasoningEffort | None: ...
-
-    @property
-    def shown_tools(self) -> tuple[dict[str, object], ...]: ...
+    def shown_tools(self) -> tuple[dict[str, object], ...]:
+        """The tools that the model sees."""
+        return list_shown(self.tool_choice, self.tools) if self.tools else ()
 
 
 def to_chat_options(request: TemplateFields) -> ChatOptions:
@@ -139,40 +151,16 @@ def decode_template_kwargs(
     return kwargs
 
 
-def _to_mapping(message: Message, index: int) -> dict[str, object]:
-    content: object = message.content
-    if isinstance(message.content, tuple):
-        path = f"messages[{index}].content"
-        content = [
-            _to_part(part, f"{path}[{i}]") for i, part in enumerate(message.content)
-        ]
-    mapping: dict[str, object] = {"role": message.role, "content": content}
-    if message.name is not None:
-        mapping["name"] = message.name
-    if message.tool_call_id is not None:
-        mapping["tool_call_id"] = message.tool_call_id
-    for name in ("reasoning", "reasoning_content"):
-        if (text := getattr(message, name)) is not None:
-            mapping[name] = text
-    if message.tool_calls:
-        mapping["tool_calls"] = list(map(msgspec.to_builtins, message.tool_calls))
-    return mapping
-
-
 def _count_characters(message: Message) -> int:
-    content = message.content or ""
-    if isinstance(content, str):
-        num_characters = len(content)
-    else:
-        num_characters = sum(len(part.text or "") for part in content)
-    calls = message.tool_calls or ()
-    return (
-        TURN_CHARACTERS
-        + num_characters
-        + len(message.reasoning or "")
-        + len(message.reasoning_content or "")
-        + sum(len(call.function.arguments or "") for call in calls)
-    )
+    num_characters = TURN_CHARACTERS
+    for text in (message.content, message.reasoning, message.reasoning_content):
+        if isinstance(text, str):
+            num_characters += len(text)
+    for part in message.content if isinstance(message.content, tuple) else ():
+        num_characters += len(part.text or "")
+    for call in message.tool_calls or ():
+        num_characters += len(call.function.arguments or "")
+    return num_characters
 
 
 def _to_part(part: ContentPart, path: str) -> dict[str, object]:
@@ -198,6 +186,50 @@ def _read_image_url(raw: msgspec.Raw, path: str) -> memoryview:
     return read_string(f"{path}.url", image.url)
 
 
-def count_parts(content: str | tuple[object, ...] | None) -> int:
-    """Return the number of parts of one message; a text is one."""
-    return len(content) if isinstance(content, tuple) else 1
+def check_messages(messages: tuple[Message, ...], param: str = "messages") -> None:
+    """Refuse messages without content, and content that the server does not support.
+
+    Args:
+      param: the field that contains the messages.
+
+    Raises:
+      InvalidParameter: a message, or a part of one, is empty.
+      NotSupported: a message contains audio, video, files, a refusal, or calls in the
+        old form.
+    """
+    for index, message in enumerate(messages):
+        path = f"{param}[{index}]"
+        if message.function_call is not None:
+            raise NotSupported(f"{path}.function_call")
+        if message.audio is not None:
+            raise NotSupported(f"{path}.audio")
+        if message.refusal:
+            raise NotSupported(f"{path}.refusal", "send it as content")
+        # The assistant's content may be null: it may have called tools only.
+        if message.content is None and message.role != "assistant":
+            raise InvalidParameter(f"{path}.content", "is required")
+        if isinstance(message.content, tuple):
+            _check_parts(f"{path}.content", message.content)
+
+
+def _check_parts(path: str, parts: tuple[ContentPart, ...]) -> None:
+    for index, part in enumerate(parts):
+        if part.type not in _PART_TYPES:
+            raise NotSupported(
+                f"{path}[{index}].type", list_choices(_PART_TYPES, part.type)
+            )
+        # Each type of part has its content in the field of the same name.
+        if getattr(part, part.type) in (None, msgspec.Raw()):
+            raise InvalidParameter(f"{path}[{index}].{part.type}", "is required")
+
+
+def check_continuation(adds_prompt: bool | None, continues: bool | None) -> None:
+    """Refuse a request that both opens a new turn and continues the last one.
+
+    Raises:
+      InvalidParameter
+    """
+    if adds_prompt and continues:
+        raise InvalidParameter(
+            "continue_final_message", "cannot be combined with add_generation_prompt"
+        )

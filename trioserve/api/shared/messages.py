@@ -7,7 +7,6 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from ...errors import InvalidParameter, NotSupported, list_choices
 from ..decode.fields import Name
 
 # No client was seen to send more.
@@ -15,8 +14,6 @@ MAX_MESSAGES: Final = 16_384
 # Of one message. decode/counting.py bounds the parts and calls of all messages together.
 MAX_PARTS: Final = 16_384
 ToolType = Literal["function"]
-
-PART_TYPES: Final = ("text", "image_url", "prompt_embeds")
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -98,57 +95,3 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 Messages = Annotated[tuple[Message, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
-
-
-def check_messages(messages: tuple[Message, ...], param: str = "messages") -> None:
-    """Refuse messages without content, and content that the server does not support.
-
-    Args:
-      param: the field that contains the messages.
-
-    Raises:
-      InvalidParameter: a message, or a part of one, is empty.
-      NotSupported: a message contains audio, video, files, a refusal, or calls in the
-        old form.
-    """
-    for index, message in enumerate(messages):
-        path = f"{param}[{index}]"
-        if message.function_call is not None:
-            raise NotSupported(f"{path}.function_call")
-        if message.audio is not None:
-            raise NotSupported(f"{path}.audio")
-        if message.refusal:
-            raise NotSupported(f"{path}.refusal", "send it as content")
-        # The assistant's content may be null: it may have called tools only.
-        if message.content is None and message.role != "assistant":
-            raise InvalidParameter(f"{path}.content", "is required")
-        if isinstance(message.content, tuple):
-            _check_parts(f"{path}.content", message.content)
-
-
-def _check_parts(path: str, parts: tuple[ContentPart, ...]) -> None:
-    for index, part in enumerate(parts):
-        if part.type not in PART_TYPES:
-            raise NotSupported(
-                f"{path}[{index}].type", list_choices(PART_TYPES, part.type)
-            )
-        # Each type of part has its content in the field of the same name.
-        if getattr(part, part.type) in (None, msgspec.Raw()):
-            raise InvalidParameter(f"{path}[{index}].{part.type}", "is required")
-
-
-def check_continuation(adds_prompt: bool | None, continues: bool | None) -> None:
-    """Refuse a request that both opens a new turn and continues the last one.
-
-    Raises:
-      InvalidParameter: both are requested.
-    """
-    if adds_prompt and continues:
-        raise InvalidParameter(
-            "continue_final_message", "cannot be combined with add_generation_prompt"
-        )
-
-
-def opens_turn(adds_prompt: bool | None, continues: bool | None) -> bool:
-    """Return whether the assistant's turn is opened; not where a message goes on."""
-    return not continues if adds_prompt is None else adds_prompt

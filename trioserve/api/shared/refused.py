@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from ..decode.refused import Neutral, Refused
+from ..decode.errors import Neutral, Refused
 
 # Fields that are not implemented.
 UNSUPPORTED: Final[Mapping[str, Neutral]] = {

@@ -9,7 +9,7 @@ return the default then.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
 from msgspec import Meta
@@ -35,7 +35,11 @@ from ..decode.fields import (
     StopString,
     TokenId,
 )
+from ..decode.values import begins_with, decode_free_form
 from .structured import Choices, ResponseFormat, StructuredOutputs, find_structure
+
+# Plug-ins need a few flags.
+MAX_LOGITS_PROCESSORS_BYTES: Final = 16_384
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +107,13 @@ class SampledRequest(ModelRequest, frozen=True, kw_only=True):
 
 
 class GenerationRequest(SampledRequest, frozen=True, kw_only=True, dict=True):
-    """The fields that chats and plain completions have in common."""
+    """The fields that chats and plain completions have in common.
+
+    Attributes:
+      splits_reasoning: reasoning is separated from the answer, if the server can do that.
+    """
+
+    splits_reasoning: ClassVar[bool] = False
 
     stream_options: StreamOptions | None = None
     n: Int64 | None = None
@@ -150,7 +160,16 @@ class GenerationRequest(SampledRequest, frozen=True, kw_only=True, dict=True):
     @cached_property
     def structure(self) -> StructuredOutput | None:
         """The form that the answer must have."""
-        return find_structure(self)
+        sent = (
+            self.response_format,
+            self.structured_outputs,
+            self.guided_json,
+            self.guided_regex,
+            self.guided_choice,
+            self.guided_grammar,
+        )
+        # Most requests have none of them.
+        return find_structure(*sent) if sent.count(None) < len(sent) else None
 
     def take_sampling(self, values: dict[str, Any]) -> None:
         """Add the arguments of SamplingParams that have another name or default here."""
@@ -193,11 +212,6 @@ class GenerationRequest(SampledRequest, frozen=True, kw_only=True, dict=True):
         return ()
 
     @property
-    def splits_reasoning(self) -> bool:
-        """True if reasoning is separated from the answer, if the server can do that."""
-        return False
-
-    @property
     def adds_special_tokens(self) -> bool:
         """True if the tokenizer adds special tokens; by default it does."""
         return self.add_special_tokens is not False
@@ -230,3 +244,24 @@ class GenerationRequest(SampledRequest, frozen=True, kw_only=True, dict=True):
         """True if every chunk of a stream has the token counts so far."""
         options = self.stream_options
         return options is not None and bool(options.continuous_usage_stats)
+
+
+def decode_processors(
+    name: str, raw: msgspec.Raw, max_tokens: int
+) -> dict[str, dict[str, object] | None] | None:
+    """Decode the names of the logits processors and their arguments.
+
+    Raises:
+      InvalidParameter: the value is not an object of objects, or is too large or too
+        deep.
+    """
+    # The field was a list in old versions of vLLM, and clients send an empty one.
+    if begins_with(raw, b"[") and not bytes(raw)[1:-1].strip():
+        return None
+    named: dict[str, dict[str, object] | None] | None = decode_free_form(
+        name,
+        raw,
+        dict[str, dict[str, object] | None] | None,
+        MAX_LOGITS_PROCESSORS_BYTES,
+    )
+    return named

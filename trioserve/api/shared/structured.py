@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 import json
-from typing import Annotated, Final, Protocol, get_args
+from typing import Annotated, Final, get_args
 
 import msgspec
 from msgspec import Meta
@@ -18,8 +18,7 @@ from msgspec import Meta
 from ...errors import InvalidParameter, NotSupported, list_choices
 from ...types.structured import StructuredOutput, StructureKind
 from ..decode.decoder import DecodeField
-from ..decode.pieces import decode_copy
-from ..decode.values import has_value
+from ..decode.values import decode_copy, has_value
 
 # As in grammar/limits.py.
 _MAX_CHOICES: Final = 4096
@@ -82,29 +81,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
     whitespace_pattern: str | None = None
 
 
-class StructuredFields(Protocol):
-    """The fields of a request that describe the form of its answer."""
-
-    @property
-    def response_format(self) -> ResponseFormat | None: ...
-
-    @property
-    def structured_outputs(self) -> StructuredOutputs | None: ...
-
-    @property
-    def guided_json(self) -> msgspec.Raw | None: ...
-
-    @property
-    def guided_regex(self) -> str | None: ...
-
-    @property
-    def guided_choice(self) -> tuple[str, ...] | None: ...
-
-    @property
-    def guided_grammar(self) -> str | None: ...
-
-
-# The decoders of these fields.
+# The decoders of the fields of requests that describe the form of an answer.
 STRUCTURE_FIELDS: Final[dict[str, DecodeField]] = {
     "response_format": partial(decode_copy, ResponseFormat | None),
     "structured_outputs": partial(decode_copy, StructuredOutputs | None),
@@ -115,20 +92,27 @@ STRUCTURE_FIELDS: Final[dict[str, DecodeField]] = {
 }
 
 
-def find_structure(request: StructuredFields) -> StructuredOutput | None:
-    """Return the form that a request wants; None if its answer is free.
+def find_structure(
+    response_format: ResponseFormat | None,
+    structured_outputs: StructuredOutputs | None,
+    guided_json: msgspec.Raw | None,
+    guided_regex: str | None,
+    guided_choice: tuple[str, ...] | None,
+    guided_grammar: str | None,
+) -> StructuredOutput | None:
+    """Return the form that the fields of a request want; None if its answer is free.
 
     Raises:
       InvalidParameter: it wants several, or one is incomplete.
       NotSupported: it wants an option that does not exist.
     """
     found = _list_sent(
-        _read_format(request.response_format),
-        _read_outputs(request.structured_outputs),
-        _read_json("guided_json", request.guided_json),
-        _make("guided_regex", "regex", request.guided_regex),
-        _read_choice("guided_choice", request.guided_choice),
-        _make("guided_grammar", "grammar", request.guided_grammar),
+        _read_format(response_format),
+        _read_outputs(structured_outputs),
+        _read_json("guided_json", guided_json),
+        _make("guided_regex", "regex", guided_regex),
+        _read_choice("guided_choice", guided_choice),
+        _make("guided_grammar", "grammar", guided_grammar),
     )
     if len(found) > 1:
         raise InvalidParameter(

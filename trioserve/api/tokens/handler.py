@@ -14,12 +14,11 @@ from ...http.state import ServerState
 from ...http.wire.respond import respond_built, respond_json
 from ...render import TokenizeOptions
 from ...types.prompt import Prompt
-from ..decode.body import read_any_request
-from ..shared.generation_steps import count_characters
+from ..decode.body import read_request
+from ..shared.generation import count_characters
 from ..shared.message_mappings import MessageMappings, to_chat_options
 from .answers import Detokenized, Tokenized, TokenizerInfo
-from .body import DETOKENIZE_BODY, TOKENIZE_BODY
-from .requests import TokenizeRequest
+from .requests import DETOKENIZE_BODY, TOKENIZE_BODY, TokenizeRequest
 
 _NAMED_TOKENS: Final = tuple(
     name for name in TokenizerInfo.__struct_fields__ if name.endswith("_token")
@@ -28,7 +27,9 @@ _NAMED_TOKENS: Final = tuple(
 
 async def answer_tokenize(state: ServerState, request: ScopedRequest) -> Response:
     """Convert a text or a conversation to token ids."""
-    body, engine = await read_any_request(state, request, TOKENIZE_BODY)
+    body, engine = await read_request(
+        state, request, TOKENIZE_BODY, state.require_engine
+    )
     messages = MessageMappings(body.messages or ())
     num_characters = await count_characters(engine.renderer.workers, messages)
     num_characters += len(body.prompt or "")
@@ -40,7 +41,9 @@ async def answer_tokenize(state: ServerState, request: ScopedRequest) -> Respons
 
 async def answer_detokenize(state: ServerState, request: ScopedRequest) -> Response:
     """Convert token ids to text."""
-    body, engine = await read_any_request(state, request, DETOKENIZE_BODY)
+    body, engine = await read_request(
+        state, request, DETOKENIZE_BODY, state.require_engine
+    )
     with engine.renderer.room.enter(len(body.tokens), request.live.client):
         text = await engine.renderer.detokenize(body.tokens)
     return respond_json(Detokenized(prompt=text))

@@ -1,4 +1,4 @@
-"""The bodies of POST /tokenize and POST /detokenize."""
+"""The bodies of POST /tokenize and POST /detokenize, and their decoders."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ from typing import Final
 
 from ...errors import InvalidParameter
 from ...render import ReasoningEffort
+from ..chat.body import CHAT_PAYLOADS, TEMPLATE_FIELDS
+from ..decode.decoder import BodyDecoder
 from ..decode.fields import ChatTemplateText, ModelRequest, TokenId
-from ..shared.messages import Messages, check_continuation, check_messages, opens_turn
-from ..shared.tools import ToolChoice, list_shown
+from ..decode.values import decode_ids
+from ..shared.message_mappings import (
+    TemplateFields,
+    check_continuation,
+    check_messages,
+)
+from ..shared.messages import Messages
+from ..shared.tools import ToolChoice
 
 # The fields of /tokenize that only have a meaning for conversations.
 _CHAT_FIELDS: Final = (
@@ -21,7 +29,7 @@ _CHAT_FIELDS: Final = (
 )
 
 
-class TokenizeRequest(ModelRequest, frozen=True, kw_only=True):
+class TokenizeRequest(TemplateFields, ModelRequest, frozen=True, kw_only=True):
     """The body of POST /tokenize: a prompt, or messages as chat takes them."""
 
     prompt: str | None = None
@@ -46,16 +54,6 @@ class TokenizeRequest(ModelRequest, frozen=True, kw_only=True):
         check_continuation(self.add_generation_prompt, self.continue_final_message)
 
     @property
-    def adds_generation_prompt(self) -> bool:
-        """True if the assistant's turn is opened; not where a message goes on."""
-        return opens_turn(self.add_generation_prompt, self.continue_final_message)
-
-    @property
-    def shown_tools(self) -> tuple[dict[str, object], ...]:
-        """The tools that the model would see."""
-        return list_shown(self.tool_choice, self.tools or ())
-
-    @property
     def adds_special_tokens(self) -> bool:
         """True if the tokenizer adds special tokens; by default to prompts alone."""
         if self.add_special_tokens is None:
@@ -67,3 +65,16 @@ class DetokenizeRequest(ModelRequest, frozen=True, kw_only=True):
     """The body of POST /detokenize."""
 
     tokens: tuple[TokenId, ...]
+
+
+TOKENIZE_BODY: Final = BodyDecoder(
+    TokenizeRequest,
+    TEMPLATE_FIELDS,
+    refused={
+        "documents": ([],),
+        "media_io_kwargs": ({},),
+        "mm_processor_kwargs": ({},),
+    },
+    payloads=CHAT_PAYLOADS,
+)
+DETOKENIZE_BODY: Final = BodyDecoder(DetokenizeRequest, {"tokens": decode_ids})

@@ -7,8 +7,8 @@ from typing import Final
 from ...http.route import Route
 from ...http.wire.respond import JSON
 from .answers import Detokenized, Tokenized, TokenizerInfo
-from .body import DETOKENIZE_BODY, TOKENIZE_BODY
 from .handler import answer_detokenize, answer_tokenize, answer_tokenizer_info
+from .requests import DETOKENIZE_BODY, TOKENIZE_BODY
 
 ROUTES: Final = (
     Route(

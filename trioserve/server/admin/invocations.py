@@ -13,8 +13,7 @@ from ...api.chat.handler import answer_chat
 from ...api.completions.handler import answer_completion
 from ...api.decode.body import join_chunks, run_decoding, wait_body
 from ...api.decode.counting import check_size
-from ...api.pooling.classify import answer_classify
-from ...api.pooling.embeddings import answer_embeddings, answer_pooling
+from ...api.pooling.embeddings import answer_classify, answer_embeddings, answer_pooling
 from ...api.pooling.requests import QUERY_FIELDS
 from ...api.pooling.score import answer_rerank, answer_score
 from ...errors import InvalidParameter

@@ -1,14 +1,15 @@
-"""Steps that all endpoints which generate share."""
+"""From the fields of a request to SamplingParams and to a stream."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
-from typing import Final
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import fields, replace
+from typing import Any, Final
 
 import trio
 
+from ...errors import ContextLengthExceeded, InvalidParameter, list_some
 from ...frontend import StreamLimits, TextEngine
 from ...http.keys.key_use import Ticket
 from ...http.record.ended_request import SamplingFacts
@@ -18,15 +19,26 @@ from ...http.state import ServerState
 from ...http.wire.respond import tell_time
 from ...render import RendererWorkers, TokenizeOptions
 from ...types.prompt import Prompt
-from ...types.sampling import SamplingParams
+from ...types.repetition import RepetitionDetection
+from ...types.sampling import DEFAULT_MAX_LOGPROBS, SamplingParams
 from .chunks import StreamHeader
-from .logprobs import TokenTexts
 from .message_mappings import LazyMappings
 from .requests import GenerationRequest
-from .sampling import naming_sampling, to_sampling
 
 # Each takes half a microsecond to measure.
 _FEW_PARTS: Final = 1024
+
+# The fields that have another form in requests than in SamplingParams.
+_CONVERTED: Final = {
+    *("bad_words", "logit_bias", "logits_processors", "logprob_token_ids"),
+    "repetition_detection",
+}
+_SAME: Final = tuple(
+    field.name
+    for field in fields(SamplingParams)
+    if field.name in GenerationRequest.__struct_fields__
+    and field.name not in _CONVERTED
+)
 
 
 def make_header(
@@ -39,13 +51,6 @@ def make_header(
         model=engine.info.name,
         system_fingerprint=engine.info.fingerprint,
         include_usage=body.reports_usage,
-    )
-
-
-def make_token_texts(body: GenerationRequest, engine: TextEngine) -> TokenTexts:
-    return TokenTexts(
-        engine.renderer.token_bytes,
-        as_token_ids=bool(body.return_tokens_as_token_ids),
     )
 
 
@@ -67,32 +72,16 @@ def make_tokenize_options(
     )
 
 
-def make_sampling(body: GenerationRequest, engine: TextEngine) -> SamplingParams:
-    """Return the sampling parameters, without the bad words, which need the tokenizer.
-
-    Raises:
-      InvalidParameter: a number is out of its range.
-    """
-    info = engine.info
-    return to_sampling(
-        body, dict(info.default_sampling), max_logprobs=info.max_logprobs
-    )
-
-
 async def tokenize_bad_words(
-    body: GenerationRequest,
-    engine: TextEngine,
-    sampling: SamplingParams,
+    words: tuple[str, ...], engine: TextEngine, sampling: SamplingParams
 ) -> SamplingParams:
     """Add the token ids of the words that the model must not write.
 
     Raises:
       InvalidParameter: a word is too long, or has no token.
     """
-    if not body.bad_words:
-        return sampling
-    words = await engine.renderer.render_bad_words(body.bad_words)
-    return replace(sampling, bad_words=words)
+    rendered = await engine.renderer.render_bad_words(words)
+    return replace(sampling, bad_words=rendered)
 
 
 async def count_characters(workers: RendererWorkers, messages: LazyMappings) -> int:
@@ -173,3 +162,75 @@ async def open_meter(
         meter = StreamMeter(stream, times, ticket.use.charge)
         ticket.use.charge(meter.num_prompt_tokens)
         yield meter
+
+
+def to_sampling(
+    request: GenerationRequest,
+    defaults: Iterable[tuple[str, float]] = (),
+    *,
+    max_logprobs: int = DEFAULT_MAX_LOGPROBS,
+) -> SamplingParams:
+    """Make the SamplingParams of a request.
+
+    Args:
+      defaults: fields of SamplingParams from the model's generation_config. They apply
+        where the client sent no value.
+      max_logprobs: see ModelInfo.
+
+    Raises:
+      InvalidParameter: a number is out of its range; `param` is the client's name for it.
+    """
+    values: dict[str, Any] = dict(defaults)
+    for name in _SAME:
+        if (value := getattr(request, name)) is not None:
+            values[name] = value
+    # A token is reported once, however often it was sent.
+    if request.logprob_token_ids:
+        values["logprob_token_ids"] = tuple(dict.fromkeys(request.logprob_token_ids))
+    if (rule := request.repetition_detection) is not None:
+        values["repetition_detection"] = RepetitionDetection(
+            max_pattern_size=rule.max_pattern_size or 0,
+            min_pattern_size=rule.min_pattern_size or 0,
+            min_count=rule.min_count or 0,
+        )
+    if request.logit_bias:
+        values["logit_bias"] = _parse_logit_bias(request.logit_bias)
+    if request.logits_processors:
+        values["logits_processors"] = tuple(
+            (name, arguments or {})
+            for name, arguments in request.logits_processors.items()
+        )
+    request.take_sampling(values)
+    with naming_sampling(request):
+        sampling = SamplingParams(**values)
+        request.check_sampling(sampling)
+        sampling.check_logprobs(max_logprobs)
+    return sampling
+
+
+@contextmanager
+def naming_sampling(request: GenerationRequest) -> Iterator[None]:
+    """Let errors of SamplingParams name the fields of the request."""
+    try:
+        yield
+    except ContextLengthExceeded as error:
+        error.param = request.name_sampling(error.param or "")
+        raise
+    except InvalidParameter as error:
+        name = error.param or ""
+        sent_as = request.name_sampling(name)
+        if sent_as == name:
+            raise
+        reason = str(error).removeprefix(f"{name}: ")
+        raise InvalidParameter(sent_as, reason) from None
+
+
+def _parse_logit_bias(bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    # int() would also accept signs, spaces, underscores and other alphabets' digits.
+    wrong = [
+        key for key in bias if not (key.isascii() and key.isdigit() and len(key) <= 10)
+    ]
+    if wrong:
+        verb = "are not token ids" if len(wrong) > 1 else "is not a token id"
+        raise InvalidParameter("logit_bias", f"{list_some(wrong)} {verb}")
+    return tuple((int(key), value) for key, value in bias.items())
