@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 import io
 import json
 from pathlib import Path
@@ -22,11 +20,7 @@ from trioserve.testing.processors import save_tiny_processor
 from trioserve.testing.server import FakeServer, open_fake_server
 from trioserve.testing.tokenizer import IM_END
 
-# The client leaves generators of its HTTP library to the garbage collector.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+from ..seen import list_starts, read_prompt
 
 REASONING = "Hm, the dog sleeps."
 TEXT = "The quick brown fox."
@@ -53,42 +47,22 @@ TEMPLATE = (
 
 Client = anthropic.AsyncAnthropic
 
+pytestmark = [
+    pytest.mark.server(answer=TEXT, eos_token=IM_END),
+    # The client leaves generators of its HTTP library to the garbage collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
-@asynccontextmanager
-async def open_client(
-    folder: Path,
-    *,
-    parser: str = "none",
-    tool_call_parser: str = "none",
-    **options: Any,
-) -> AsyncIterator[tuple[FakeServer, Client]]:
-    options = {"answer": TEXT, "eos_token": IM_END, **options}
-    render = RenderConfig(
-        reasoning_parser=parser,  # type: ignore[arg-type]
-        tool_call_parser=tool_call_parser,  # type: ignore[arg-type]
-    )
-    with trio.fail_after(30):
-        async with (
-            open_fake_server(folder, render=render, **options) as server,
-            Client(base_url=server.url, api_key="any", max_retries=0) as client,
-        ):
-            yield server, client
+thinks = pytest.mark.server(
+    answer=f"<think>\n{REASONING}\n</think>\n\n{TEXT}",
+    render=RenderConfig(reasoning_parser="qwen3"),
+)
 
 
 @pytest.fixture
-async def both(tokenizer_folder: Path) -> AsyncIterator[tuple[FakeServer, Client]]:
-    async with open_client(tokenizer_folder) as both:
-        yield both
-
-
-@pytest.fixture
-async def server(both: tuple[FakeServer, Client]) -> FakeServer:
-    return both[0]
-
-
-@pytest.fixture
-async def client(both: tuple[FakeServer, Client]) -> Client:
-    return both[1]
+def client(anthropic_client: Client) -> Client:
+    return anthropic_client
 
 
 async def post(server: FakeServer, body: object, path: str = PATH) -> httpx.Response:
@@ -105,13 +79,6 @@ async def stream(server: FakeServer, body: dict[str, Any]) -> list[Any]:
         events.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {events[-1]['type']}"
     return events
-
-
-def read_prompt(server: FakeServer) -> str:
-    """Return the text of the last prompt that began."""
-    starts = [start for plan in server.device.plans for start in plan.starts]
-    token_bytes = server.state.engine.renderer.token_bytes
-    return b"".join(map(token_bytes, starts[-1].prompt_token_ids)).decode()
 
 
 async def test_a_message_is_answered_whole(server: FakeServer, client: Client) -> None:
@@ -144,18 +111,14 @@ async def test_the_events_of_a_stream_have_their_order(server: FakeServer) -> No
     "fields", [{}, {"stop_sequences": ["fox"]}, {"max_tokens": 12}]
 )
 @pytest.mark.parametrize("display", ["summarized", "omitted"])
+@thinks
 async def test_a_stream_adds_up_to_the_whole_message(
-    tokenizer_folder: Path, fields: dict[str, Any], display: str
+    client: Client, fields: dict[str, Any], display: str
 ) -> None:
-    answer = f"<think>\n{REASONING}\n</think>\n\n{TEXT}"
     body = ASK | {"thinking": {"type": "adaptive", "display": display}} | fields
-    async with open_client(tokenizer_folder, parser="qwen3", answer=answer) as (
-        _,
-        client,
-    ):
-        whole = (await client.messages.create(**body)).to_dict()
-        async with client.messages.stream(**body) as events:
-            streamed = (await events.get_final_message()).to_dict()
+    whole = (await client.messages.create(**body)).to_dict()
+    async with client.messages.stream(**body) as events:
+        streamed = (await events.get_final_message()).to_dict()
     for field in ("type", "role", "model", "stop_reason", "stop_sequence"):
         assert whole[field] == streamed[field]
     blocks: Any = [whole["content"], streamed["content"]]
@@ -170,27 +133,24 @@ async def test_a_stream_adds_up_to_the_whole_message(
     assert tokens[0]["output_tokens_details"]["thinking_tokens"] > 0
 
 
-async def test_reasoning_is_a_block_of_its_own(tokenizer_folder: Path) -> None:
-    answer = f"<think>\n{REASONING}\n</think>\n\n{TEXT}"
-    async with open_client(tokenizer_folder, parser="qwen3", answer=answer) as (
-        server,
-        client,
-    ):
-        message = await client.messages.create(
-            **ASK, thinking={"type": "enabled", "budget_tokens": 1024}
-        )
-        first, second = message.content
-        assert first.type == "thinking" and first.thinking == REASONING
-        assert first.signature == message.id
-        assert second.type == "text" and second.text == TEXT
-        [start] = server.device.plans[0].starts
-        assert start.sampling.reasoning_budget is not None
-        assert start.sampling.reasoning_budget.num_tokens == 1024
-        hidden = await client.messages.create(
-            **ASK, thinking={"type": "adaptive", "display": "omitted"}
-        )
-        assert hidden.content[0].type == "thinking"
-        assert hidden.content[0].thinking == ""
+@thinks
+async def test_reasoning_is_a_block_of_its_own(
+    server: FakeServer, client: Client
+) -> None:
+    message = await client.messages.create(
+        **ASK, thinking={"type": "enabled", "budget_tokens": 1024}
+    )
+    first, second = message.content
+    assert first.type == "thinking" and first.thinking == REASONING
+    assert first.signature == message.id
+    assert second.type == "text" and second.text == TEXT
+    [start] = list_starts(server)
+    assert start.sampling.reasoning_budget.num_tokens == 1024
+    hidden = await client.messages.create(
+        **ASK, thinking={"type": "adaptive", "display": "omitted"}
+    )
+    assert hidden.content[0].type == "thinking"
+    assert hidden.content[0].thinking == ""
 
 
 async def test_a_stop_sequence_is_named(client: Client) -> None:
@@ -199,13 +159,13 @@ async def test_a_stop_sequence_is_named(client: Client) -> None:
     assert message.content[0].to_dict() == {"type": "text", "text": "The quick "}
 
 
+@pytest.mark.server(eos_token=None)
 async def test_max_tokens_beyond_the_context_ends_where_the_context_does(
-    tokenizer_folder: Path,
+    client: Client,
 ) -> None:
-    async with open_client(tokenizer_folder, eos_token=None) as (_, client):
-        short = await client.messages.create(**ASK | {"max_tokens": 3})
-        assert short.stop_reason == "max_tokens"
-        long = await client.messages.create(**ASK | {"max_tokens": 20_000})
+    short = await client.messages.create(**ASK | {"max_tokens": 3})
+    assert short.stop_reason == "max_tokens"
+    long = await client.messages.create(**ASK | {"max_tokens": 20_000})
     assert long.stop_reason == "model_context_window_exceeded"
     usage = long.usage
     assert usage.cache_read_input_tokens is not None
@@ -298,28 +258,26 @@ CONVERSATIONS: Any = {
 
 
 @pytest.mark.parametrize("case", CONVERSATIONS)
+@pytest.mark.server(chat_template=TEMPLATE, max_model_len=1024)
 async def test_a_conversation_has_the_same_prompt_as_a_chat(
-    tokenizer_folder: Path, case: str
+    server: FakeServer, client: Client, case: str
 ) -> None:
     sent, chat = CONVERSATIONS[case]
     system = [{"role": "system", "content": sent["system"]}] if "system" in sent else []
     chat = {"messages": [*system, *sent["messages"]], "max_tokens": 2} | chat
-    async with open_client(
-        tokenizer_folder, chat_template=TEMPLATE, max_model_len=1024
-    ) as (server, client):
-        message = await client.messages.create(**ASK | sent)
-        prompt = read_prompt(server)
-        answer = await post(server, chat, "/v1/chat/completions")
-        assert answer.status_code == 200, answer.text
-        assert read_prompt(server) == prompt
-        count = await post(
-            server,
-            {k: v for k, v in sent.items() if k != "max_tokens"},
-            f"{PATH}/count_tokens",
-        )
-        tokens = message.usage.input_tokens
-        assert count.json() == {"input_tokens": tokens}
-        assert answer.json()["usage"]["prompt_tokens"] == tokens
+    message = await client.messages.create(**ASK | sent)
+    prompt = read_prompt(server)
+    answer = await post(server, chat, "/v1/chat/completions")
+    assert answer.status_code == 200, answer.text
+    assert read_prompt(server) == prompt
+    count = await post(
+        server,
+        {k: v for k, v in sent.items() if k != "max_tokens"},
+        f"{PATH}/count_tokens",
+    )
+    tokens = message.usage.input_tokens
+    assert count.json() == {"input_tokens": tokens}
+    assert answer.json()["usage"]["prompt_tokens"] == tokens
 
 
 @pytest.mark.slow
@@ -327,101 +285,61 @@ async def test_an_image_is_the_same_as_in_a_chat(tmp_path: Path) -> None:
     file = io.BytesIO()
     Image.new("RGB", (64, 64), "red").save(file, "PNG")
     data = base64.b64encode(file.getvalue()).decode()
-    source: Any = {"type": "base64", "media_type": "image/png", "data": data}
-    url = {"url": f"data:image/png;base64,{data}"}
     before = {"type": "text", "text": "What is this?"}
-    chat = {
-        "messages": [
-            {
-                "role": "user",
-                "content": [before, {"type": "image_url", "image_url": url}],
-            }
-        ],
-        "max_tokens": 2,
-    }
+
+    def body(image: object, *earlier: object) -> Any:
+        message = {"role": "user", "content": [before, image]}
+        return {"model": "fake", "max_tokens": 2, "messages": [*earlier, message]}
+
+    def source(data: str) -> Any:
+        fields = {"type": "base64", "media_type": "image/png", "data": data}
+        return {"type": "image", "source": fields}
+
+    url = {"url": f"data:image/png;base64,{data}"}
     folder = save_tiny_processor("qwen2_vl", tmp_path)
-    async with open_client(folder, takes_images=True, max_model_len=1024) as (
-        server,
-        client,
-    ):
-        answer = await post(server, chat, "/v1/chat/completions")
-        message = await client.messages.create(
-            model="fake",
-            max_tokens=2,
-            messages=[
-                {
-                    "role": "user",
-                    "content": [before, {"type": "image", "source": source}],
-                }
-            ],
+    async with open_fake_server(
+        folder, takes_images=True, max_model_len=1024
+    ) as server:
+        chat = await post(
+            server,
+            body({"type": "image_url", "image_url": url}),
+            "/v1/chat/completions",
         )
-        with pytest.raises(anthropic.BadRequestError) as broken:
-            await client.messages.create(
-                model="fake",
-                max_tokens=2,
-                messages=[
-                    *HELLO,
-                    {
-                        "role": "user",
-                        "content": [
-                            before,
-                            {"type": "image", "source": source | {"data": "QUJD"}},
-                        ],
-                    },
-                ],
-            )
-    usage = message.usage
+        usage = (await post(server, body(source(data)))).json()["usage"]
+        broken = (await post(server, body(source("QUJD"), *HELLO))).json()["error"]
     # The cache knows the image by its bytes.
-    assert usage.cache_read_input_tokens
-    num_tokens = usage.input_tokens + usage.cache_read_input_tokens
-    assert num_tokens == answer.json()["usage"]["prompt_tokens"]
-    assert broken.value.api_message is not None
-    assert broken.value.api_message.startswith("messages[1].content[1]: ")
+    assert usage["cache_read_input_tokens"]
+    num_tokens = usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert num_tokens == chat.json()["usage"]["prompt_tokens"]
+    assert broken["message"].startswith("messages[1].content[1]: ")
 
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "sea"}}\n</tool_call>'
 
 
-@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "look"}])
-async def test_a_call_may_be_forced(tokenizer_folder: Path, choice: Any) -> None:
-    ask = ASK | {"max_tokens": 500, "tools": [TOOL], "tool_choice": choice}
-    async with open_client(
-        tokenizer_folder,
-        answer=CALL,
-        tool_call_parser="hermes",
-        chat_template=TEMPLATE,
-        max_model_len=1024,
-    ) as (server, client):
-        message = await client.messages.create(**ask)
-        assert [block.type for block in message.content][:1] == ["tool_use"]
-        grammar = server.device.plans[0].starts[0].sampling.grammar
-        assert grammar is not None and "look" in grammar.text
-
-
 @pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.server(
+    answer=f"I look.\n{CALL}\n{CALL}",
+    render=RenderConfig(tool_call_parser="hermes"),
+    chat_template=TEMPLATE,
+    max_model_len=1024,
+)
 async def test_calls_are_blocks_and_their_results_are_taken(
-    tokenizer_folder: Path, parallel: bool
+    server: FakeServer, client: Client, parallel: bool
 ) -> None:
     choice: Any = {"type": "auto", "disable_parallel_tool_use": not parallel}
     ask = ASK | {"max_tokens": 500, "tools": [TOOL], "tool_choice": choice}
-    async with open_client(
-        tokenizer_folder,
-        answer=f"I look.\n{CALL}\n{CALL}",
-        tool_call_parser="hermes",
-        chat_template=TEMPLATE,
-        max_model_len=1024,
-    ) as (server, client):
-        message = await client.messages.create(**ask)
-        async with client.messages.stream(**ask) as events:
-            streamed = await events.get_final_message()
-        results = [
-            {"type": "tool_result", "tool_use_id": block.id, "content": "Blue."}
-            for block in message.content
-            if block.type == "tool_use"
-        ]
-        history = [*HELLO, message.to_param(), {"role": "user", "content": results}]
-        await client.messages.create(**ask | {"messages": history})
-        prompt = read_prompt(server)
+    message = await client.messages.create(**ask)
+    async with client.messages.stream(**ask) as events:
+        streamed = await events.get_final_message()
+    results = [
+        {"type": "tool_result", "tool_use_id": block.id, "content": "Blue."}
+        for block in message.content
+        if block.type == "tool_use"
+    ]
+    history = [*HELLO, message.to_param(), {"role": "user", "content": results}]
+    await client.messages.create(**ask | {"messages": history})
+    prompt = read_prompt(server)
     assert (message.stop_reason, streamed.stop_reason) == ("tool_use", "tool_use")
     for answer in (message, streamed):
         text, *calls = answer.content
@@ -470,13 +388,11 @@ async def test_errors_become_exceptions_of_the_client(
     assert closed.value.response.headers["retry-after"] == "10"
 
 
-async def test_too_many_requests_are_limited_by_rate(tokenizer_folder: Path) -> None:
-    async with (
-        open_client(
-            tokenizer_folder, max_queued_requests=0, step_seconds=0.05, eos_token=None
-        ) as (server, client),
-        trio.open_nursery() as nursery,
-    ):
+@pytest.mark.server(max_queued_requests=0, step_seconds=0.05, eos_token=None)
+async def test_too_many_requests_are_limited_by_rate(
+    server: FakeServer, client: Client
+) -> None:
+    async with trio.open_nursery() as nursery:
         filling = {"prompt": [5, 6], "n": 32, "max_tokens": 100}
         nursery.start_soon(post, server, filling, "/v1/completions")
         while server.engine.statistics().num_streams == 0:
@@ -488,49 +404,36 @@ async def test_too_many_requests_are_limited_by_rate(tokenizer_folder: Path) -> 
     assert int(full.value.response.headers["retry-after"]) >= 1
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "content", "status", "type_"),
-    [
+@pytest.mark.server(http=HttpConfig(max_body_size="4KiB"))
+async def test_errors_before_the_handler_have_the_same_shape(
+    server: FakeServer,
+) -> None:
+    for method, path, content, status, kind in [
         ("POST", PATH, b"{", 400, "invalid_request_error"),
         ("POST", PATH, b"x" * 5000, 413, "request_too_large"),
         ("GET", PATH, b"", 405, "invalid_request_error"),
         ("POST", f"{PATH}/batches", b"{}", 404, "not_found_error"),
         ("POST", f"{PATH}/count_tokens", b"{}", 400, "invalid_request_error"),
-    ],
-)
-async def test_errors_before_the_handler_have_the_same_shape(
-    tokenizer_folder: Path,
-    method: str,
-    path: str,
-    content: bytes,
-    status: int,
-    type_: str,
-) -> None:
-    http = HttpConfig(max_body_size="4KiB")
-    async with open_client(tokenizer_folder, http=http) as (server, _):
+    ]:
         async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
+            headers = {"content-type": "application/json"}
             response = await client.request(
-                method,
-                path,
-                content=content,
-                headers={"content-type": "application/json"},
+                method, path, content=content, headers=headers
             )
-    assert response.status_code == status
-    body = response.json()
-    assert body.keys() == {"type", "error", "request_id"}
-    assert body["type"] == "error"
-    assert body["error"]["type"] == type_
-    assert body["request_id"] == response.headers["request-id"]
+        assert response.status_code == status
+        body = response.json()
+        assert body.keys() == {"type", "error", "request_id"}
+        assert (body["type"], body["error"]["type"]) == ("error", kind)
+        assert body["request_id"] == response.headers["request-id"]
 
 
-async def test_a_stream_may_end_with_an_error(tokenizer_folder: Path) -> None:
-    async with open_client(tokenizer_folder, eos_token=None, step_seconds=0.02) as (
-        server,
-        client,
-    ):
-        with pytest.raises(anthropic.APIStatusError) as failed:
-            async with client.messages.stream(**ASK) as events:
-                async for _ in events:
-                    server.engine.close_requests(EngineDied())
+@pytest.mark.server(eos_token=None, step_seconds=0.02)
+async def test_a_stream_may_end_with_an_error(
+    server: FakeServer, client: Client
+) -> None:
+    with pytest.raises(anthropic.APIStatusError) as failed:
+        async with client.messages.stream(**ASK) as events:
+            async for _ in events:
+                server.engine.close_requests(EngineDied())
     assert failed.value.type == "api_error"
     assert failed.value.api_message == "The engine failed; the server is stopping."

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 import json
-from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -17,9 +14,11 @@ from trioserve.api.chat.body import CHAT_BODY
 from trioserve.api.shared.message_mappings import MessageMappings
 from trioserve.config import RenderConfig
 from trioserve.errors import InvalidParameter
-from trioserve.testing.server import FakeServer, open_fake_server
+from trioserve.testing.server import FakeServer
 from trioserve.testing.tokenizer import CHATML_TEMPLATE
 from trioserve.types.sampling import ReasoningBudget
+
+from ..seen import list_starts
 
 decode_chat = CHAT_BODY.decode
 
@@ -31,37 +30,9 @@ ANSWER = f"<think>\n{REASONING}\n</think>\n\n{CONTENT}"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 CHAT_PATH = "/v1/chat/completions"
 
-Client = tuple[FakeServer, httpx.AsyncClient]
-
-
-@asynccontextmanager
-async def open_client(
-    folder: Path, parser: str = "qwen3", **options: Any
-) -> AsyncIterator[Client]:
-    options = {"answer": ANSWER, **options}
-    config = RenderConfig(reasoning_parser=parser)  # type: ignore[arg-type]
-    with trio.fail_after(30):
-        async with (
-            open_fake_server(folder, render=config, **options) as server,
-            httpx.AsyncClient(base_url=server.url, timeout=20) as client,
-        ):
-            yield server, client
-
-
-@pytest.fixture
-async def both(tokenizer_folder: Path) -> AsyncIterator[Client]:
-    async with open_client(tokenizer_folder) as both:
-        yield both
-
-
-@pytest.fixture
-async def server(both: Client) -> FakeServer:
-    return both[0]
-
-
-@pytest.fixture
-async def client(both: Client) -> httpx.AsyncClient:
-    return both[1]
+pytestmark = pytest.mark.server(
+    answer=ANSWER, render=RenderConfig(reasoning_parser="qwen3")
+)
 
 
 def ask(server: FakeServer, **fields: Any) -> dict[str, Any]:
@@ -226,22 +197,22 @@ async def test_a_stop_string_is_found_in_the_reasoning_too(
     assert text == "Hm, the "
 
 
-async def test_an_answer_without_reasoning_says_so(tokenizer_folder: Path) -> None:
-    async with open_client(tokenizer_folder, answer="Yes.") as (_, client):
-        answer = (await client.post(CHAT_PATH, json=CHAT | {"max_tokens": 3})).json()
-        assert answer["choices"][0]["message"]["reasoning"] is None
-        assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+@pytest.mark.server(answer="Yes.")
+async def test_an_answer_without_reasoning_says_so(client: httpx.AsyncClient) -> None:
+    answer = (await client.post(CHAT_PATH, json=CHAT | {"max_tokens": 3})).json()
+    assert answer["choices"][0]["message"]["reasoning"] is None
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
 
 
+@pytest.mark.server(render=RenderConfig(reasoning_parser="none"))
 async def test_without_a_parser_no_reasoning_is_split_off(
-    tokenizer_folder: Path,
+    server: FakeServer, client: httpx.AsyncClient
 ) -> None:
-    async with open_client(tokenizer_folder, "none") as (server, client):
-        answer = (await client.post(CHAT_PATH, json=ask(server))).json()
-        message = answer["choices"][0]["message"]
-        assert message["content"] == ANSWER
-        assert "reasoning" not in message
-        assert "completion_tokens_details" not in answer["usage"]
+    answer = (await client.post(CHAT_PATH, json=ask(server))).json()
+    message = answer["choices"][0]["message"]
+    assert message["content"] == ANSWER
+    assert "reasoning" not in message
+    assert "completion_tokens_details" not in answer["usage"]
 
 
 async def test_completions_are_never_split(
@@ -253,99 +224,93 @@ async def test_completions_are_never_split(
     assert "completion_tokens_details" not in answer["usage"]
 
 
-@pytest.mark.parametrize(
-    ("end", "reasoning", "content"),
-    [
-        ("<think>\n", "Hm.", "Yes."),
-        ("<think>\n\n</think>\n\n", None, "Hm.</think>\nYes."),
-        ("", None, "Hm.</think>\nYes."),
-    ],
-)
-async def test_the_template_tells_whether_the_answer_begins_inside(
-    tokenizer_folder: Path, end: str, reasoning: str | None, content: str
-) -> None:
-    template = CHATML_TEMPLATE + "{{ " + repr(end) + " }}"
-    async with open_client(
-        tokenizer_folder, answer="Hm.</think>\nYes.", chat_template=template
-    ) as (server, client):
-        answer = (await client.post(CHAT_PATH, json=ask(server))).json()
-        message = answer["choices"][0]["message"]
-        assert (message["reasoning"], message["content"]) == (reasoning, content)
-
-
-async def test_a_users_words_do_not_open_the_reasoning(
-    tokenizer_folder: Path,
-) -> None:
-    async with open_client(tokenizer_folder, answer="Hm.</think>") as (server, client):
-        messages = [{"role": "user", "content": "<think>"}]
-        body = ask(server, messages=messages)
-        message = (await client.post(CHAT_PATH, json=body)).json()["choices"][0][
-            "message"
-        ]
-        assert (message["reasoning"], message["content"]) == (None, "Hm.</think>")
-
-
-async def test_a_budget_reaches_the_sampler_with_the_models_tags(
-    server: FakeServer, client: httpx.AsyncClient
-) -> None:
-    await client.post(CHAT_PATH, json=ask(server, thinking_token_budget=7))
-    tags = server.state.engine.renderer.reasoning
-    (start,) = server.device.plans[0].starts
-    assert start.sampling.reasoning_budget == ReasoningBudget(
-        num_tokens=7,
-        start_token_ids=tags.start_token_ids,
-        end_token_ids=tags.end_token_ids,
-        is_open=False,
+def end_prompt(text: str) -> pytest.MarkDecorator:
+    """Let the template end each prompt with a text."""
+    return pytest.mark.server(
+        chat_template=CHATML_TEMPLATE + "{{ " + repr(text) + " }}"
     )
 
 
+@pytest.mark.server(answer="Hm.</think>\nYes.")
 @pytest.mark.parametrize(
-    ("end", "is_open"), [("<think>\n", True), ("<think></think>", None)]
+    ("reasoning", "content"),
+    [
+        pytest.param("Hm.", "Yes.", marks=end_prompt("<think>\n")),
+        pytest.param(
+            *(None, "Hm.</think>\nYes."), marks=end_prompt("<think>\n\n</think>\n\n")
+        ),
+        (None, "Hm.</think>\nYes."),
+    ],
 )
-async def test_a_budget_depends_on_how_the_prompt_ends(
-    tokenizer_folder: Path, end: str, is_open: bool | None
+async def test_the_template_tells_whether_the_answer_begins_inside(
+    server: FakeServer, client: httpx.AsyncClient, reasoning: str | None, content: str
 ) -> None:
-    """A budget has no effect if the template has already ended the reasoning."""
-    template = CHATML_TEMPLATE + "{{ " + repr(end) + " }}"
-    async with open_client(tokenizer_folder, chat_template=template) as (server, _):
-        engine = server.state.engine
-        async with engine.open_chat(
-            CHAT["messages"], max_tokens=2, thinking_token_budget=0
-        ) as stream:
-            await stream.collect()
-        thinking = server.device.plans[0].starts[0].sampling.reasoning_budget
-        assert (thinking and thinking.is_open) == is_open
+    # The words of a user do not count.
+    body = ask(server, messages=[{"role": "user", "content": "<think>"}])
+    answer = (await client.post(CHAT_PATH, json=body)).json()
+    message = answer["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == (reasoning, content)
 
 
-async def test_a_budget_needs_a_parser(tokenizer_folder: Path) -> None:
-    async with open_client(tokenizer_folder, "none") as (server, client):
-        response = await client.post(
-            CHAT_PATH, json=CHAT | {"thinking_token_budget": 9}
+@pytest.mark.parametrize(
+    "is_open",
+    [
+        False,
+        pytest.param(True, marks=end_prompt("<think>\n")),
+        # The template has ended the reasoning.
+        pytest.param(None, marks=end_prompt("<think></think>")),
+    ],
+)
+async def test_a_budget_reaches_the_sampler_with_the_models_tags(
+    server: FakeServer, client: httpx.AsyncClient, is_open: bool | None
+) -> None:
+    await client.post(CHAT_PATH, json=ask(server, thinking_token_budget=7))
+    tags = server.state.engine.renderer.reasoning
+    [start] = list_starts(server)
+    budget = None
+    if is_open is not None:
+        budget = ReasoningBudget(
+            num_tokens=7,
+            start_token_ids=tags.start_token_ids,
+            end_token_ids=tags.end_token_ids,
+            is_open=is_open,
         )
-        assert response.status_code == 400
-        error = response.json()["error"]
-        assert error["param"] == "thinking_token_budget"
-        assert "needs --reasoning-parser" in error["message"]
-        assert not server.device.plans
+    assert start.sampling.reasoning_budget == budget
 
 
-@pytest.mark.parametrize("budget", [-1, 2**31, 2**70, "9", 1.5])
-async def test_a_senseless_budget_is_refused_by_name(
-    client: httpx.AsyncClient, budget: object
+@pytest.mark.parametrize(
+    ("path", "body", "reason"),
+    [
+        (CHAT_PATH, CHAT | {"thinking_token_budget": -1}, "must be between"),
+        (CHAT_PATH, CHAT | {"thinking_token_budget": 2**31}, "must be between"),
+        (CHAT_PATH, CHAT | {"thinking_token_budget": 1.5}, "expected int"),
+        pytest.param(
+            *(CHAT_PATH, CHAT | {"thinking_token_budget": 9}, "--reasoning-parser"),
+            marks=pytest.mark.server(render=RenderConfig(reasoning_parser="none")),
+        ),
+        (
+            "/v1/completions",
+            {"prompt": "Hello", "thinking_token_budget": 9},
+            "not supported",
+        ),
+    ],
+)
+async def test_a_wrong_budget_is_refused_by_name(
+    server: FakeServer,
+    client: httpx.AsyncClient,
+    path: str,
+    body: dict[str, Any],
+    reason: str,
 ) -> None:
-    body = CHAT | {"thinking_token_budget": budget}
-    response = await client.post(CHAT_PATH, json=body)
+    response = await client.post(path, json=body)
     assert response.status_code == 400
-    assert response.json()["error"]["param"] == "thinking_token_budget"
+    error = response.json()["error"]
+    assert error["param"] == "thinking_token_budget"
+    assert reason in error["message"]
+    assert not server.device.plans
 
 
-async def test_completions_take_no_budget(
-    server: FakeServer, client: httpx.AsyncClient
-) -> None:
-    body = {"prompt": "Hello", "thinking_token_budget": 9}
-    response = await client.post("/v1/completions", json=body)
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "thinking_token_budget"
+async def test_a_program_cannot_give_a_completion_a_budget(server: FakeServer) -> None:
     with pytest.raises(InvalidParameter, match="thinking_token_budget"):
         async with server.state.engine.open_completion("Hi", thinking_token_budget=9):
             raise AssertionError("it was taken")
@@ -354,31 +319,24 @@ async def test_completions_take_no_budget(
 # The client (3.54) leaves generators of its HTTP library to the garbage collector.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_the_official_client_reads_the_reasoning(server: FakeServer) -> None:
-    async with openai.AsyncOpenAI(
-        base_url=f"{server.url}/v1", api_key="none"
-    ) as client:
-        num_tokens = len(server.answer_ids)
-        messages: Any = CHAT["messages"]
-        answer = await client.chat.completions.create(
-            model="fake", messages=messages, max_tokens=num_tokens
-        )
-        message: Any = answer.choices[0].message
-        assert (message.reasoning, message.content) == (REASONING, CONTENT)
-        assert answer.usage is not None
-        details = answer.usage.completion_tokens_details
-        assert details is not None
-        assert details.reasoning_tokens == count_reasoning(server)
-        stream = await client.chat.completions.create(
-            model="fake", messages=messages, max_tokens=num_tokens, stream=True
-        )
-        reasoning = content = ""
-        async with stream:
-            async for chunk in stream:
-                delta: Any = chunk.choices[0].delta
-                reasoning += getattr(delta, "reasoning", None) or ""
-                content += delta.content or ""
-        assert (reasoning, content) == (REASONING, CONTENT)
+async def test_the_official_client_reads_the_reasoning(
+    server: FakeServer, openai_client: openai.AsyncOpenAI
+) -> None:
+    body: Any = {"model": "fake"} | ask(server)
+    answer = await openai_client.chat.completions.create(**body)
+    message: Any = answer.choices[0].message
+    assert (message.reasoning, message.content) == (REASONING, CONTENT)
+    details = answer.usage and answer.usage.completion_tokens_details
+    assert details and details.reasoning_tokens == count_reasoning(server)
+    reasoning = content = ""
+    async with await openai_client.chat.completions.create(
+        **body, stream=True
+    ) as stream:
+        async for chunk in stream:
+            delta: Any = chunk.choices[0].delta
+            reasoning += getattr(delta, "reasoning", None) or ""
+            content += delta.content or ""
+    assert (reasoning, content) == (REASONING, CONTENT)
 
 
 THOUGHTS_TEMPLATE = (
@@ -400,18 +358,15 @@ THOUGHTS_TEMPLATE = (
         ({}, "assistant:yes;"),
     ],
 )
+@pytest.mark.server(chat_template=THOUGHTS_TEMPLATE)
 async def test_earlier_reasoning_reaches_the_template_by_both_names(
-    tokenizer_folder: Path, fields: dict[str, object], prompt: str
+    server: FakeServer, fields: dict[str, object], prompt: str
 ) -> None:
     message = {"role": "assistant", "content": "yes", **fields}
-    async with open_client(tokenizer_folder, chat_template=THOUGHTS_TEMPLATE) as (
-        server,
-        _,
-    ):
-        renderer = server.state.engine.renderer
-        body = decode_chat(json.dumps({"messages": [message]}).encode())
-        for messages in ([message], MessageMappings(body.messages)):
-            assert (await renderer.render_chat(messages)).text == prompt
+    renderer = server.state.engine.renderer
+    body = decode_chat(json.dumps({"messages": [message]}).encode())
+    for messages in ([message], MessageMappings(body.messages)):
+        assert (await renderer.render_chat(messages)).text == prompt
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])

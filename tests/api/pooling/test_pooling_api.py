@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from array import array
 import base64
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import json
 from pathlib import Path
 import struct
@@ -30,30 +28,6 @@ CHAT = [{"role": "user", "content": "Who waits for whom?"}]
 LABELS = ("sad", "so so", "glad")
 
 EMBEDDINGS = "/v1/embeddings"
-
-Open = Callable[..., AbstractAsyncContextManager[tuple[FakePoolingServer, Any]]]
-
-
-@pytest.fixture
-def open_server(tokenizer_folder: Path) -> Open:
-    """Return a function that opens a server and a client of it."""
-
-    @asynccontextmanager
-    async def open_both(**options: Any) -> AsyncIterator[tuple[FakePoolingServer, Any]]:
-        async with (
-            open_fake_pooling_server(tokenizer_folder, **options) as server,
-            httpx.AsyncClient(base_url=server.url, timeout=20) as client,
-        ):
-            with trio.fail_after(30):
-                yield server, client
-
-    return open_both
-
-
-@pytest.fixture
-async def client(open_server: Open) -> httpx.AsyncClient:
-    async with open_server() as (_, client):
-        yield client
 
 
 def expect(token_ids: list[int], size: int = SIZE) -> list[float]:
@@ -143,21 +117,24 @@ async def test_chats_are_rendered_by_their_template(
     )
 
 
+TEMPLATE_CHAT: dict[str, Any] = {
+    "messages": CHAT,
+    "chat_template": "{{ greeting }}",
+    "chat_template_kwargs": {"greeting": "Hello"},
+}
+
+
+async def test_chat_templates_are_refused(client: httpx.AsyncClient) -> None:
+    error = await refuse(client, EMBEDDINGS, **TEMPLATE_CHAT)
+    assert error["param"] == "chat_template"
+
+
+@pytest.mark.server(render=RenderConfig(trust_request_chat_template=True))
 async def test_chat_templates_are_taken_where_requests_are_trusted(
-    open_server: Open,
+    client: httpx.AsyncClient,
 ) -> None:
-    fields = {
-        "messages": CHAT,
-        "chat_template": "{{ greeting }}",
-        "chat_template_kwargs": {"greeting": "Hello"},
-    }
-    async with open_server() as (_, client):
-        error = await refuse(client, EMBEDDINGS, **fields)
-        assert error["param"] == "chat_template"
-    trusting = RenderConfig(trust_request_chat_template=True)
-    async with open_server(render=trusting) as (_, client):
-        ids = await tokenize(client, prompt="Hello", add_special_tokens=False)
-        assert await embed(client, **fields) == [pytest.approx(expect(ids))]
+    ids = await tokenize(client, prompt="Hello", add_special_tokens=False)
+    assert await embed(client, **TEMPLATE_CHAT) == [pytest.approx(expect(ids))]
 
 
 async def test_base64_is_float32_by_default(client: httpx.AsyncClient) -> None:
@@ -213,96 +190,104 @@ async def test_bytes_come_without_a_header_on_request(
 
 
 async def test_a_header_that_no_client_takes_is_not_sent(
-    open_server: Open,
+    server: FakePoolingServer, client: httpx.AsyncClient
 ) -> None:
-    async with open_server() as (server, client):
-        body = {"input": [IDS] * 1000, "encoding_format": "bytes"}
-        error = await refuse(client, EMBEDDINGS, **body)
-        assert error["param"] == "encoding_format"
-        assert "bytes_only" in error["message"]
-        assert "32768" in error["message"]
-        assert server.device.plans == []
-        # The header of 360 texts is too long only once it has their positions.
-        body["input"] = [IDS] * 360
-        error = await refuse(client, EMBEDDINGS, **body)
-        assert error["param"] == "encoding_format"
-        assert server.device.plans
+    body = {"input": [IDS] * 1000, "encoding_format": "bytes"}
+    error = await refuse(client, EMBEDDINGS, **body)
+    assert error["param"] == "encoding_format"
+    assert "bytes_only" in error["message"]
+    assert "32768" in error["message"]
+    assert server.device.plans == []
+    # The header of 360 texts is too long only once it has their positions.
+    body["input"] = [IDS] * 360
+    error = await refuse(client, EMBEDDINGS, **body)
+    assert error["param"] == "encoding_format"
+    assert server.device.plans
+
+
+def have_matryoshka(*sizes: int) -> pytest.MarkDecorator:
+    return pytest.mark.server(matryoshka=sizes)
 
 
 @pytest.mark.parametrize(
-    ("matryoshka", "dimensions", "message"),
+    ("dimensions", "message"),
     [
-        (None, 4, "does not support Matryoshka embeddings; dimensions must be unset"),
-        ((), 9, "only supports dimensions in range [1, 8], got 9."),
-        ((), 0, "only supports dimensions in range [1, 8], got 0."),
-        ((2, 4), 3, "only supports Matryoshka dimensions [2, 4], got 3."),
+        (4, "does not support Matryoshka embeddings; dimensions must be unset"),
+        pytest.param(
+            *(9, "only supports dimensions in range [1, 8], got 9."),
+            marks=have_matryoshka(),
+        ),
+        pytest.param(
+            *(0, "only supports dimensions in range [1, 8], got 0."),
+            marks=have_matryoshka(),
+        ),
+        pytest.param(
+            *(3, "only supports Matryoshka dimensions [2, 4], got 3."),
+            marks=have_matryoshka(2, 4),
+        ),
     ],
 )
 async def test_wrong_dimensions_are_refused_in_vllms_words(
-    open_server: Open,
-    matryoshka: tuple[int, ...] | None,
-    dimensions: int,
-    message: str,
+    client: httpx.AsyncClient, dimensions: int, message: str
 ) -> None:
-    async with open_server(matryoshka=matryoshka) as (_, client):
-        error = await refuse(client, EMBEDDINGS, input=IDS, dimensions=dimensions)
+    error = await refuse(client, EMBEDDINGS, input=IDS, dimensions=dimensions)
     assert error["param"] == "dimensions"
     assert message in error["message"]
 
 
-@pytest.mark.parametrize("matryoshka", [(), (2, 4)])
-async def test_matryoshka_vectors_are_cut(
-    open_server: Open, matryoshka: tuple[int, ...]
-) -> None:
-    async with open_server(matryoshka=matryoshka) as (_, client):
-        [vector] = await embed(client, input=IDS, dimensions=4)
+@pytest.mark.server(matryoshka=(2, 4))
+async def test_matryoshka_vectors_are_cut(client: httpx.AsyncClient) -> None:
+    [vector] = await embed(client, input=IDS, dimensions=4)
     assert vector == pytest.approx(expect(IDS, 4))
 
 
-async def test_late_interaction_models_embed_each_token(open_server: Open) -> None:
-    async with open_server(task="token_embed") as (_, client):
-        [matrix] = await embed(client, input=IDS)
-        assert matrix == [pytest.approx(expect([token_id])) for token_id in IDS]
-        body = {"input": IDS, "encoding_format": "bytes"}
-        answer = await client.post(EMBEDDINGS, json=body)
-        [entry] = json.loads(answer.headers["metadata"])["data"]
-        assert entry["shape"] == [len(IDS), SIZE]
+@pytest.mark.server(task="token_embed")
+async def test_late_interaction_models_embed_each_token(
+    client: httpx.AsyncClient,
+) -> None:
+    [matrix] = await embed(client, input=IDS)
+    assert matrix == [pytest.approx(expect([token_id])) for token_id in IDS]
+    body = {"input": IDS, "encoding_format": "bytes"}
+    answer = await client.post(EMBEDDINGS, json=body)
+    [entry] = json.loads(answer.headers["metadata"])["data"]
+    assert entry["shape"] == [len(IDS), SIZE]
 
 
-async def test_a_prompt_of_the_model_is_put_before_texts(open_server: Open) -> None:
-    sentence = SentenceFolder(modes=("mean",), prompts={"query": "query: "})
-    async with open_server(sentence=sentence) as (_, client):
-        ids = await tokenize(client, prompt="query: Hello")
-        vectors = await embed(client, input="Hello", prompt_name="query")
-        assert vectors == [pytest.approx(expect(ids))]
-        error = await refuse(client, EMBEDDINGS, input="a", prompt_name="other")
-        assert error["param"] == "prompt_name"
+@pytest.mark.server(
+    sentence=SentenceFolder(modes=("mean",), prompts={"query": "query: "})
+)
+async def test_a_prompt_of_the_model_is_put_before_texts(
+    client: httpx.AsyncClient,
+) -> None:
+    ids = await tokenize(client, prompt="query: Hello")
+    vectors = await embed(client, input="Hello", prompt_name="query")
+    assert vectors == [pytest.approx(expect(ids))]
+    error = await refuse(client, EMBEDDINGS, input="a", prompt_name="other")
+    assert error["param"] == "prompt_name"
 
 
 # Long texts.
 
 
-async def test_a_long_text_is_refused_and_named(open_server: Open) -> None:
-    async with open_server(max_model_len=16) as (_, client):
-        error = await refuse(client, EMBEDDINGS, input=["a", "word " * 100])
-        assert error["param"] == "input[1]"
-        assert "16" in error["message"]
+@pytest.mark.server(max_model_len=16)
+async def test_a_long_text_is_refused_and_named(client: httpx.AsyncClient) -> None:
+    error = await refuse(client, EMBEDDINGS, input=["a", "word " * 100])
+    assert error["param"] == "input[1]"
+    assert "16" in error["message"]
 
 
 @pytest.mark.parametrize(
     "fields", [{"long_text": "truncate"}, {"truncate_prompt_tokens": -1}]
 )
+@pytest.mark.server(max_model_len=16)
 async def test_a_long_text_is_cut_to_the_models_length_on_request(
-    open_server: Open, fields: dict[str, object]
+    client: httpx.AsyncClient, fields: dict[str, object]
 ) -> None:
     ids = list(range(5, 45))
-    async with open_server(max_model_len=16) as (_, client):
-        assert await embed(client, input=ids, **fields) == [
-            pytest.approx(expect(ids[:16]))
-        ]
-        assert await embed(client, input=ids, truncation_side="left", **fields) == [
-            pytest.approx(expect(ids[-16:]))
-        ]
+    assert await embed(client, input=ids, **fields) == [pytest.approx(expect(ids[:16]))]
+    assert await embed(client, input=ids, truncation_side="left", **fields) == [
+        pytest.approx(expect(ids[-16:]))
+    ]
 
 
 async def test_a_text_is_cut_to_fewer_tokens(client: httpx.AsyncClient) -> None:
@@ -310,72 +295,82 @@ async def test_a_text_is_cut_to_fewer_tokens(client: httpx.AsyncClient) -> None:
     assert vectors == [pytest.approx(expect(IDS[:2]))]
 
 
-@pytest.mark.parametrize("by", ["request", "server"])
-async def test_chunks_of_a_long_text_are_averaged(open_server: Open, by: str) -> None:
-    long_texts = "chunk" if by == "server" else "refuse"
-    fields = {} if by == "server" else {"long_text": "chunk"}
-    async with open_server(max_model_len=16, long_texts=long_texts) as (_, client):
-        answer = await client.post(
-            EMBEDDINGS, json={"input": list(range(5, 45)), **fields}
-        )
-        assert answer.status_code == 200, answer.text
-        body = answer.json()
-    assert len(body["data"]) == 1
-    assert len(body["data"][0]["embedding"]) == SIZE
-    assert body["usage"]["prompt_tokens"] == 40
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"long_text": "chunk"},
+        pytest.param({}, marks=pytest.mark.server(long_texts="chunk")),
+    ],
+)
+@pytest.mark.server(max_model_len=16)
+async def test_chunks_of_a_long_text_are_averaged(
+    client: httpx.AsyncClient, fields: dict[str, object]
+) -> None:
+    body = {"input": list(range(5, 45)), **fields}
+    answer = (await client.post(EMBEDDINGS, json=body)).json()
+    assert len(answer["data"]) == 1
+    assert len(answer["data"][0]["embedding"]) == SIZE
+    assert answer["usage"]["prompt_tokens"] == 40
 
 
-async def test_only_texts_that_become_a_vector_have_chunks(open_server: Open) -> None:
-    async with open_server(task="token_embed", max_model_len=16) as (_, client):
-        error = await refuse(client, EMBEDDINGS, input=IDS, long_text="chunk")
-        assert error["param"] == "long_text"
+@pytest.mark.server(task="token_embed", max_model_len=16)
+async def test_only_texts_that_become_a_vector_have_chunks(
+    client: httpx.AsyncClient,
+) -> None:
+    error = await refuse(client, EMBEDDINGS, input=IDS, long_text="chunk")
+    assert error["param"] == "long_text"
 
 
+@pytest.mark.server(max_model_len=16, long_texts="truncate")
 async def test_the_servers_option_is_for_those_that_say_nothing(
-    open_server: Open,
+    client: httpx.AsyncClient,
 ) -> None:
     ids = list(range(5, 45))
-    async with open_server(max_model_len=16, long_texts="truncate") as (_, client):
-        [vector] = await embed(client, input=ids, truncation_side="left")
-        assert vector == pytest.approx(expect(ids[-16:]))
-        error = await refuse(client, EMBEDDINGS, input=ids, long_text="refuse")
-        assert error["param"] == "input"
+    [vector] = await embed(client, input=ids, truncation_side="left")
+    assert vector == pytest.approx(expect(ids[-16:]))
+    error = await refuse(client, EMBEDDINGS, input=ids, long_text="refuse")
+    assert error["param"] == "input"
 
 
 @pytest.mark.parametrize(
-    ("fields", "param"),
+    ("path", "fields", "param"),
     [
-        ({"truncation_side": "left"}, "truncation_side"),
-        ({"truncate_prompt_tokens": 257}, "truncate_prompt_tokens"),
-        ({"input": [10**6]}, "input"),
-        ({"input": ["a"] * 2049}, "input"),
-        ({"normalize": True}, "normalize"),
-        ({"encoding_format": "hex"}, "encoding_format"),
-        ({"priority": -1}, "priority"),
+        (EMBEDDINGS, {"input": IDS, "truncation_side": "left"}, "truncation_side"),
+        (
+            *(EMBEDDINGS, {"input": IDS, "truncate_prompt_tokens": 257}),
+            "truncate_prompt_tokens",
+        ),
+        (EMBEDDINGS, {"input": [10**6]}, "input"),
+        (EMBEDDINGS, {"input": IDS, "priority": -1}, "priority"),
+        ("/v2/embed", {"texts": ["a"], "output_dimension": 4}, "output_dimension"),
+        ("/score", {"data_1": ["a", "b"], "data_2": ["c"]}, "data_2"),
+        ("/score", {"queries": "a", "documents": ["a", "x " * 400]}, "documents[1]"),
+        ("/score", {"queries": "x " * 400, "documents": ["a"]}, "queries"),
+        ("/rerank", {"query": "x " * 400, "documents": ["a"]}, "query"),
+        (
+            *("/rerank", {"query": "a", "documents": ["a"], "use_activation": False}),
+            "use_activation",
+        ),
     ],
 )
-async def test_bad_fields_are_400_and_named(
-    client: httpx.AsyncClient, fields: dict[str, object], param: str
+async def test_a_field_that_the_model_cannot_take_is_named(
+    client: httpx.AsyncClient, path: str, fields: dict[str, object], param: str
 ) -> None:
-    error = await refuse(client, EMBEDDINGS, **{"input": IDS, **fields})
-    assert error["param"] == param
+    assert (await refuse(client, path, **fields))["param"] == param
 
 
-@pytest.mark.parametrize(
-    ("path", "fields"),
-    [
-        ("/score", {"queries": "a", "documents": ["b"]}),
-        ("/rerank", {"query": "a", "documents": ["b"]}),
-        ("/pooling", {"input": "a"}),
-    ],
-)
-async def test_no_endpoint_takes_a_priority(
-    client: httpx.AsyncClient, path: str, fields: dict[str, object]
-) -> None:
-    error = await refuse(client, path, priority=-1, **fields)
-    assert error["param"] == "priority"
-    answer = await client.post(path, json={"priority": 0, **fields})
-    assert answer.status_code == 200
+async def test_no_endpoint_takes_a_priority(client: httpx.AsyncClient) -> None:
+    fields: dict[str, Any]
+    for path, fields in {
+        "/score": {"queries": "a", "documents": ["b"]},
+        "/rerank": {"query": "a", "documents": ["b"]},
+        "/pooling": {"input": "a"},
+        "/v2/embed": {"texts": ["a"]},
+    }.items():
+        error = await refuse(client, path, priority=-1, **fields)
+        assert error["param"] == "priority"
+        answer = await client.post(path, json={"priority": 0, **fields})
+        assert answer.status_code == 200
 
 
 # Tasks.
@@ -402,13 +397,10 @@ async def test_pooling_ends_early_on_request(client: httpx.AsyncClient) -> None:
     assert numbers == [number for i in IDS for number in expect([i])]
 
 
-async def test_a_text_gets_its_likeliest_label(open_server: Open) -> None:
-    async with open_server(task="classify", num_outputs=3, labels=LABELS) as (
-        _,
-        client,
-    ):
-        body = {"input": [IDS, [7]]}
-        answer = (await client.post("/classify", json=body)).json()
+@pytest.mark.server(task="classify", num_outputs=3, labels=LABELS)
+async def test_a_text_gets_its_likeliest_label(client: httpx.AsyncClient) -> None:
+    body = {"input": [IDS, [7]]}
+    answer = (await client.post("/classify", json=body)).json()
     assert answer["id"].startswith("classify-")
     assert answer["usage"]["prompt_tokens"] == 4
     for index, ids in enumerate((IDS, [7])):
@@ -421,53 +413,57 @@ async def test_a_text_gets_its_likeliest_label(open_server: Open) -> None:
         }
 
 
+classifies = pytest.mark.server(task="classify", num_outputs=3, labels=LABELS)
+classifies_tokens = pytest.mark.server(
+    task="token_classify", num_outputs=3, labels=LABELS
+)
+
+
 @pytest.mark.parametrize(
-    ("options", "path", "fields"),
+    "bodies",
     [
-        ({}, "/classify", {"input": "a"}),
-        ({}, "/pooling", {"input": "a", "task": "classify"}),
-        ({}, "/v1/completions", {"prompt": "a"}),
-        ({}, "/v1/chat/completions", {"messages": CHAT}),
-        ({"task": "classify", "labels": LABELS}, EMBEDDINGS, {"input": "a"}),
-        ({"task": "classify", "labels": LABELS}, "/v2/embed", {"texts": ["a"]}),
-        (
-            {"task": "classify", "num_outputs": 3, "labels": LABELS},
-            "/score",
-            {"queries": "a", "documents": "b"},
+        {
+            "/classify": {"input": "a"},
+            "/pooling": {"input": "a", "task": "classify"},
+            "/v1/completions": {"prompt": "a"},
+            "/v1/chat/completions": {"messages": CHAT},
+        },
+        pytest.param(
+            {
+                EMBEDDINGS: {"input": "a"},
+                "/v2/embed": {"texts": ["a"]},
+                "/score": {"queries": "a", "documents": "b"},
+            },
+            marks=classifies,
         ),
-        (
-            {"task": "token_classify", "num_outputs": 3, "labels": LABELS},
-            "/classify",
-            {"input": "a"},
+        pytest.param(
+            {
+                "/classify": {"input": "a"},
+                "/rerank": {"query": "a", "documents": ["b"]},
+            },
+            marks=classifies_tokens,
         ),
-        (
-            {"task": "token_classify", "num_outputs": 3, "labels": LABELS},
-            "/rerank",
-            {"query": "a", "documents": ["b"]},
+        pytest.param(
+            {"/v2/embed": {"texts": ["a"]}},
+            marks=pytest.mark.server(task="token_embed"),
         ),
-        ({"task": "token_embed"}, "/v2/embed", {"texts": ["a"]}),
     ],
 )
 async def test_what_the_model_does_not_do_is_400(
-    open_server: Open,
-    options: dict[str, Any],
-    path: str,
-    fields: dict[str, object],
+    client: httpx.AsyncClient, bodies: dict[str, dict[str, object]]
 ) -> None:
-    async with open_server(**options) as (_, client):
+    for path, fields in bodies.items():
         error = await refuse(client, path, **fields)
-    assert error["param"] == "model"
-    assert "fake" in error["message"]
+        assert error["param"] == "model"
+        assert "fake" in error["message"]
 
 
-@pytest.mark.parametrize("path", [EMBEDDINGS, "/pooling", "/classify"])
-async def test_a_model_that_writes_does_not_pool(
-    tokenizer_folder: Path, path: str
-) -> None:
+async def test_a_model_that_writes_does_not_pool(tokenizer_folder: Path) -> None:
     async with open_fake_server(tokenizer_folder) as server:
         async with httpx.AsyncClient(base_url=server.url) as client:
-            error = await refuse(client, path, input="a")
-    assert error["param"] == "model"
+            for path in (EMBEDDINGS, "/pooling", "/classify"):
+                error = await refuse(client, path, input="a")
+                assert error["param"] == "model"
 
 
 async def test_another_model_is_not_found(client: httpx.AsyncClient) -> None:
@@ -483,14 +479,11 @@ def cosine(first: list[int], second: list[int]) -> float:
     return sum(x * y for x, y in zip(expect(first), expect(second)))
 
 
-@pytest.mark.parametrize("path", ["/score", "/v1/score"])
-async def test_scores_of_vectors_are_their_cosines(
-    client: httpx.AsyncClient, path: str
-) -> None:
+async def test_scores_of_vectors_are_their_cosines(client: httpx.AsyncClient) -> None:
     texts = ["Hello", "a dog", "twelve"]
     ids = [await tokenize(client, prompt=text) for text in texts]
     body = {"queries": texts[0], "documents": texts[1:]}
-    answer = (await client.post(path, json=body)).json()
+    answer = (await client.post("/score", json=body)).json()
     assert answer["id"].startswith("score-")
     assert answer["object"] == "list"
     assert answer["data"] == [
@@ -504,7 +497,7 @@ async def test_scores_of_vectors_are_their_cosines(
     # The query is read once.
     assert answer["usage"]["prompt_tokens"] == sum(map(len, ids))
     pairs = {"text_1": texts[:2], "text_2": texts[1:]}
-    answer = (await client.post(path, json=pairs)).json()
+    answer = (await client.post("/v1/score", json=pairs)).json()
     assert [entry["score"] for entry in answer["data"]] == pytest.approx(
         [cosine(ids[0], ids[1]), cosine(ids[1], ids[2])], abs=1e-6
     )
@@ -544,20 +537,19 @@ async def test_equal_documents_keep_their_order(client: httpx.AsyncClient) -> No
     assert all("document" not in result for result in answer["results"])
 
 
-async def test_a_cross_encoder_reads_pairs(open_server: Open) -> None:
-    async with open_server(task="classify", num_outputs=1, labels=("LABEL_0",)) as (
-        server,
-        client,
-    ):
-        body = {"query": "Hello", "documents": ["a dog", "twelve"]}
-        answer = (await client.post("/rerank", json=body)).json()
-        rows = [row for plan in server.device.plans for row in plan.rows]
-        assert len(rows) == 2
-        assert all(row.params.task == "classify" for row in rows)
-        body = {**body, "use_activation": False}
-        assert (await client.post("/rerank", json=body)).status_code == 200
-        last = server.device.plans[-1].rows[-1]
-        assert last.params.use_activation is False
+@pytest.mark.server(task="classify", num_outputs=1, labels=("LABEL_0",))
+async def test_a_cross_encoder_reads_pairs(
+    server: FakePoolingServer, client: httpx.AsyncClient
+) -> None:
+    body = {"query": "Hello", "documents": ["a dog", "twelve"]}
+    answer = (await client.post("/rerank", json=body)).json()
+    rows = [row for plan in server.device.plans for row in plan.rows]
+    assert len(rows) == 2
+    assert all(row.params.task == "classify" for row in rows)
+    body = {**body, "use_activation": False}
+    assert (await client.post("/rerank", json=body)).status_code == 200
+    last = server.device.plans[-1].rows[-1]
+    assert last.params.use_activation is False
     assert sorted(result["index"] for result in answer["results"]) == [0, 1]
 
 
@@ -571,32 +563,11 @@ async def test_documents_are_cut_on_request(client: httpx.AsyncClient) -> None:
     assert cut["usage"]["prompt_tokens"] < 20 < whole["usage"]["prompt_tokens"]
 
 
-async def test_documents_are_not_scored_in_chunks(open_server: Open) -> None:
+@pytest.mark.server(long_texts="chunk")
+async def test_documents_are_not_scored_in_chunks(client: httpx.AsyncClient) -> None:
     body = {"query": "a", "documents": ["a", "x " * 400]}
-    async with open_server(long_texts="chunk") as (_, client):
-        error = await refuse(client, "/rerank", **body)
-        assert error["param"] == "documents[1]"
-
-
-@pytest.mark.parametrize(
-    ("path", "fields", "param"),
-    [
-        ("/score", {"data_1": ["a", "b"], "data_2": ["c"]}, "data_2"),
-        ("/score", {"queries": "a", "documents": ["a", "x " * 400]}, "documents[1]"),
-        ("/score", {"queries": "x " * 400, "documents": ["a"]}, "queries"),
-        ("/rerank", {"query": "x " * 400, "documents": ["a"]}, "query"),
-        (
-            "/rerank",
-            {"query": "a", "documents": ["a"], "use_activation": False},
-            "use_activation",
-        ),
-    ],
-)
-async def test_bad_pairs_are_400_and_named(
-    client: httpx.AsyncClient, path: str, fields: dict[str, object], param: str
-) -> None:
-    error = await refuse(client, path, **fields)
-    assert error["param"] == param
+    error = await refuse(client, "/rerank", **body)
+    assert error["param"] == "documents[1]"
 
 
 # Cohere.
@@ -648,98 +619,60 @@ async def test_coheres_older_api_gives_plain_vectors(client: httpx.AsyncClient) 
 
 
 @pytest.mark.parametrize(("truncate", "begin"), [("END", 0), ("START", -16)])
+@pytest.mark.server(max_model_len=16)
 async def test_cohere_cuts_long_texts(
-    open_server: Open, truncate: str, begin: int
+    client: httpx.AsyncClient, truncate: str, begin: int
 ) -> None:
     text = "one two three four " * 20
-    async with open_server(max_model_len=16) as (_, client):
-        for limit in (16, 5, 500):
-            body = {"texts": [text], "truncate": truncate, "max_tokens": limit}
-            answer = (await client.post("/v2/embed", json=body)).json()
-            assert answer["meta"]["billed_units"]["input_tokens"] == min(limit, 16)
-        body = {"texts": ["a", text], "truncate": "NONE"}
-        error = await refuse(client, "/v2/embed", **body)
-        assert error["param"] == "texts[1]"
+    for limit in (16, 5, 500):
+        body = {"texts": [text], "truncate": truncate, "max_tokens": limit}
+        answer = (await client.post("/v2/embed", json=body)).json()
+        assert answer["meta"]["billed_units"]["input_tokens"] == min(limit, 16)
+    body = {"texts": ["a", text], "truncate": "NONE"}
+    error = await refuse(client, "/v2/embed", **body)
+    assert error["param"] == "texts[1]"
 
 
-async def test_cohere_names_the_purpose_of_texts(open_server: Open) -> None:
-    prompts = {"query": "query: ", "clustering": "cluster: ", "own": "own: "}
-    sentence = SentenceFolder(modes=("mean",), prompts=prompts)
-    expected = {
+PROMPTS = {"query": "query: ", "clustering": "cluster: ", "own": "own: "}
+
+
+@pytest.mark.server(sentence=SentenceFolder(modes=("mean",), prompts=PROMPTS))
+async def test_cohere_names_the_purpose_of_texts(client: httpx.AsyncClient) -> None:
+    for input_type, prompt in {
         "search_query": "query: ",
         "search_document": "",
         "classification": "",
         "clustering": "cluster: ",
         "own": "own: ",
-    }
-    async with open_server(sentence=sentence) as (_, client):
-        for input_type, prompt in expected.items():
-            body = {"texts": ["Hello"], "input_type": input_type}
-            answer = (await client.post("/v2/embed", json=body)).json()
-            ids = await tokenize(client, prompt=f"{prompt}Hello")
-            assert answer["embeddings"]["float"] == [pytest.approx(expect(ids))]
-        error = await refuse(client, "/v2/embed", texts=["a"], input_type="image")
-        assert error["param"] == "input_type"
-        assert "own" in error["message"]
+    }.items():
+        body = {"texts": ["Hello"], "input_type": input_type}
+        answer = (await client.post("/v2/embed", json=body)).json()
+        ids = await tokenize(client, prompt=f"{prompt}Hello")
+        assert answer["embeddings"]["float"] == [pytest.approx(expect(ids))]
+    error = await refuse(client, "/v2/embed", texts=["a"], input_type="image")
+    assert error["param"] == "input_type"
+    assert "own" in error["message"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"output_dimension": 4}, "output_dimension"),
-        ({"embedding_types": ["int8"]}, "embedding_types[0]"),
-        ({"images": ["data:,"]}, "images"),
-        ({"priority": -1}, "priority"),
-    ],
-)
-async def test_the_error_names_a_field_that_cohere_requests_may_not_have(
-    client: httpx.AsyncClient, fields: dict[str, object], param: str
+@pytest.mark.server(matryoshka=(4, 8))
+async def test_bits_that_leave_a_byte_half_full_are_refused(
+    server: FakePoolingServer, client: httpx.AsyncClient
 ) -> None:
-    error = await refuse(client, "/v2/embed", texts=["a"], **fields)
-    assert error["param"] == param
-
-
-async def test_bits_that_leave_a_byte_half_full_are_refused(open_server: Open) -> None:
-    async with open_server(matryoshka=(4, 8)) as (server, client):
-        body = {"texts": ["a"], "embedding_types": ["binary"], "output_dimension": 4}
-        error = await refuse(client, "/v2/embed", **body)
-        assert error["param"] == "embedding_types"
-        assert server.device.plans == []
+    body = {"texts": ["a"], "embedding_types": ["binary"], "output_dimension": 4}
+    error = await refuse(client, "/v2/embed", **body)
+    assert error["param"] == "embedding_types"
+    assert server.device.plans == []
 
 
 # The server around them.
 
 
-@pytest.mark.parametrize(
-    ("headers", "fields", "number"),
-    [
-        ({"X-Request-Id": "theirs"}, {}, "theirs"),
-        ({"X-Request-Id": "theirs"}, {"request_id": "mine"}, "mine"),
-    ],
-)
-async def test_an_answers_id_ends_in_the_clients_own(
-    client: httpx.AsyncClient,
-    headers: dict[str, str],
-    fields: dict[str, str],
-    number: str,
-) -> None:
-    answer = await client.post(
-        EMBEDDINGS, json={"input": IDS, **fields}, headers=headers
-    )
-    assert answer.json()["id"] == f"embd-{number}"
-
-
-async def test_requests_are_counted_and_timed(open_server: Open) -> None:
-    async with open_server() as (server, client):
-        await client.post(EMBEDDINGS, json={"input": IDS})
-        await client.post("/rerank", json={"query": "a", "documents": ["b"]})
-        metrics = (await client.get("/metrics")).text
-        assert server.state.bodies.num_bytes == 0
-    assert (
-        'trioserve_http_requests_total{handler="/v1/embeddings",status="200"}'
-        in metrics
-    )
-    assert "trioserve_e2e_request_latency_seconds_count 2.0" in metrics
+async def test_an_answers_id_ends_in_the_clients_own(client: httpx.AsyncClient) -> None:
+    headers = {"X-Request-Id": "theirs"}
+    for fields, number in (({}, "theirs"), ({"request_id": "mine"}, "mine")):
+        body = {"input": IDS, **fields}
+        answer = await client.post(EMBEDDINGS, json=body, headers=headers)
+        assert answer.json()["id"] == f"embd-{number}"
 
 
 async def test_an_engine_that_dies_answers_500(tokenizer_folder: Path) -> None:
@@ -760,59 +693,60 @@ async def test_an_engine_that_dies_answers_500(tokenizer_folder: Path) -> None:
         ("/rerank", {"query": "b", "documents": ["a" * 200]}),
     ],
 )
+@pytest.mark.server(render=RenderConfig(renderer_max_text="300"), step_seconds=1000.0)
 async def test_more_text_than_may_wait_is_429_with_retry_after(
-    open_server: Open, path: str, fields: dict[str, object]
+    server: FakePoolingServer,
+    client: httpx.AsyncClient,
+    path: str,
+    fields: dict[str, object],
 ) -> None:
-    render = RenderConfig(renderer_max_text="300")
-    async with open_server(render=render, step_seconds=1000.0) as (server, client):
-        room = server.state.engine.renderer.room
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(lambda: client.post(path, json=fields))
-            while room.statistics().num_requests == 0:
-                await trio.lowlevel.checkpoint()
-            answer = await client.post(path, json=fields)
-            assert answer.status_code == 429
-            assert int(answer.headers["retry-after"]) >= 1
-            nursery.cancel_scope.cancel()
-        while room.statistics().num_requests:
+    room = server.state.engine.renderer.room
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: client.post(path, json=fields))
+        while room.statistics().num_requests == 0:
             await trio.lowlevel.checkpoint()
-        assert room.statistics().num_characters == 0
+        answer = await client.post(path, json=fields)
+        assert answer.status_code == 429
+        assert int(answer.headers["retry-after"]) >= 1
+        nursery.cancel_scope.cancel()
+    while room.statistics().num_requests:
+        await trio.lowlevel.checkpoint()
+    assert room.statistics().num_characters == 0
 
 
-async def test_a_full_queue_is_429_with_retry_after(open_server: Open) -> None:
-    async with open_server(max_queued_requests=0, step_seconds=0.05) as (
-        server,
-        client,
-    ):
-        fresh = server.engine.statistics()
-        async with trio.open_nursery() as nursery:
-            body = {"input": [list(range(3, 203))] * 32}
-            nursery.start_soon(lambda: client.post(EMBEDDINGS, json=body))
-            while server.engine.statistics() == fresh:
-                await trio.lowlevel.checkpoint()
-            answer = await client.post(EMBEDDINGS, json={"input": IDS})
-            assert answer.status_code == 429
-            assert int(answer.headers["retry-after"]) >= 1
-            nursery.cancel_scope.cancel()
+@pytest.mark.server(max_queued_requests=0, step_seconds=0.05)
+async def test_a_full_queue_is_429_with_retry_after(
+    server: FakePoolingServer, client: httpx.AsyncClient
+) -> None:
+    fresh = server.engine.statistics()
+    async with trio.open_nursery() as nursery:
+        body = {"input": [list(range(3, 203))] * 32}
+        nursery.start_soon(lambda: client.post(EMBEDDINGS, json=body))
+        while server.engine.statistics() == fresh:
+            await trio.lowlevel.checkpoint()
+        answer = await client.post(EMBEDDINGS, json={"input": IDS})
+        assert answer.status_code == 429
+        assert int(answer.headers["retry-after"]) >= 1
+        nursery.cancel_scope.cancel()
 
 
+@pytest.mark.server(step_seconds=0.02)
 async def test_a_drain_refuses_newcomers_and_lets_others_end(
-    open_server: Open,
+    server: FakePoolingServer, client: httpx.AsyncClient
 ) -> None:
     answers: list[httpx.Response] = []
-    async with open_server(step_seconds=0.02) as (server, client):
-        fresh = server.engine.statistics()
+    fresh = server.engine.statistics()
 
-        async def ask() -> None:
-            body = {"input": [list(range(3, 203))] * 5}
-            answers.append(await client.post(EMBEDDINGS, json=body))
+    async def ask() -> None:
+        body = {"input": [list(range(3, 203))] * 5}
+        answers.append(await client.post(EMBEDDINGS, json=body))
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask)
-            while server.engine.statistics() == fresh:
-                await trio.lowlevel.checkpoint()
-            server.state.lifecycle.begin_drain()
-            refused = await client.post(EMBEDDINGS, json={"input": IDS})
-            assert refused.status_code == 503
-            assert "retry-after" in refused.headers
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        while server.engine.statistics() == fresh:
+            await trio.lowlevel.checkpoint()
+        server.state.lifecycle.begin_drain()
+        refused = await client.post(EMBEDDINGS, json={"input": IDS})
+        assert refused.status_code == 503
+        assert "retry-after" in refused.headers
     assert [answer.status_code for answer in answers] == [200]
