@@ -1,14 +1,14 @@
 """The items of a response's output, while they are being written.
 
 An item is opened by its first piece and closed by a piece of another item, or by the end
-of the answer. Each step gives the events that a stream shows.
+of the answer. Each step emits the events that a stream shows.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import msgspec
 
@@ -36,7 +36,8 @@ from .events import (
     TextDone,
 )
 
-Events = Iterator[ResponseEvent]
+# Takes the type of the next event, and its fields besides the number.
+Emit = Callable[..., None]
 
 # Ids begin with the kind of the item, as OpenAI's do.
 ID_PREFIXES: Final = {
@@ -53,39 +54,39 @@ class OpenItem(ABC):
     Args:
       id: the id of the item.
       output_index: its place in the output.
-      number: returns the number of the next event.
     """
 
-    def __init__(self, id: str, output_index: int, number: Callable[[], int]) -> None:
+    def __init__(self, id: str, output_index: int, emit: Emit) -> None:
         self._id = id
         self._output_index = output_index
-        self._number = number
+        self._emit_event = emit
         self._pieces: list[str] = []
 
     @abstractmethod
-    def begin(self) -> Events:
-        """Write the events of an item without content."""
+    def begin(self) -> None:
+        """Emit the events of an item without content."""
 
     @abstractmethod
-    def end(self) -> Events:
-        """Write the events behind the last piece, except the whole item's event."""
+    def end(self) -> None:
+        """Emit the events behind the last piece, except the whole item's event."""
 
     @abstractmethod
     def to_item(self, status: ItemStatus) -> OutputItem:
         """Return the item as it is now."""
 
-    def close(self, status: ItemStatus) -> Events:
-        """Write the last events of the item."""
-        yield from self.end()
-        yield OutputItemDone(
-            sequence_number=self._number(),
-            output_index=self._output_index,
-            item=self.to_item(status),
-        )
+    def close(self, status: ItemStatus) -> OutputItem:
+        """Emit the last events of the item, and return it."""
+        self.end()
+        item = self.to_item(status)
+        self._emit_event(OutputItemDone, output_index=self._output_index, item=item)
+        return item
 
-    def _announce(self, item: OutputItem) -> OutputItemAdded:
-        return OutputItemAdded(
-            sequence_number=self._number(), output_index=self._output_index, item=item
+    def _announce(self, item: OutputItem) -> None:
+        self._emit_event(OutputItemAdded, output_index=self._output_index, item=item)
+
+    def _emit(self, kind: type[ResponseEvent], **fields: Any) -> None:
+        self._emit_event(
+            kind, item_id=self._id, output_index=self._output_index, **fields
         )
 
     @property
@@ -96,45 +97,23 @@ class OpenItem(ABC):
 class OpenMessage(OpenItem):
     """A message that grows."""
 
-    def __init__(self, id: str, output_index: int, number: Callable[[], int]) -> None:
-        super().__init__(id, output_index, number)
+    def __init__(self, id: str, output_index: int, emit: Emit) -> None:
+        super().__init__(id, output_index, emit)
         self._logprobs: list[TokenLogprob] = []
 
-    def begin(self) -> Events:
-        yield self._announce(OutputMessage(id=self._id, status="in_progress"))
-        yield ContentPartAdded(
-            sequence_number=self._number(),
-            item_id=self._id,
-            output_index=self._output_index,
-            part=OutputText(text=""),
-        )
+    def begin(self) -> None:
+        self._announce(OutputMessage(id=self._id, status="in_progress"))
+        self._emit(ContentPartAdded, part=OutputText(text=""))
 
-    def add(self, text: str, logprobs: tuple[TokenLogprob, ...] = ()) -> Events:
+    def add(self, text: str, logprobs: tuple[TokenLogprob, ...] = ()) -> None:
         self._pieces.append(text)
         self._logprobs += logprobs
-        yield TextAdded(
-            sequence_number=self._number(),
-            item_id=self._id,
-            output_index=self._output_index,
-            delta=text,
-            logprobs=logprobs,
-        )
+        self._emit(TextAdded, delta=text, logprobs=logprobs)
 
-    def end(self) -> Events:
+    def end(self) -> None:
         part = self._part
-        yield TextDone(
-            sequence_number=self._number(),
-            item_id=self._id,
-            output_index=self._output_index,
-            text=part.text,
-            logprobs=part.logprobs,
-        )
-        yield ContentPartDone(
-            sequence_number=self._number(),
-            item_id=self._id,
-            output_index=self._output_index,
-            part=part,
-        )
+        self._emit(TextDone, text=part.text, logprobs=part.logprobs)
+        self._emit(ContentPartDone, part=part)
 
     def to_item(self, status: ItemStatus) -> OutputMessage:
         return OutputMessage(id=self._id, status=status, content=(self._part,))
@@ -147,37 +126,17 @@ class OpenMessage(OpenItem):
 class OpenReasoning(OpenItem):
     """A reasoning that grows."""
 
-    def begin(self) -> Events:
-        yield self._announce(OutputReasoning(id=self._id, status="in_progress"))
-        yield ContentPartAdded(
-            sequence_number=self._number(),
-            item_id=self._id,
-            output_index=self._output_index,
-            part=ReasoningText(text=""),
-        )
+    def begin(self) -> None:
+        self._announce(OutputReasoning(id=self._id, status="in_progress"))
+        self._emit(ContentPartAdded, part=ReasoningText(text=""))
 
-    def add(self, text: str) -> Events:
+    def add(self, text: str) -> None:
         self._pieces.append(text)
-        yield ReasoningAdded(
-            sequence_number=self._number(),
-            item_id=self._id,
-            output_index=self._output_index,
-            delta=text,
-        )
+        self._emit(ReasoningAdded, delta=text)
 
-    def end(self) -> Events:
-        yield ReasoningDone(
-            sequence_number=self._number(),
-            item_id=self._id,
-            output_index=self._output_index,
-            text=self._text,
-        )
-        yield ContentPartDone(
-            sequence_number=self._number(),
-            item_id=self._id,
-            output_index=self._output_index,
-            part=ReasoningText(text=self._text),
-        )
+    def end(self) -> None:
+        self._emit(ReasoningDone, text=self._text)
+        self._emit(ContentPartDone, part=ReasoningText(text=self._text))
 
     def to_item(self, status: ItemStatus) -> OutputReasoning:
         content = (ReasoningText(text=self._text),)
@@ -195,38 +154,21 @@ class OpenCall(OpenItem):
     """
 
     def __init__(
-        self,
-        id: str,
-        output_index: int,
-        number: Callable[[], int],
-        *,
-        call_id: str,
-        name: str,
+        self, id: str, output_index: int, emit: Emit, *, call_id: str, name: str
     ) -> None:
-        super().__init__(id, output_index, number)
+        super().__init__(id, output_index, emit)
         self._call_id = call_id
         self._name = name
 
-    def begin(self) -> Events:
-        yield self._announce(self.to_item("in_progress"))
+    def begin(self) -> None:
+        self._announce(self.to_item("in_progress"))
 
-    def add(self, arguments: str) -> Events:
+    def add(self, arguments: str) -> None:
         self._pieces.append(arguments)
-        yield ArgumentsAdded(
-            sequence_number=self._number(),
-            item_id=self._id,
-            output_index=self._output_index,
-            delta=arguments,
-        )
+        self._emit(ArgumentsAdded, delta=arguments)
 
-    def end(self) -> Events:
-        yield ArgumentsDone(
-            sequence_number=self._number(),
-            item_id=self._id,
-            output_index=self._output_index,
-            name=self._name,
-            arguments=self._text,
-        )
+    def end(self) -> None:
+        self._emit(ArgumentsDone, name=self._name, arguments=self._text)
 
     def to_item(self, status: ItemStatus) -> OutputCall:
         is_broken = status == "completed" and not _is_json(self._text)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 import itertools
+from typing import TypeVar
 
 import msgspec
 
@@ -30,12 +31,13 @@ from .events import (
 )
 from .output_items import (
     ID_PREFIXES,
-    Events,
     OpenCall,
     OpenItem,
     OpenMessage,
     OpenReasoning,
 )
+
+ItemT = TypeVar("ItemT", bound=OpenItem)
 
 
 class ResponseWriter:
@@ -60,7 +62,9 @@ class ResponseWriter:
         self._texts = texts
         self._make_id = make_id
         self._tell_time = tell_time
-        self._number = itertools.count().__next__
+        self._numbers = itertools.count()
+        # Those that no method has returned.
+        self._events: list[ResponseEvent] = []
         self._items: list[OutputItem] = []
         self._open: OpenItem | None = None
         self._num_calls = 0
@@ -76,81 +80,67 @@ class ResponseWriter:
 
     def begin(self) -> list[ResponseEvent]:
         """Write the events before the first delta."""
-        return list(self._begin_response())
-
-    def _begin_response(self) -> Events:
-        yield ResponseCreated(sequence_number=self._number(), response=self._response)
-        if self._response.status == "queued":
-            yield ResponseQueued(
-                sequence_number=self._number(), response=self._response
-            )
-        else:
-            yield self._announce_progress()
+        is_queued = self._response.status == "queued"
+        self._show(ResponseCreated)
+        self._show(ResponseQueued if is_queued else ResponseInProgress)
+        return self._take()
 
     def push(self, delta: TextDelta) -> list[ResponseEvent]:
         """Write the events of a delta of the only sequence."""
-        return list(self._push(delta))
-
-    def _push(self, delta: TextDelta) -> Events:
         if self._response.status == "queued":
             self._change(status="in_progress")
-            yield self._announce_progress()
+            self._show(ResponseInProgress)
         if delta.reasoning:
-            yield from self._add_reasoning(delta.reasoning)
-        self._logprobs += self._build_logprobs(delta)
+            self._find_open(OpenReasoning, "reasoning").add(delta.reasoning)
+        if self._texts is not None and delta.logprobs:
+            self._logprobs += build_chat_logprobs(delta.logprobs, self._texts).content
         pieces = delta.tool_calls
         # The rest of the open call comes before the text behind it.
         if pieces and not pieces[0].id:
-            yield from self._add_call(pieces[0])
+            self._add_call(pieces[0])
             pieces = pieces[1:]
         if delta.text:
-            yield from self._add_text(delta.text)
+            self._add_text(delta.text)
         elif delta.reasoning or delta.tool_calls:
             self._logprobs.clear()
         for piece in pieces:
-            yield from self._add_call(piece)
+            self._add_call(piece)
         if delta.finish_reason == "length":
             self._cut = IncompleteDetails(reason="max_output_tokens")
         elif delta.finish_reason in ("repetition", "deadline"):
             self._cut = IncompleteDetails(reason=delta.finish_reason)
+        return self._take()
 
     def finish(self, usage: Usage) -> list[ResponseEvent]:
         """Write the events behind the last delta."""
-        return list(self._finish(usage))
-
-    def _finish(self, usage: Usage) -> Events:
         if self._open is None and not self._items:
             # An answer without any token still has a text, which is empty.
-            yield from self._begin_message()
+            self._find_open(OpenMessage, "message")
         if self._logprobs and isinstance(self._open, OpenMessage):
-            yield from self._add_text("")
-        if self._cut is not None:
-            yield from self._close("incomplete")
-            self._end(
-                status="incomplete",
-                incomplete_details=self._cut,
-                usage=ResponseUsage.of(usage),
-            )
-            yield ResponseIncomplete(
-                sequence_number=self._number(), response=self._response
-            )
-            return
-        yield from self._close("completed")
-        self._end(
-            status="completed",
-            completed_at=self._tell_time(),
-            usage=ResponseUsage.of(usage),
-        )
-        yield ResponseCompleted(sequence_number=self._number(), response=self._response)
+            self._add_text("")
+        self._close("completed" if self._cut is None else "incomplete")
+        self._change(usage=ResponseUsage.of(usage))
+        if self._cut is None:
+            self._change(status="completed", completed_at=self._tell_time())
+            self._show(ResponseCompleted)
+        else:
+            self._change(status="incomplete", incomplete_details=self._cut)
+            self._show(ResponseIncomplete)
+        return self._take()
 
     def fail(self, error: TrioserveError) -> list[ResponseEvent]:
         """Write the last event after an error."""
-        return list(self._fail(error))
+        self._close("incomplete")
+        self._change(status="failed", error=ResponseError.of(error))
+        self._show(ResponseFailed)
+        return self._take()
 
-    def _fail(self, error: TrioserveError) -> Events:
-        yield from self._close("incomplete")
-        self._end(status="failed", error=ResponseError.of(error))
-        yield ResponseFailed(sequence_number=self._number(), response=self._response)
+    def cancel(self) -> list[ResponseEvent]:
+        """Write the last event of a response that the client has cancelled."""
+        self._close("incomplete")
+        self._change(status="cancelled")
+        self._show(ResponseIncomplete)
+        return self._take()
 
     def abandon(self, error: TrioserveError, number: int) -> ResponseEvent:
         """Fail without any output, because it cannot be written or kept.
@@ -160,11 +150,12 @@ class ResponseWriter:
         """
         self._open = None
         self._items.clear()
-        self._end(
+        self._change(
             status="failed",
             error=ResponseError.of(error),
             completed_at=None,
             incomplete_details=None,
+            output=(),
         )
         return ResponseFailed(sequence_number=number, response=self._response)
 
@@ -174,78 +165,50 @@ class ResponseWriter:
         last = msgspec.structs.replace(events[-1], response=self._response)
         return [*events[:-1], last]
 
-    def cancel(self) -> list[ResponseEvent]:
-        """Write the last event of a response that the client has cancelled."""
-        return list(self._cancel())
+    def _emit(self, kind: Callable[..., ResponseEvent], **fields: object) -> None:
+        self._events.append(kind(sequence_number=next(self._numbers), **fields))
 
-    def _cancel(self) -> Events:
-        yield from self._close("incomplete")
-        self._end(status="cancelled")
-        yield ResponseIncomplete(
-            sequence_number=self._number(), response=self._response
-        )
+    def _show(self, kind: Callable[..., ResponseEvent]) -> None:
+        self._emit(kind, response=self._response)
 
-    def _announce_progress(self) -> ResponseEvent:
-        return ResponseInProgress(
-            sequence_number=self._number(), response=self._response
-        )
+    def _take(self) -> list[ResponseEvent]:
+        events, self._events = self._events, []
+        return events
 
     def _change(self, **fields: object) -> None:
         self._response = msgspec.structs.replace(self._response, **fields)
 
-    def _end(self, **fields: object) -> None:
-        self._change(output=tuple(self._items), **fields)
-
-    def _build_logprobs(self, delta: TextDelta) -> tuple[TokenLogprob, ...]:
-        if self._texts is None or not delta.logprobs:
-            return ()
-        return build_chat_logprobs(delta.logprobs, self._texts).content
-
-    def _add_reasoning(self, text: str) -> Events:
-        if not isinstance(self._open, OpenReasoning):
-            yield from self._begin(OpenReasoning, "reasoning")
-        assert isinstance(self._open, OpenReasoning), "it was opened above"
-        yield from self._open.add(text)
-
-    def _add_text(self, text: str) -> Events:
-        if not isinstance(self._open, OpenMessage):
-            yield from self._begin_message()
-        assert isinstance(self._open, OpenMessage), "it was opened above"
+    def _add_text(self, text: str) -> None:
         logprobs = tuple(self._logprobs)
         self._logprobs.clear()
-        yield from self._open.add(text, logprobs)
+        self._find_open(OpenMessage, "message").add(text, logprobs)
 
-    def _add_call(self, piece: ToolCallDelta) -> Events:
+    def _add_call(self, piece: ToolCallDelta) -> None:
         # Invariant: calls come in order, and no piece of a call comes after a later call.
         if piece.index == self._num_calls:
             self._num_calls += 1
-            yield from self._close("completed")
-            self._open = OpenCall(
-                self._name("function_call"),
-                len(self._items),
-                self._number,
-                call_id=piece.id,
-                name=piece.name,
-            )
-            yield from self._open.begin()
+            self._begin(OpenCall, "function_call", call_id=piece.id, name=piece.name)
         assert isinstance(self._open, OpenCall), "a piece belongs to the last call"
         if piece.arguments:
-            yield from self._open.add(piece.arguments)
+            self._open.add(piece.arguments)
 
-    def _begin_message(self) -> Events:
-        yield from self._begin(OpenMessage, "message")
+    def _find_open(self, item_type: type[ItemT], kind: str) -> ItemT:
+        """Return the open item, after a new one is opened if it is of another type."""
+        if isinstance(self._open, item_type):
+            return self._open
+        return self._begin(item_type, kind)
 
-    def _begin(self, item_type: type[OpenMessage | OpenReasoning], kind: str) -> Events:
-        yield from self._close("completed")
-        self._open = item_type(self._name(kind), len(self._items), self._number)
-        yield from self._open.begin()
+    def _begin(
+        self, item_type: Callable[..., ItemT], kind: str, **fields: str
+    ) -> ItemT:
+        self._close("completed")
+        id = f"{ID_PREFIXES[kind]}_{self._make_id()}"
+        self._open = opened = item_type(id, len(self._items), self._emit, **fields)
+        opened.begin()
+        return opened
 
-    def _close(self, status: ItemStatus) -> Iterator[ResponseEvent]:
+    def _close(self, status: ItemStatus) -> None:
         if self._open is not None:
-            yield from self._open.close(status)
-            self._items.append(self._open.to_item(status))
+            self._items.append(self._open.close(status))
             self._open = None
         self._change(output=tuple(self._items))
-
-    def _name(self, kind: str) -> str:
-        return f"{ID_PREFIXES[kind]}_{self._make_id()}"
