@@ -11,6 +11,7 @@ import torch
 
 from trioserve.config import CacheConfig
 from trioserve.errors import InvalidConfig
+from trioserve.model.attention.backend import PagedModel
 from trioserve.model.attention.cache_memory import count_fitting_blocks
 from trioserve.model.attention.kv_cache import allocate
 
@@ -104,13 +105,14 @@ def test_memory_that_makes_no_sense(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_fresh_blocks_are_zero(tiny: Callable[..., Any], dtype: torch.dtype) -> None:
-    caches = allocate(
-        tiny("gemma2").loaded.layers,
+    model = PagedModel(
+        layers=tiny("gemma2").loaded.layers,
         num_blocks=3,
         block_size=4,
         dtype=dtype,
         device=torch.device("cpu"),
     )
+    caches = allocate(model)
     for cache in caches:
         keys, values = cache.read(torch.tensor([2, 0]))
         assert keys.shape == values.shape == (8, 2, 16)

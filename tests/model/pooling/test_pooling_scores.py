@@ -13,8 +13,7 @@ import pytest
 from sentence_transformers.util import maxsim
 import torch
 
-from trioserve.model.pooling.query_cache import QueryCache
-from trioserve.model.pooling.similarity import compare_matrices
+from trioserve.model.pooling.query_cache import QueryCache, compare_matrices
 from trioserve.types.pooling import PoolingInput
 from trioserve.types.sentence import SentenceFolder, SentenceModule
 

@@ -55,13 +55,7 @@ class GatherAttention:
         self._layers = model.layers
         self._tables = tables
         self._rules = _make_rules(model)
-        self.caches = allocate(
-            model.layers,
-            num_blocks=model.num_blocks,
-            block_size=model.block_size,
-            dtype=model.dtype,
-            device=model.device,
-        )
+        self.caches = allocate(model)
 
     @staticmethod
     def find_obstacle(model: PagedModel) -> str | None:

@@ -9,7 +9,7 @@ import mmap
 import torch
 from torch import Tensor
 
-from .probe import LayerSpec
+from .backend import PagedModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +51,7 @@ class LayerCache:
         return rows[..., : self.key_dim], rows[..., self.key_dim :]
 
 
-def allocate(
-    layers: tuple[LayerSpec, ...],
-    *,
-    num_blocks: int,
-    block_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> tuple[LayerCache, ...]:
+def allocate(model: PagedModel) -> tuple[LayerCache, ...]:
     """Allocate each layer's cache, filled with zeros.
 
     The unwritten part of a block is read too, and then masked. It must be finite, because
@@ -68,17 +61,17 @@ def allocate(
         LayerCache(
             blocks=make_zeros(
                 (
-                    num_blocks,
-                    block_size,
+                    model.num_blocks,
+                    model.block_size,
                     layer.num_kv_heads,
                     layer.key_dim + layer.value_dim,
                 ),
-                dtype,
-                device,
+                model.dtype,
+                model.device,
             ),
             key_dim=layer.key_dim,
         )
-        for layer in layers
+        for layer in model.layers
     )
 
 

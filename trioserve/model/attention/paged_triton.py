@@ -42,13 +42,7 @@ class TritonAttention:
         # Only here, because a machine without a GPU may have no triton.
         from ...kernels.triton.paged import PagedLayer, count_cores
 
-        self.caches = allocate(
-            model.layers,
-            num_blocks=model.num_blocks,
-            block_size=model.block_size,
-            dtype=model.dtype,
-            device=model.device,
-        )
+        self.caches = allocate(model)
         num_cores = count_cores(model.device)
         self._tables = tables
         self.layers = tuple(

@@ -47,13 +47,7 @@ class VarlenAttention:
     ) -> None:
         self._tables = tables
         self._attend = attend or _load_function()
-        self.caches = allocate(
-            model.layers,
-            num_blocks=model.num_blocks,
-            block_size=model.block_size,
-            dtype=model.dtype,
-            device=model.device,
-        )
+        self.caches = allocate(model)
 
     @staticmethod
     def find_obstacle(model: PagedModel) -> str | None:

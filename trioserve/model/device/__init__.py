@@ -1,1 +1,1 @@
-"""The device of a model: tensors, memory and threads."""
+"""The device of a model: tensors and threads."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 import torch
 from torch import Tensor
 
@@ -21,7 +23,6 @@ from ...types.pooling import (
 from ...types.sentence import SentenceFolder
 from ...types.tensors import TensorBytes
 from ..encoder import EncodedInputs, LoadedEncoder
-from .answers import NOTHING, cut, read_back
 from .loading import load_tasks
 from .query_cache import QueryCache
 from .tasks import PooledBatch
@@ -153,3 +154,48 @@ def _group(rows: Iterable[PoolingRow]) -> list[_Group]:
         _Group(params=params, is_scored=is_scored, numbers=tuple(members))
         for (params, is_scored), members in numbers.items()
     ]
+
+
+Floats = NDArray[np.float32]
+
+# The answer for an input whose result stays on the device.
+NOTHING = TensorBytes(data=b"", dtype="float32", shape=(0,))
+
+
+def read_back(tensors: Sequence[Tensor]) -> list[Floats]:
+    """Copy tensors to the host, all in one transfer."""
+    full = [tensor.reshape(-1) for tensor in tensors if tensor.numel()]
+    if not full:
+        return [np.zeros(tensor.shape, dtype=np.float32) for tensor in tensors]
+    # Most steps have one kind of result, which need not be joined.
+    host = (full[0] if len(full) == 1 else torch.cat(full)).cpu().numpy()
+    arrays: list[Floats] = []
+    begin = 0
+    for tensor in tensors:
+        end = begin + tensor.numel()
+        arrays.append(host[begin:end].reshape(tensor.shape))
+        begin = end
+    return arrays
+
+
+def cut(array: Floats, sizes: tuple[int, ...] | None) -> Iterator[TensorBytes]:
+    """Cut the results of several inputs into separate bytes.
+
+    The bytes are copies. A view would keep the memory of the whole step until its slowest
+    client has read its result.
+
+    Args:
+      array: the rows of all inputs.
+      sizes: number of rows of each input. None means one row for each, which is returned
+        without the dimension of rows.
+    """
+    shape = array.shape[1:]
+    if sizes is None:
+        for row in array:
+            yield TensorBytes(data=row.tobytes(), dtype="float32", shape=shape)
+        return
+    end = 0
+    for size in sizes:
+        begin, end = end, end + size
+        data = array[begin:end].tobytes()
+        yield TensorBytes(data=data, dtype="float32", shape=(size, *shape))

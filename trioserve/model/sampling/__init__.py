@@ -10,5 +10,5 @@ reasoning_budget    ends a thought that has used its tokens
 draw                random draws that depend on the seed and the position alone
 logprobs            the log probabilities that a request asked for
 rows, sampled       parameters by row, and the result
-host_copy           results on their way to the host, in the memory of host_buffers
+host_copy           results on their way to the host, in pinned memory
 """
