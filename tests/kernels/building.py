@@ -1,8 +1,8 @@
-"""Compiled programs of tests, kept in the user's cache by a hash of all that they are made of."""
+"""What tests compile, kept in the user's cache by a hash of all that it is made of."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 import os
 from pathlib import Path
@@ -27,21 +27,36 @@ def build(flags: Sequence[str], sources: Sequence[Path]) -> Path:
     if shutil.which("g++") is None:
         pytest.skip("needs a C++ compiler")
     version = subprocess.run(["g++", "--version"], capture_output=True, check=True)
-    content = blake2b(version.stdout, digest_size=12)
-    content.update(" ".join(flags).encode())
-    for path in sorted({*sources, *sources[0].parent.glob("*.h"), *NATIVE.iterdir()}):
+
+    def compile_to(output: Path) -> None:
+        command = ["g++", *flags, "-pthread", f"-I{NATIVE}", "-o", output, *sources]
+        # The library of a sanitizer would make the compiler slow, too.
+        subprocess.run(command, check=True, env={**os.environ, "LD_PRELOAD": ""})
+
+    files = {*sources, *sources[0].parent.glob("*.h"), *NATIVE.iterdir()}
+    return keep((version.stdout, *(each.encode() for each in flags)), files, compile_to)
+
+
+def keep(
+    facts: Iterable[bytes], files: Iterable[Path], make: Callable[[Path], None]
+) -> Path:
+    """Make a file, or find it in the cache.
+
+    Args:
+      facts, files: all that it depends on.
+      make: writes the file.
+    """
+    content = blake2b(b" ".join(facts), digest_size=12)
+    for path in sorted(files):
         if path.is_file():
             content.update(path.name.encode() + path.read_bytes())
     folder = CACHE / "trioserve-tests"
-    built = folder / content.hexdigest()
-    if not built.exists():
+    made = folder / content.hexdigest()
+    if not made.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder) as parts:
-            output = Path(parts) / "built"
-            command = ["g++", *flags, "-pthread", f"-I{NATIVE}", "-o", output, *sources]
-            # The library of a sanitizer would make the compiler slow, too.
-            settings = {**os.environ, "LD_PRELOAD": ""}
-            subprocess.run(command, check=True, env=settings)
-            # Two processes may build the same at once.
-            output.replace(built)
-    return built
+            output = Path(parts) / "made"
+            make(output)
+            # Two processes may make the same at once.
+            output.replace(made)
+    return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from examples import examples
 from hypothesis import HealthCheck, settings
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 # fixture is the same for all of them.
 by_chance = settings(
     derandomize=True,
-    max_examples=40,
+    max_examples=examples(100),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

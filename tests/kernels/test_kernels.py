@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import Structure, c_float, c_int32, c_void_p
 import math
+from typing import Any
 
 import gguf
 from hypothesis import example, given, strategies as st
@@ -348,6 +349,12 @@ def attend(
     return torch.einsum("hqk,khd->qhd", weights, value)
 
 
+ONE_QUERY: dict[str, Any] = {
+    **{"dtype": torch.float32, "num_queries": 1, "num_kv_heads": 1},
+    **{"softcap": 0.0, "seed": 0},
+}
+
+
 @by_chance
 @given(
     dtype=st.sampled_from(list(FORMATS)),
@@ -366,35 +373,15 @@ def attend(
 )
 # The keys of 42 blocks of three end within a vector, and more keys follow.
 @example(
-    dtype=torch.float32,
-    num_queries=1,
-    num_earlier=130,
-    num_kv_heads=1,
-    group_size=1,
-    key_dim=2,
-    value_dim=1,
-    block_size=3,
-    softcap=0.0,
-    window=0,
-    has_sinks=False,
-    num_threads=1,
-    seed=0,
+    **ONE_QUERY,
+    **{"num_earlier": 130, "group_size": 1, "key_dim": 2, "value_dim": 1},
+    **{"block_size": 3, "window": 0, "has_sinks": False, "num_threads": 1},
 )
 # The keys are cut into parts, of which the window leaves out the first.
 @example(
-    dtype=torch.float32,
-    num_queries=1,
-    num_earlier=700,
-    num_kv_heads=1,
-    group_size=3,
-    key_dim=16,
-    value_dim=16,
-    block_size=16,
-    softcap=0.0,
-    window=200,
-    has_sinks=True,
-    num_threads=3,
-    seed=0,
+    **ONE_QUERY,
+    **{"num_earlier": 700, "group_size": 3, "key_dim": 16, "value_dim": 16},
+    **{"block_size": 16, "window": 200, "has_sinks": True, "num_threads": 3},
 )
 def test_attention_is_the_formula(
     kernels: ctypes.CDLL,

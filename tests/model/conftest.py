@@ -31,12 +31,15 @@ from trioserve.kernels.library import open_library
 from trioserve.model.loading.load import load_model
 from trioserve.model.runtimes.loaded import LoadedModel
 from trioserve.model.runtimes.native.scans import NativeScans
+from trioserve.model.stages.loading import load_stage
+from trioserve.model.stages.stage import LoadedStage
 from trioserve.model.step.scans import Scans, TorchScans
 from trioserve.testing.models import save_tiny_model, save_tiny_vision_model
 from trioserve.testing.processors import save_tiny_processor
 from trioserve.types.prompt import KEY_BYTES, EmbeddedInput
+from trioserve.types.stage_place import Shard, StagePlace
 
-from .planning import write_bytes
+from .planning import PlannedSequence, write_bytes
 
 
 @pytest.fixture(params=["torch", "native"])
@@ -258,6 +261,36 @@ class Oracle:
             self._outputs[known] = output[0].tolist()
         return list(self._outputs[known])
 
+    @torch.inference_mode()
+    def check(self, outputs: Sequence[int], **inputs: Any) -> None:
+        """Assert that each token of an output is the likeliest behind those before it.
+
+        So it is the output of `generate`, which would take a pass for each token.
+
+        Args:
+          inputs: arguments of the model; input_ids or inputs_embeds are the prompt.
+        """
+        known = tuple(outputs), *((name, _identify(inputs[name])) for name in inputs)
+        if known in self._outputs:
+            return
+        ids = torch.tensor([list(outputs)])
+        arguments = {name: self._place(value) for name, value in inputs.items()}
+        embeds = arguments.get("inputs_embeds")
+        if embeds is None:
+            arguments["input_ids"] = torch.cat((inputs["input_ids"], ids), dim=1)
+            arguments["input_ids"] = self._place(arguments["input_ids"])
+        else:
+            more = self.model.get_input_embeddings()(self._place(ids))
+            arguments["inputs_embeds"] = torch.cat((embeds, more), dim=1)
+        if "mm_token_type_ids" in arguments:
+            kinds = arguments["mm_token_type_ids"]
+            padding = kinds.new_zeros(ids.shape)
+            arguments["mm_token_type_ids"] = torch.cat((kinds, padding), dim=1)
+        logits = self.model(**arguments, use_cache=False).logits[0]
+        best = logits[-len(outputs) - 1 : -1].argmax(dim=-1).tolist()
+        assert list(outputs) == best != []
+        self._outputs[known] = best
+
     def _place(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return value.to(self.model.device)
@@ -285,6 +318,22 @@ class Tiny:
         inputs = torch.tensor([list(prompt)])
         output = self.oracle.generate(num_tokens, inputs=inputs, **settings)
         return output[len(prompt) :]
+
+    def check(self, *sequences: PlannedSequence) -> None:
+        """Assert that sequences of tokens alone have the output of `generate`."""
+        for sequence in sequences:
+            self.check_behind(sequence.prompt, sequence.outputs)
+
+    def check_behind(
+        self, prompt: Sequence[int], outputs: Sequence[int], **arguments: Any
+    ) -> None:
+        """Assert that a prompt has the output of `generate`."""
+        input_ids = torch.tensor([list(prompt)])
+        self.oracle.check(outputs, input_ids=input_ids, **arguments)
+
+    def check_from(self, vectors: torch.Tensor, outputs: Sequence[int]) -> None:
+        """Assert the same of a prompt of vectors, (num_vectors, hidden_size)."""
+        self.oracle.check(outputs, inputs_embeds=vectors[None].cpu())
 
     def generate_from(
         self, vectors: torch.Tensor, num_tokens: int, **settings: Any
@@ -375,6 +424,79 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
     return build
 
 
+# A layer for each of three stages.
+_NUM_LAYERS: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_layer": 3},
+    "gpt_oss": {
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+}
+
+
+@dataclass(frozen=True)
+class Parted:
+    """A whole model on torch's operators, and the parts that it can be loaded in."""
+
+    folder: Path
+    loaded: LoadedModel
+
+    @functools.cache
+    def stages(
+        self, num_stages: int, kernels: str = "torch"
+    ) -> tuple[LoadedStage, ...]:
+        return tuple(
+            self._load(StagePlace(stage=stage, num_stages=num_stages), kernels)
+            for stage in range(num_stages)
+        )
+
+    def shards(self, count: int, kernels: str = "torch") -> list[LoadedStage]:
+        shards = [Shard(index=index, count=count) for index in range(count)]
+        return [
+            self._load(StagePlace(stage=0, num_stages=1, shard=shard), kernels)
+            for shard in shards
+        ]
+
+    def _load(self, place: StagePlace, kernels: str) -> LoadedStage:
+        config = ModelConfig(device="cpu", kernels=kernels)  # type: ignore[arg-type]
+        return load_stage(self.folder, config, name="tiny", place=place)
+
+
+def save_parted(folder: Path, model_type: str, **changes: Any) -> Parted:
+    save_tiny_model(model_type, folder, **changes)
+    config = ModelConfig(device="cpu", kernels="torch")
+    return Parted(folder, load_model(folder, config, name="tiny"))
+
+
+@pytest.fixture(scope="session")
+def split(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Parted]:
+    """Build a tiny model, once for all tests."""
+
+    @functools.cache
+    def build(model_type: str = "llama", **changes: Any) -> Parted:
+        return save_parted(tmp_path_factory.mktemp(model_type), model_type, **changes)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def cut(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Parted]:
+    """Build a tiny model of three layers, once for all tests."""
+
+    @functools.cache
+    def build(model_type: str = "llama", **changes: Any) -> Parted:
+        changes |= _NUM_LAYERS.get(model_type, {"num_hidden_layers": 3})
+        return save_parted(tmp_path_factory.mktemp(model_type), model_type, **changes)
+
+    return build
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return the folder of a tiny Llama, which a test may change."""
+    return save_tiny_model("llama", tmp_path / "model")
+
+
 @dataclass(frozen=True)
 class MixedPrompt:
     """A prompt with images, in the forms for the planner and for `generate`."""
@@ -406,9 +528,10 @@ class TinyVision(Tiny):
             joined["mm_token_type_ids"] = is_image.int()
         return MixedPrompt(prompt, tuple(embedded), joined)
 
-    def generate_at(self, mixed: MixedPrompt, num_tokens: int) -> list[int]:
-        """Return the greedy output of transformers for a prompt with images."""
-        return self.generate(mixed.prompt, num_tokens, **mixed.arguments)
+    def check_at(self, mixed: MixedPrompt, outputs: Sequence[int]) -> None:
+        """Assert that a prompt with images has the output of `generate`."""
+        arguments = {k: v for k, v in mixed.arguments.items() if k != "input_ids"}
+        self.check_behind(mixed.prompt, outputs, **arguments)
 
     @property
     def _image_token_id(self) -> int:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 import random
+from typing import Any, cast
 
 from PIL import Image
 import torch
 
 from trioserve.model.runner import ModelRunner
 from trioserve.model.runtimes.loaded import LoadedModel
+from trioserve.model.self_check.steps import COMPARED_TOKENS, make_check
 from trioserve.types.ids import BlockId
 from trioserve.types.logits import LogitsProcessor
 from trioserve.types.output import StepResult, TokenLogprobs
@@ -155,6 +157,18 @@ class Planner:
             new_block_ids=new,
             sample=end == sequence.num_tokens,
         )
+
+
+@torch.inference_mode()
+def compute_on_kernels(*models: Any) -> torch.Tensor:
+    """Return the logits of COMPARED_TOKENS on kernels, by one stage after the other."""
+    tables, inputs = make_check(models[0].info.vocab_size)
+    vectors = models[0].model.get_input_embeddings()(inputs.input_ids)[0]
+    for model in models:
+        assert model.native is not None, "the kernels run it"
+        layers = model.native.open(tables, num_blocks=tables.block_ids.shape[1])
+        vectors = layers.run(vectors, inputs, COMPARED_TOKENS, inputs.position_ids)
+    return cast(torch.Tensor, vectors)
 
 
 def make_prompt(length: int, seed: int = 0) -> list[int]:

@@ -23,30 +23,14 @@ from .starts import make_start
 
 Words = tuple[tuple[int, ...], ...]
 
-every_device = pytest.mark.parametrize(
-    "device",
-    [
-        "cpu",
-        pytest.param(
-            "cuda",
-            marks=[
-                pytest.mark.gpu,
-                pytest.mark.skipif(
-                    not torch.cuda.is_available(), reason="needs a CUDA device"
-                ),
-            ],
-        ),
-    ],
-)
-
 
 def forbid(*words: Sequence[int], **params: Any) -> SamplingParams:
     bad_words = tuple(tuple(word) for word in words)
     return SamplingParams(**{"temperature": 0.0, "bad_words": bad_words, **params})
 
 
-def make_sampler(vocab_size: int, *starts: SlotStart, device: str = "cpu") -> Sampler:
-    sampler = Sampler(vocab_size=vocab_size, device=torch.device(device))
+def make_sampler(vocab_size: int, *starts: SlotStart) -> Sampler:
+    sampler = Sampler(vocab_size=vocab_size, device=torch.device("cpu"))
     for start in starts:
         sampler.start(start)
     return sampler
@@ -75,14 +59,10 @@ def has_word(tokens: Sequence[int], words: Words, num_prompt_tokens: int) -> boo
 
 # A number is the position of a token in the model's output without bad words. A
 # negative number is a position in the prompt, from its end.
-@every_device
 @pytest.mark.parametrize(
     "places",
     [
         [[0]],
-        [[4], [9]],
-        [[0, 1]],
-        [[3, 4, 5]],
         [[2, 3, 4, 5, 6, 7, 8]],
         [[-1, 0]],
         [[-4, -3, -2, -1, 0, 1]],
@@ -91,9 +71,9 @@ def has_word(tokens: Sequence[int], words: Words, num_prompt_tokens: int) -> boo
     ids=str,
 )
 def test_output_equals_that_of_generate(
-    tiny: Callable[..., Any], places: list[Sequence[int]], device: str
+    tiny: Callable[..., Any], places: list[Sequence[int]]
 ) -> None:
-    model = tiny("llama", device)
+    model = tiny("llama")
     prompt = make_prompt(9)
     plain = model.generate(prompt, 20)
     words = [[(prompt + plain)[9 + place] for place in word] for word in places]
@@ -104,13 +84,12 @@ def test_output_equals_that_of_generate(
     assert sequence.outputs != plain
 
 
-@every_device
 @pytest.mark.parametrize("count", [0, 3])
 def test_a_word_may_be_the_whole_prompt_and_some_output(
-    tiny: Callable[..., Any], count: int, device: str
+    tiny: Callable[..., Any], count: int
 ) -> None:
     """generate() of transformers 5.17 lets such a word pass, so it gets the last token alone."""
-    model = tiny("llama", device)
+    model = tiny("llama")
     prompt = make_prompt(9)
     plain = model.generate(prompt, 20)
     word = [*prompt, *plain[: count + 1]]
@@ -122,10 +101,9 @@ def test_a_word_may_be_the_whole_prompt_and_some_output(
     assert sequence.outputs == [*plain[:count], other, *rest]
 
 
-@every_device
-def test_beside_others(tiny: Callable[..., Any], device: str) -> None:
+def test_beside_others(tiny: Callable[..., Any]) -> None:
     """Sequences have their own bad words or none, and end at different times."""
-    model = tiny("llama", device)
+    model = tiny("llama")
     planner = Planner(model.loaded)
     prompts = [make_prompt(length, length) for length in (12, 3, 7, 20)]
     plain = [model.generate(prompt, 16) for prompt in prompts]
@@ -146,23 +124,6 @@ def test_beside_others(tiny: Callable[..., Any], device: str) -> None:
         if own:
             expected = model.generate(sequence.prompt, 16, bad_words_ids=own)
         assert sequence.outputs == expected
-
-
-@pytest.mark.parametrize("num_before", [1, 3, 6])
-def test_after_preemption(tiny: Callable[..., Any], num_before: int) -> None:
-    """A bad word may begin in the output before the preemption."""
-    model = tiny("llama")
-    prompt = make_prompt(8)
-    plain = model.generate(prompt, 16)
-    words = [plain[:4], plain[2:8], [prompt[-1], *plain[:2]]]
-    planner = Planner(model.loaded)
-    sequence = planner.begin(prompt, sampling=forbid(*words))
-    other = planner.begin(make_prompt(5, 1), slot=1)
-    planner.run(sequence, other, num_tokens=num_before)
-    planner.preempt(sequence, slot=3)
-    planner.run(sequence, other, num_tokens=16)
-    assert sequence.outputs == model.generate(prompt, 16, bad_words_ids=words)
-    assert other.outputs == model.generate(other.prompt, 16)
 
 
 def test_vectors_are_no_part_of_a_word(tiny: Callable[..., Any]) -> None:
@@ -264,13 +225,6 @@ def test_logprobs_are_those_of_the_raw_distribution() -> None:
     assert report.top == tuple((i, raw[i]) for i in (1, 2, 3, 0))
 
 
-def test_logits_are_left_as_they_are() -> None:
-    logits = torch.tensor([0.5, 2.0, 1.5, 1.0])
-    before = logits.clone()
-    write(make_sampler(4, make_start(forbid([1], [2, 2]))), logits, 3)
-    assert torch.equal(logits, before)
-
-
 def test_stop_tokens_are_held_back_beside_bad_words() -> None:
     """A stop token that is a bad word stays banned after min_tokens."""
     logits = torch.tensor([0.5, 2.0, 1.5, 1.0])
@@ -279,7 +233,6 @@ def test_stop_tokens_are_held_back_beside_bad_words() -> None:
     assert write(make_sampler(4, start), logits, 5) == [3, 0, 3, 2, 2]
 
 
-@every_device
 @pytest.mark.parametrize(
     "params",
     [
@@ -293,7 +246,7 @@ def test_stop_tokens_are_held_back_beside_bad_words() -> None:
 )
 @pytest.mark.parametrize("vocab_size", [4, 300])
 def test_a_row_gets_a_token_even_if_all_are_banned(
-    params: dict[str, Any], vocab_size: int, device: str
+    params: dict[str, Any], vocab_size: int
 ) -> None:
     """A greedy row gets the first token, and other rows are not affected."""
     bias = tuple((i, 100.0) for i in range(vocab_size))
@@ -303,14 +256,11 @@ def test_a_row_gets_a_token_even_if_all_are_banned(
     sampling = forbid(*words, min_tokens=9, logit_bias=bias, **params)
     other = SamplingParams(temperature=1.0, top_k=3)
     sampler = make_sampler(
-        vocab_size,
-        make_start(sampling, stops=stops),
-        make_start(other, slot=1),
-        device=device,
+        vocab_size, make_start(sampling, stops=stops), make_start(other, slot=1)
     )
-    logits = torch.randn((2, vocab_size), generator=torch.manual_seed(1)).to(device)
+    logits = torch.randn((2, vocab_size), generator=torch.manual_seed(1))
     sampled = sample(sampler, [0, 1], [0, 0], logits)
-    alone = make_sampler(vocab_size, make_start(other, slot=1), device=device)
+    alone = make_sampler(vocab_size, make_start(other, slot=1))
     assert [sampled[1]] == sample(alone, [1], [0], logits[1:])
     assert 0 <= sampled[0] < vocab_size
     if sampling.temperature == 0.0:

@@ -41,9 +41,7 @@ def test_mixed_batches_equal_generates_output(
     planner.step((sequences[0], 20))
     planner.step((sequences[1], 1), (sequences[0], 13), (sequences[2], 5))
     planner.run(*sequences, num_tokens=16)
-    for sequence in sequences:
-        expected = model.generate(sequence.prompt, len(sequence.outputs))
-        assert sequence.outputs == expected
+    model.check(*sequences)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
@@ -58,8 +56,8 @@ def test_vectors_equal_generates_output(
     text = planner.begin(make_prompt(9), slot=1)
     planner.step((text, 9), (sequence, 6))
     planner.run(sequence, text, num_tokens=12)
-    assert sequence.outputs == model.generate_from(vectors, 12)
-    assert text.outputs == model.generate(text.prompt, len(text.outputs))
+    model.check_from(vectors, sequence.outputs)
+    model.check(text)
 
 
 @pytest.mark.parametrize("model_type", sorted(TINY_VISION_MODELS))
@@ -73,8 +71,8 @@ def test_images_equal_generates_output(
     text = planner.begin(make_prompt(9), slot=1)
     planner.step((text, 9), (sequence, 9))
     planner.run(sequence, text, num_tokens=12)
-    assert sequence.outputs == model.generate_at(mixed, 12)
-    assert text.outputs == model.generate(text.prompt, len(text.outputs))
+    model.check_at(mixed, sequence.outputs)
+    model.check(text)
 
 
 def test_a_seeded_sequence_is_the_same_in_any_batch(tiny: Callable[..., Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from interpreter import require_triton
 import pytest
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ class Leave(LogitsProcessor):
 def operators(request: pytest.FixtureRequest) -> SamplingOperators:
     if request.param == "torch":
         return TorchOperators(TorchScans(), CPU)
-    pytest.importorskip("triton", reason="needs the extra triton")
+    require_triton()
     from trioserve.model.sampling.triton_operators import TritonOperators
 
     return TritonOperators(CPU)

@@ -20,7 +20,8 @@ from trioserve.model.stages.loading import load_stage
 from trioserve.testing.models import save_tiny_model
 from trioserve.types.stage_place import StagePlace
 
-Tensors = dict[str, Tensor]
+from .quantising import Tensors, change_config, quantise
+from .test_quantisation import FP8, quantise_to_fp8
 
 GROUP = 8
 # No divisor of the sizes of the tiny models.
@@ -193,36 +194,6 @@ def compressed(form: str, **fields: Any) -> dict[str, Any]:
     }
 
 
-def change_config(folder: Path, **fields: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
-
-
-def quantise(
-    folder: Path,
-    settings: dict[str, Any],
-    quantise_one: Callable[[Tensor], tuple[Tensors, Tensor]],
-) -> Tensors:
-    """Quantise the products of a folder's layers; return their dequantised values."""
-    held: Tensors = {}
-    meant: Tensors = {}
-    for name, weight in load_file(folder / "model.safetensors").items():
-        if name.endswith("proj.weight"):
-            parts, meant[name] = quantise_one(weight)
-            module = name.removesuffix("weight")
-            held |= {module + last: part for last, part in parts.items()}
-        else:
-            held[name] = weight
-    save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
-    change_config(folder, quantization_config=settings)
-    return meant
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return save_tiny_model("llama", tmp_path / "model")
-
-
 CONFIG = ModelConfig(device="cpu", dtype="float32", kernels="torch", dequantize=True)
 
 FORMATS: dict[
@@ -310,9 +281,10 @@ def test_the_type_is_the_checkpoints_own_and_native_kernels_run_it(
     assert load_model(folder, config, name="tiny").info.dtype == "bfloat16"
 
 
-def test_experts_are_dequantised(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", [FORMATS["W4A16"], (FP8, quantise_to_fp8)])
+def test_experts_are_dequantised(tmp_path: Path, form: Any) -> None:
     folder = save_tiny_model("qwen3_moe", tmp_path / "model")
-    meant = quantise(folder, *FORMATS["W4A16"])
+    meant = quantise(folder, *form)
     loaded = load_model(folder, CONFIG, name="tiny")
     experts = loaded.model.get_submodule("model.layers.0.mlp.experts")
     names = [f"model.layers.0.mlp.experts.{i}.down_proj.weight" for i in range(4)]

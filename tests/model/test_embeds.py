@@ -47,7 +47,7 @@ def test_alone(
     vectors = draw_vectors(model, 19)
     sequence = planner.begin([0] * 19, embedded=[make_vectors(0, vectors)])
     planner.run(sequence, num_tokens=16, chunk=chunk)
-    assert sequence.outputs == model.generate_from(vectors, 16)
+    model.check_from(vectors, sequence.outputs)
 
 
 @every_model
@@ -67,9 +67,8 @@ def test_vectors_of_a_text_are_the_text(
     planner.step((sequence, 5), (other, 3))
     planner.step((other, 19), (sequence, 9))
     planner.run(sequence, other, num_tokens=12, chunk=1)
-    expected = model.generate(prompt, 13)
-    assert other.outputs == expected[: len(other.outputs)]
-    assert sequence.outputs == expected[: len(sequence.outputs)]
+    model.check_behind(prompt, other.outputs)
+    model.check_behind(prompt, sequence.outputs)
 
 
 @some_models
@@ -85,8 +84,8 @@ def test_after_preemption(tiny_by_kernels: Callable[..., Any], model_type: str) 
     planner.run(other, sequence, num_tokens=5)
     planner.preempt(sequence, slot=5)
     planner.run(other, sequence, num_tokens=12, chunk=7)
-    assert sequence.outputs == model.generate_from(vectors, 12)
-    assert other.outputs[:12] == model.generate(other.prompt, 12)
+    model.check_from(vectors, sequence.outputs)
+    model.check(other)
 
 
 @some_models
@@ -111,7 +110,7 @@ def test_prefix_hit(
         whole = torch.cat(
             (model.embed([0] * 3), vectors, model.embed(sequence.prompt[16:]))
         )
-        assert sequence.outputs == model.generate_from(whole, 10)
+        model.check_from(whole, sequence.outputs)
 
 
 @pytest.mark.filterwarnings("ignore:.*only to newly generated tokens")
@@ -146,7 +145,7 @@ def test_slot_forgets_vectors_that_were_not_read(
     planner.step((left, 5))
     sequence = planner.begin(make_prompt(12))
     planner.run(sequence, num_tokens=8)
-    assert sequence.outputs == model.generate(sequence.prompt, 8)
+    model.check(sequence)
 
 
 class WatchedBytes(bytearray):
@@ -183,7 +182,7 @@ def test_any_kind_of_bytes(tiny_by_kernels: Callable[..., Any], as_bytes: Any) -
     item = replace(item, tensors={"embeds": with_data(item.tensors["embeds"], data)})
     sequence = planner.begin([0] * 4, embedded=[item])
     planner.run(sequence, num_tokens=6)
-    assert sequence.outputs == model.generate_from(vectors, 6)
+    model.check_from(vectors, sequence.outputs)
 
 
 def test_vectors_that_nobody_will_read_are_gone_when_the_plan_says_so(

@@ -17,6 +17,9 @@ from .planning import Planner, make_prompt
 
 every_model = pytest.mark.parametrize("model_type", sorted(TINY_MODELS))
 
+# Without a window, with one, and with sinks. Blocks and slots are the same for all models.
+some_models = pytest.mark.parametrize("model_type", ["llama", "mistral", "gpt_oss"])
+
 
 @every_model
 def test_alone_in_chunks(tiny_by_kernels: Callable[..., Any], model_type: str) -> None:
@@ -24,7 +27,7 @@ def test_alone_in_chunks(tiny_by_kernels: Callable[..., Any], model_type: str) -
     planner = Planner(model.loaded)
     sequence = planner.begin(make_prompt(19))
     planner.run(sequence, num_tokens=24, chunk=5)
-    assert sequence.outputs == model.generate(sequence.prompt, 24)
+    model.check(sequence)
 
 
 @every_model
@@ -44,12 +47,10 @@ def test_beside_others(tiny_by_kernels: Callable[..., Any], model_type: str) -> 
         (sequences[0], 1), (sequences[3], 4), (sequences[1], 1), (sequences[4], 4)
     )
     planner.run(*sequences, num_tokens=16)
-    for sequence in sequences:
-        expected = model.generate(sequence.prompt, len(sequence.outputs))
-        assert sequence.outputs == expected
+    model.check(*sequences)
 
 
-@every_model
+@some_models
 def test_prefix_hit(tiny_by_kernels: Callable[..., Any], model_type: str) -> None:
     """Blocks that another sequence has filled are read, not computed again."""
     model = tiny_by_kernels(model_type)
@@ -61,12 +62,10 @@ def test_prefix_hit(tiny_by_kernels: Callable[..., Any], model_type: str) -> Non
         prefix + make_prompt(9, 2), slot=1, shared=first.block_ids[:3]
     )
     planner.run(first, second, num_tokens=14)
-    for sequence in (first, second):
-        expected = model.generate(sequence.prompt, len(sequence.outputs))
-        assert sequence.outputs == expected
+    model.check(first, second)
 
 
-@every_model
+@some_models
 def test_after_preemption(tiny_by_kernels: Callable[..., Any], model_type: str) -> None:
     """The output of a sequence is computed again, in another slot and other blocks."""
     model = tiny_by_kernels(model_type)
@@ -77,12 +76,11 @@ def test_after_preemption(tiny_by_kernels: Callable[..., Any], model_type: str) 
     planner.preempt(sequence, slot=5)
     planner.run(other, num_tokens=9)
     planner.run(sequence, other, num_tokens=18, chunk=7)
-    for each in (sequence, other):
-        assert each.outputs == model.generate(each.prompt, 18)
+    model.check(sequence, other)
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])
-@pytest.mark.parametrize("model_type", ["llama", "mistral", "gpt_oss"])
+@some_models
 def test_block_sizes(
     tiny_by_kernels: Callable[..., Any], model_type: str, block_size: int
 ) -> None:
@@ -90,8 +88,7 @@ def test_block_sizes(
     planner = Planner(model.loaded, block_size=block_size)
     sequences = [planner.begin(make_prompt(n, n), slot=n % 8) for n in (3, 17)]
     planner.run(*sequences, num_tokens=14, chunk=6)
-    for sequence in sequences:
-        assert sequence.outputs == model.generate(sequence.prompt, 14)
+    model.check(*sequences)
 
 
 def test_rows_share_a_block_that_is_filled_in_the_same_step(
@@ -107,8 +104,7 @@ def test_rows_share_a_block_that_is_filled_in_the_same_step(
     second = planner.begin(prefix + [5], slot=1, shared=first.block_ids[:2])
     planner.step((second, 1), (first, 7))
     planner.run(first, second, num_tokens=10)
-    for sequence in (first, second):
-        assert sequence.outputs == model.generate(sequence.prompt, 10)
+    model.check(first, second)
 
 
 def test_slot_forgets_its_former_sequence(tiny_by_kernels: Callable[..., Any]) -> None:
@@ -117,7 +113,7 @@ def test_slot_forgets_its_former_sequence(tiny_by_kernels: Callable[..., Any]) -
     planner.run(planner.begin(make_prompt(30)), num_tokens=9)
     sequence = planner.begin(make_prompt(6, 1))
     planner.run(sequence, num_tokens=9)
-    assert sequence.outputs == model.generate(sequence.prompt, 9)
+    model.check(sequence)
 
 
 def test_lengths_far_apart(tiny_by_kernels: Callable[..., Any]) -> None:
@@ -129,8 +125,7 @@ def test_lengths_far_apart(tiny_by_kernels: Callable[..., Any]) -> None:
         for slot, length in enumerate((2, 70, 9, 41, 68, 1, 22))
     ]
     planner.run(*sequences, num_tokens=10)
-    for sequence in sequences:
-        assert sequence.outputs == model.generate(sequence.prompt, 10)
+    model.check(*sequences)
 
 
 def test_two_runners_of_one_model_have_caches_of_their_own(
@@ -144,8 +139,7 @@ def test_two_runners_of_one_model_have_caches_of_their_own(
     for _ in range(8):
         for planner, sequence in zip(planners, sequences):
             planner.step((sequence, sequence.num_tokens - sequence.num_computed))
-    for sequence in sequences:
-        assert sequence.outputs == model.generate(sequence.prompt, 8)
+    model.check(*sequences)
 
 
 def test_warm_up_leaves_nothing_behind(tiny_by_kernels: Callable[..., Any]) -> None:
@@ -154,7 +148,7 @@ def test_warm_up_leaves_nothing_behind(tiny_by_kernels: Callable[..., Any]) -> N
     planner.runner.warm_up()
     sequence = planner.begin(make_prompt(5))
     planner.run(sequence, num_tokens=9)
-    assert sequence.outputs == model.generate(sequence.prompt, 9)
+    model.check(sequence)
 
 
 @pytest.mark.parametrize("num_blocks", [1, 2])
@@ -168,7 +162,7 @@ def test_warm_up_of_the_smallest_cache(
     planner.runner.warm_up()
     sequence = planner.begin(make_prompt(1))
     planner.run(sequence, num_tokens=1)
-    assert sequence.outputs == model.generate(sequence.prompt, 1)
+    model.check(sequence)
 
 
 def test_plan_without_rows_only_starts(tiny_by_kernels: Callable[..., Any]) -> None:
@@ -181,7 +175,7 @@ def test_up_to_the_last_position(tiny_by_kernels: Callable[..., Any]) -> None:
     planner = Planner(model.loaded, max_model_len=20)
     sequence = planner.begin(make_prompt(11))
     planner.run(sequence, num_tokens=9)
-    assert sequence.outputs == model.generate(sequence.prompt, 9)
+    model.check(sequence)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mixtral"])

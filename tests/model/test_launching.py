@@ -58,8 +58,8 @@ def make(**changes: Any) -> SamplingParams:
 SAMPLINGS: dict[str, list[SamplingParams]] = {
     "greedy": [make(), make(max_tokens=1), make(max_tokens=2), make()],
     "seeded": [
-        make(temperature=1.0),
         make(temperature=0.8, top_p=0.9),
+        make(temperature=1.0),
         make(temperature=1.3, top_k=5, min_p=0.05),
         make(),
     ],
@@ -106,12 +106,12 @@ SAMPLINGS: dict[str, list[SamplingParams]] = {
         make(),
     ],
 }  # fmt: skip
-SAMPLINGS["everything"] = [each for mix in SAMPLINGS.values() for each in mix]
+SAMPLINGS["everything"] = [each for mix in SAMPLINGS.values() for each in mix[::2]]
 
 
 def fill(mix: str) -> list[SamplingParams]:
     """Return the samplings of a mix, more than can run at once."""
-    return SAMPLINGS[mix] if mix == "everything" else 2 * SAMPLINGS[mix]
+    return SAMPLINGS[mix] if mix == "everything" else (2 * SAMPLINGS[mix])[:7]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,6 +187,15 @@ def assert_alike(ours: list[TokenLogprobs], theirs: list[TokenLogprobs]) -> None
     assert [report.logprob for report in ours] == expected
 
 
+def assert_same(ours: dict[int, Answer], theirs: dict[int, Answer]) -> None:
+    for number, expected in theirs.items():
+        answer = ours[number]
+        assert answer.token_ids == expected.token_ids
+        assert answer.finish_reason == expected.finish_reason is not None
+        assert_alike(answer.logprobs, expected.logprobs)
+        assert_alike(answer.prompt_logprobs, expected.prompt_logprobs)
+
+
 DEVICES = [
     "cpu",
     pytest.param(
@@ -200,8 +209,9 @@ DEVICES = [
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("num_blocks", [96, 12], ids=["room", "shortage"])
-@pytest.mark.parametrize("mix", SAMPLINGS)
+@pytest.mark.parametrize(
+    "mix, num_blocks", [*((mix, 12) for mix in SAMPLINGS), ("everything", 96)]
+)
 def test_output_is_the_same_with_steps_launched_ahead(
     tiny: Callable[..., Any], mix: str, num_blocks: int, device: str
 ) -> None:
@@ -216,24 +226,20 @@ def test_output_is_the_same_with_steps_launched_ahead(
         num_blocks=num_blocks,
     )
     assert (num_preemptions > 0) == (num_blocks == 12)
-    for number, answer in expected.items():
-        assert answers[number].token_ids == answer.token_ids
-        assert answers[number].finish_reason == answer.finish_reason is not None
-        assert_alike(answers[number].logprobs, answer.logprobs)
-        assert_alike(answers[number].prompt_logprobs, answer.prompt_logprobs)
+    assert_same(answers, expected)
 
 
 def test_output_equals_that_of_generate(tiny: Callable[..., Any]) -> None:
     model = tiny("llama")
-    answers, _ = answer_all(model, [GREEDY] * 10, depth=2, num_blocks=96)
+    answers, _ = answer_all(model, [GREEDY] * 6, depth=2, num_blocks=96)
     rng = random.Random(5)
     for answer in answers.values():
         prompt = rng.choices(range(3, 97), k=rng.choice((1, 3, 8, 23)))
-        assert answer.token_ids == model.generate(prompt, 24)
+        model.check_behind(prompt, answer.token_ids)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("mix", sorted(SAMPLINGS.keys() - {"everything"}))
+@pytest.mark.parametrize("mix", ["greedy", "everything"])
 def test_nothing_on_a_steps_way_waits_for_the_device(
     tiny: Callable[..., Any], no_sync: Callable[..., Any], mix: str, device: str
 ) -> None:
@@ -257,6 +263,5 @@ def test_nothing_on_a_steps_way_waits_for_the_device(
     answers, num_preemptions = answer_all(
         tiny("llama", device), samplings, depth=2, num_blocks=12, runner_type=Watched
     )
-    # The sequences with stops end before blocks are short.
-    assert (num_preemptions > 0) == (mix != "stops")
+    assert num_preemptions > 0
     assert all(answer.token_ids for answer in answers.values())

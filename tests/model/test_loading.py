@@ -34,11 +34,6 @@ def change_json(path: Path, **fields: object) -> None:
     )
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return save_tiny_model("llama", tmp_path / "model")
-
-
 def test_info(folder: Path) -> None:
     info = load(folder).info
     assert info.name == "tiny"

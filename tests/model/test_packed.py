@@ -29,6 +29,8 @@ from trioserve.testing.models import TINY_MODELS, save_tiny_model
 from trioserve.types.gguf import GgufFile
 from trioserve.weights import read_gguf, resolve_description
 
+from .planning import compute_on_kernels
+
 # With inputs of 8 bits. They give 0.001 to 0.03 for models as small as these.
 # A wrong formula gives 0.1 or more.
 ROUNDING = 0.05
@@ -176,11 +178,8 @@ def load(path: Path, **options: Any) -> LoadedModel:
 
 @torch.inference_mode()
 def compare(loaded: LoadedModel, oracle: PreTrainedModel) -> float:
-    tables, inputs = make_check(loaded.info.vocab_size)
-    assert loaded.native is not None
-    layers = loaded.native.open(tables, num_blocks=tables.block_ids.shape[1])
-    vectors = loaded.model.get_input_embeddings()(inputs.input_ids)[0]
-    actual = layers.run(vectors, inputs, COMPARED_TOKENS, inputs.position_ids)
+    actual = compute_on_kernels(loaded)
+    _, inputs = make_check(loaded.info.vocab_size)
     expected: Any = oracle(input_ids=inputs.input_ids, use_cache=False)
     return measure_distance(expected.logits[0][COMPARED_TOKENS], actual)
 
@@ -197,8 +196,9 @@ def read_oracle(path: Path) -> PreTrainedModel:
     return oracle
 
 
+# Weights in blocks tell a wrong formula, too. Here nothing is rounded.
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", MODELS)
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
 def test_a_file_of_float32_has_the_logits_of_transformers(
     tmp_path: Path, model_type: str
 ) -> None:

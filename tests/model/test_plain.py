@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 import torch
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -22,10 +21,9 @@ from trioserve.model.loading.plain.llama import load_plain, outline_plain
 from trioserve.model.loading.plain.parts import compute_rotary
 from trioserve.model.runtimes.loaded import LoadedModel
 from trioserve.model.self_check import compare
-from trioserve.model.self_check.steps import COMPARED_TOKENS, make_check
 from trioserve.testing.models import save_tiny_model
 
-from .planning import Planner, make_prompt
+from .planning import Planner, compute_on_kernels, make_prompt
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")
 
@@ -52,11 +50,6 @@ OLD = {
 }
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return save_tiny_model("llama", tmp_path / "model")
-
-
 def load(folder: Path, **options: Any) -> LoadedModel | None:
     config = ModelConfig(device="cpu", **options)
     return load_plain(folder, config, name="tiny")
@@ -70,16 +63,6 @@ def change(folder: Path, **fields: object) -> None:
         if value is None:
             described.pop(key, None)
     path.write_text(json.dumps(described).replace('"null"', "null"))
-
-
-@torch.inference_mode()
-def compute(loaded: LoadedModel) -> Tensor:
-    """Return the logits of some tokens."""
-    assert loaded.native is not None, "the kernels run it"
-    tables, inputs = make_check(loaded.info.vocab_size)
-    layers = loaded.native.open(tables, num_blocks=tables.block_ids.shape[1])
-    vectors = loaded.model.get_input_embeddings()(inputs.input_ids)[0]
-    return layers.run(vectors, inputs, COMPARED_TOKENS, inputs.position_ids)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +136,9 @@ def test_the_kernels_have_the_weights_of_the_modules(
     assert outline.kv_bytes_per_token == other.info.kv_bytes_per_token
     assert outline.max_model_len == other.info.max_model_len
     # Rotary angles may differ in their last bit.
-    torch.testing.assert_close(compute(loaded), compute(other), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        compute_on_kernels(loaded), compute_on_kernels(other), rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(

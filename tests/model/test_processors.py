@@ -198,15 +198,6 @@ def test_slots_with_plug_ins_are_known_before_a_step() -> None:
     assert not processors.needs_history([0, 1, 2])
 
 
-def test_a_plug_in_that_cannot_be_made_ends_the_start() -> None:
-    class NoDevice(Add):
-        def __init__(self, **options: Any) -> None:
-            raise RuntimeError("wants a GPU")
-
-    with pytest.raises(InvalidConfig, match="add cannot be made: .* wants a GPU"):
-        make(NoDevice)
-
-
 # Output tokens.
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 import json
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,8 @@ from trioserve.model.stages.loading import load_stage
 from trioserve.testing.models import save_tiny_model
 from trioserve.types.stage_place import StagePlace
 
+from .quantising import Tensors, change_config, quantise
+
 BLOCK = 16
 FP8 = {
     "quant_method": "fp8",
@@ -32,21 +33,19 @@ MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
 # Source: Open Compute Project, Microscaling Formats 1.0, table 5.
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
-Tensors = dict[str, Tensor]
 
-
-def quantise_to_fp8(name: str, weight: Tensor) -> tuple[Tensors, Tensor]:
+def quantise_to_fp8(weight: Tensor) -> tuple[Tensors, Tensor]:
     """Return a weight's tensors as a file holds them, and their dequantised values."""
     rows, columns = weight.shape
     blocks = weight.view(rows // BLOCK, BLOCK, columns // BLOCK, BLOCK)
     scales = blocks.abs().amax(dim=(1, 3)) / 448
     rounded = (blocks / scales[:, None, :, None]).to(torch.float8_e4m3fn)
     meant = rounded.float() * scales[:, None, :, None]
-    held = {name: rounded.view(rows, columns), f"{name}_scale_inv": scales}
+    held = {"weight": rounded.view(rows, columns), "weight_scale_inv": scales}
     return held, meant.view(rows, columns)
 
 
-def quantise_to_mxfp8(name: str, weight: Tensor) -> tuple[Tensors, Tensor]:
+def quantise_to_mxfp8(weight: Tensor) -> tuple[Tensors, Tensor]:
     """Like quantise_to_fp8; each scale is a power of two, in one byte."""
     rows, columns = weight.shape
     blocks = weight.view(rows, columns // 32, 32)
@@ -54,51 +53,21 @@ def quantise_to_mxfp8(name: str, weight: Tensor) -> tuple[Tensors, Tensor]:
     rounded = (blocks / exponents.exp2()[..., None]).to(torch.float8_e4m3fn)
     meant = rounded.float() * exponents.exp2()[..., None]
     scales = (exponents + 127).to(torch.uint8)
-    held = {name: rounded.view(rows, columns), f"{name}_scale_inv": scales}
+    held = {"weight": rounded.view(rows, columns), "weight_scale_inv": scales}
     return held, meant.view(rows, columns)
 
 
-def quantise_to_mxfp4(name: str, weight: Tensor) -> tuple[Tensors, Tensor]:
+def quantise_to_mxfp4(weight: Tensor) -> tuple[Tensors, Tensor]:
     """Like quantise_to_fp8, with random values: (num_experts, inputs, outputs)."""
     num_experts, inputs, outputs = weight.shape
-    generator = torch.Generator().manual_seed(len(name))
+    generator = torch.Generator().manual_seed(outputs)
     shape = (num_experts, outputs, inputs // 32, 32)
     codes = torch.randint(16, shape, generator=generator, dtype=torch.uint8)
     scales = torch.randint(120, 126, shape[:3], generator=generator, dtype=torch.uint8)
     pairs = codes[..., 0::2] | (codes[..., 1::2] << 4)
     meant = E2M1[codes.long()] * torch.exp2(scales.float() - 127)[..., None]
-    held = {f"{name}_blocks": pairs, f"{name}_scales": scales}
+    held = {"_blocks": pairs, "_scales": scales}
     return held, meant.reshape(num_experts, outputs, inputs).transpose(1, 2)
-
-
-def change_config(folder: Path, **fields: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
-
-
-def quantise(
-    folder: Path,
-    settings: dict[str, Any],
-    ending: str,
-    quantise_one: Callable[[str, Tensor], tuple[Tensors, Tensor]],
-) -> Tensors:
-    """Quantise weights of a folder by name; return their dequantised values."""
-    held: Tensors = {}
-    meant: Tensors = {}
-    for name, weight in load_file(folder / "model.safetensors").items():
-        if name.endswith(ending):
-            parts, meant[name] = quantise_one(name, weight)
-            held |= parts
-        else:
-            held[name] = weight
-    save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
-    change_config(folder, quantization_config=settings)
-    return meant
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return save_tiny_model("llama", tmp_path / "model")
 
 
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float16"])
@@ -106,7 +75,7 @@ def test_fp8_is_dequantised_with_a_word_about_it(
     folder: Path, dtype: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "trioserve")
-    meant = quantise(folder, FP8, "proj.weight", quantise_to_fp8)
+    meant = quantise(folder, FP8, quantise_to_fp8)
     config = ModelConfig(device="cpu", dtype=dtype, kernels="torch")
     loaded = load_model(folder, config, name="tiny")
     # The stage's weights are equal, but stay in transformers' layout.
@@ -129,7 +98,7 @@ def test_fp8_is_dequantised_with_a_word_about_it(
 
 
 def test_mxfp8_is_dequantised(folder: Path) -> None:
-    meant = quantise(folder, MXFP8, "proj.weight", quantise_to_mxfp8)
+    meant = quantise(folder, MXFP8, quantise_to_mxfp8)
     config = ModelConfig(device="cpu", dtype="float16")
     found = dict(load_model(folder, config, name="tiny").model.named_parameters())
     for name, numbers in meant.items():
@@ -138,21 +107,12 @@ def test_mxfp8_is_dequantised(folder: Path) -> None:
     assert found.keys() & meant.keys()
 
 
-def test_experts_in_fp8_are_dequantised(tmp_path: Path) -> None:
-    folder = save_tiny_model("qwen3_moe", tmp_path / "model")
-    meant = quantise(folder, FP8, "proj.weight", quantise_to_fp8)
-    loaded = load_model(folder, ModelConfig(device="cpu", kernels="torch"), name="tiny")
-    experts = loaded.model.get_submodule("model.layers.0.mlp.experts")
-    names = [f"model.layers.0.mlp.experts.{i}.down_proj.weight" for i in range(4)]
-    assert torch.equal(experts.down_proj, torch.stack([meant[name] for name in names]))
-
-
 def test_mxfp4_is_dequantised_with_a_word_about_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "trioserve")
     folder = save_tiny_model("gpt_oss", tmp_path / "model")
-    meant = quantise(folder, MXFP4, "proj", quantise_to_mxfp4)
+    meant = quantise(folder, MXFP4, quantise_to_mxfp4, ending="proj")
     config = ModelConfig(device="cpu", dtype="bfloat16", kernels="torch")
     loaded = load_model(folder, config, name="tiny")
     found = dict(loaded.model.named_parameters())
@@ -165,7 +125,7 @@ def test_mxfp4_is_dequantised_with_a_word_about_it(
 def test_numbers_of_eight_bits_are_not_the_type_of_a_model_that_says_none(
     folder: Path,
 ) -> None:
-    quantise(folder, FP8, "proj.weight", quantise_to_fp8)
+    quantise(folder, FP8, quantise_to_fp8)
     change_config(folder, dtype=None)
     assert load_model(folder, ModelConfig(), name="tiny").dtype == torch.bfloat16
 
@@ -244,7 +204,7 @@ def test_a_file_of_its_own_may_say_it(
 
 def test_fp8_with_scales_under_unknown_names_is_refused(folder: Path) -> None:
     """Otherwise the weights would be used without a scale."""
-    quantise(folder, {"quant_method": "fp8"}, "proj.weight", quantise_to_fp8)
+    quantise(folder, {"quant_method": "fp8"}, quantise_to_fp8)
     tensors = load_file(folder / "model.safetensors")
     renamed = {
         name.replace("_scale_inv", "_factor"): value for name, value in tensors.items()

@@ -108,7 +108,8 @@ def test_logits_are_left_as_they_are() -> None:
     logits = make_logits()
     before = logits.clone()
     sampling = SamplingParams(
-        temperature=0.7, top_k=4, min_p=0.1, logit_bias=((5, 9.0),), logprobs=1
+        **{"temperature": 0.7, "top_k": 4, "min_p": 0.1, "logprobs": 1},
+        **{"logit_bias": ((5, 9.0),), "bad_words": ((1,), (3, 2))},
     )
     sample_one(sampling, logits)
     assert torch.equal(logits, before)

@@ -7,11 +7,12 @@ from dataclasses import replace
 import math
 from typing import Any
 
+from interpreter import require_triton
 import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("triton", reason="needs the extra triton")
+require_triton()
 
 from trioserve.kernels.triton.sampling import choose_tokens  # noqa: E402
 from trioserve.model.sampling.choice import Choice, prepare_choice  # noqa: E402
@@ -28,8 +29,9 @@ from trioserve.model.sampling.operators import (  # noqa: E402
 from trioserve.model.sampling.sampler import Sampler  # noqa: E402
 from trioserve.model.sampling.triton_operators import TritonOperators  # noqa: E402
 from trioserve.model.step.scans import TorchScans, make_noise  # noqa: E402
-from trioserve.types.plan import SlotStart  # noqa: E402
 from trioserve.types.sampling import SamplingParams  # noqa: E402
+
+from .starts import make_start  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ORACLE = TorchOperators(TorchScans(), DEVICE)
@@ -50,20 +52,10 @@ def draw_logits(num_rows: int, vocab_size: int, scale: float = 2.0) -> Tensor:
     return (scale * torch.randn((num_rows, vocab_size), generator=generator)).to(DEVICE)
 
 
-def start(sampling: SamplingParams, slot: int) -> SlotStart:
-    return SlotStart(
-        slot=slot,
-        prompt_token_ids=(1, 2, 3),
-        output_token_ids=(),
-        sampling=sampling,
-        seed=slot,
-    )
-
-
 def prepare(samplings: tuple[SamplingParams, ...], vocab_size: int) -> list[Choice]:
     """Each row has another seed."""
     return [
-        prepare_choice(start(sampling, seed), vocab_size, DEVICE)
+        prepare_choice(make_start(sampling, seed=seed), vocab_size, DEVICE)
         for seed, sampling in enumerate(samplings)
     ]
 
@@ -256,7 +248,9 @@ def test_a_sampler_samples_the_same_with_them_and_waits_for_nothing(
     slots = list(range(len(samplings)))
     for sampler in samplers:
         for slot in slots:
-            sampler.start(start(samplings[slot], slot))
+            sampler.start(
+                make_start(samplings[slot], slot, prompt=(1, 2, 3), seed=slot)
+            )
     for step in range(2):
         logits = draw_logits(len(slots), 90, 1.0 + step)
         results = []

@@ -13,14 +13,8 @@ from trioserve.config import ModelConfig
 from trioserve.errors import NotEnoughMemory
 from trioserve.model.loading import weights_memory
 from trioserve.model.loading.weights_memory import check_weights_fit, count_weight_bytes
-from trioserve.testing.models import save_tiny_model
 
 CPU = ModelConfig(device="cpu")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return save_tiny_model("llama", tmp_path / "model")
 
 
 def count_numbers(folder: Path) -> int:

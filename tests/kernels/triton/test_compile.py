@@ -9,10 +9,14 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-pytest.importorskip("triton", reason="needs the extra triton")
+from ..building import NATIVE, keep
+
+triton = pytest.importorskip("triton", reason="needs the extra triton")
 
 FOLDER = Path(__file__).parent
+KERNELS = NATIVE.parent / "triton"
 
 # A program cannot have more, on cards of capability 8.6 and 8.9.
 LEAST_SHARED = 99 * 1024
@@ -32,13 +36,21 @@ SAMPLING_KERNELS = {"find_peaks", "sum_levels", "list_tokens", "draw", "penalize
 def compile_kernels(
     tmp_path: Path, script: str, *arguments: object
 ) -> list[dict[str, str | int]]:
-    # Compiled kernels are kept, so a test would find the kernels of the last run.
-    settings = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    settings.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, str(FOLDER / script), *map(str, arguments)]
-    done = subprocess.run(command, env=settings, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    """Compile kernels, unless the same compiler has compiled the same before."""
+
+    def compile_to(output: Path) -> None:
+        # Triton keeps compiled kernels, so it would find the kernels of the last run.
+        settings = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+        settings.pop("TRITON_INTERPRET", None)
+        command = [sys.executable, str(FOLDER / script), *map(str, arguments)]
+        done = subprocess.run(command, env=settings, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        output.write_text(done.stdout)
+
+    facts = (script, triton.__version__, torch.__version__, *map(str, arguments))
+    files = [*KERNELS.glob("*.py"), *FOLDER.glob("compil*.py")]
+    lines = keep(map(str.encode, facts), files, compile_to).read_text().splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def check(kernels: list[dict[str, str | int]], names: set[str]) -> None:

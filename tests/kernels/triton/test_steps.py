@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from interpreter import require_triton
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-pytest.importorskip("triton", reason="needs the extra triton")
+require_triton()
 
 from trioserve.kernels.triton.paged import PagedLayer  # noqa: E402
 from trioserve.kernels.triton.steps import (  # noqa: E402

@@ -7,52 +7,34 @@ import torch
 
 from trioserve.config import ModelConfig
 from trioserve.errors import InvalidConfig
-from trioserve.model.attention.backend import PagedBackend, PagedModel
+from trioserve.model.attention.backend import PagedBackend
 from trioserve.model.attention.choose import (
     choose_encoder_backend,
     choose_paged_backend,
 )
 from trioserve.model.attention.flat import FlatAttention
 from trioserve.model.attention.gather import GatherAttention
-from trioserve.model.attention.probe import LayerSpec, UnfitLayer
+from trioserve.model.attention.probe import UnfitLayer
 from trioserve.model.step.slots import SlotTables
 
-
-def make_layer(*, needs_scores: bool) -> LayerSpec:
-    return LayerSpec(
-        module_name="layer",
-        num_heads=2,
-        num_kv_heads=1,
-        key_dim=4,
-        value_dim=4,
-        is_causal=False,
-        window=None,
-        scaling=1.0,
-        softcap=30.0 if needs_scores else None,
-    )
+from .steps import make_layer, make_model
 
 
 def test_an_encoder_gets_the_backend_that_supports_its_layers() -> None:
-    layers = (make_layer(needs_scores=False),)
+    layers = (make_layer(),)
     backend = choose_encoder_backend(layers, torch.device("cpu"))
     assert isinstance(backend, FlatAttention)
 
 
 def test_an_encoder_without_a_backend_is_refused() -> None:
-    layers = make_layer(needs_scores=False), make_layer(needs_scores=True)
+    layers = make_layer(), make_layer(softcap=30.0)
     with pytest.raises(UnfitLayer, match="no attention backend supports its layers"):
         choose_encoder_backend(layers, torch.device("cpu"))
 
 
 def choose(wanted: str) -> PagedBackend:
     cpu = torch.device("cpu")
-    model = PagedModel(
-        layers=(make_layer(needs_scores=False),),
-        num_blocks=2,
-        block_size=16,
-        dtype=torch.float32,
-        device=cpu,
-    )
+    model = make_model(block_size=16, device=cpu)
     tables = SlotTables(max_num_seqs=1, max_model_len=32, block_size=16, device=cpu)
     return choose_paged_backend(model, tables, wanted)
 

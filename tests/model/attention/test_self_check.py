@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from interpreter import require_triton
 import pytest
 import torch
 from torch import Tensor, nn
@@ -76,7 +77,7 @@ def test_a_failure_is_told() -> None:
 
 
 def test_tritons_kernels_agree() -> None:
-    pytest.importorskip("triton", reason="needs the extra triton")
+    require_triton()
     from trioserve.model.attention.paged_triton import TritonAttention
 
     model = make_model(layer=LAYERS["all"])

@@ -21,15 +21,20 @@ FLAT = (
     *("modernbert", "llama", "qwen3", "mistral", "gemma3_text"),
 )
 PADDED = ("mpnet", "deberta-v2")
+CAUSAL = ("llama", "qwen3", "mistral")
 
 
 @pytest.mark.parametrize("kind", FLAT + PADDED)
 def test_mixed_lengths(tiny_encoder: Any, make_input: Any, kind: str) -> None:
     """Lengths come in any order; some are equal, and one is a single token."""
     lengths = (17, 3, 40, 1, 17, 9, 100, 3, 41)
-    tiny_encoder(kind, kernels="torch").check_states(
+    tiny = tiny_encoder(kind, kernels="torch")
+    tiny.check_states(
         *(make_input(length, seed=seed) for seed, length in enumerate(lengths))
     )
+    assert tiny.loaded.is_causal == (kind in CAUSAL)
+    # Only models with attention of their own are padded.
+    assert isinstance(tiny.loaded.forward, FlatPass) == (kind in FLAT)
 
 
 # Not DeBERTa, whose code in transformers gives masked tokens no keys at all.
@@ -68,14 +73,6 @@ def test_models_without_pairs(tiny_encoder: Any, make_input: Any, kind: str) -> 
     torch.testing.assert_close(encoded.states[:12], encoded.states[12:])
 
 
-@pytest.mark.parametrize("kind", FLAT + PADDED)
-def test_only_models_with_attention_of_their_own_are_padded(
-    tiny_encoder: Any, kind: str
-) -> None:
-    forward = tiny_encoder(kind, kernels="torch").loaded.forward
-    assert isinstance(forward, FlatPass) == (kind in FLAT)
-
-
 @pytest.mark.parametrize("kind", ["deberta-v2"])
 def test_pairs_in_rectangles(tiny_encoder: Any, make_input: Any, kind: str) -> None:
     tiny = tiny_encoder(kind, type_vocab_size=2)
@@ -91,12 +88,6 @@ def test_padding_tokens_in_a_text(tiny_encoder: Any, kind: str) -> None:
         PoolingInput(token_ids=array("i", [9, 10, 1, 11, 1, 12])),
         PoolingInput(token_ids=array("i", [20, 21, 22, 23])),
     )
-
-
-@pytest.mark.parametrize("kind", FLAT + PADDED)
-def test_which_models_are_causal(tiny_encoder: Any, kind: str) -> None:
-    is_causal = kind in ("llama", "qwen3", "mistral")
-    assert tiny_encoder(kind).loaded.is_causal == is_causal
 
 
 def test_decoders_that_look_both_ways(tiny_encoder: Any, make_input: Any) -> None:

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-import functools
-from pathlib import Path
 import threading
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 import torch
 from torch import Tensor
 
-from trioserve.config import ModelConfig
-from trioserve.model.loading.load import load_model
 from trioserve.model.runner import ModelRunner
-from trioserve.model.runtimes.loaded import LoadedModel
 from trioserve.model.sampling.launched import LaunchedStep
 from trioserve.model.shards.group import TensorGroup
-from trioserve.model.stages.loading import load_stage
 from trioserve.model.stages.stage import LoadedStage
-from trioserve.testing.models import save_tiny_model
 from trioserve.types.plan import StepPlan
-from trioserve.types.stage_place import Shard, StagePlace
 
 T = TypeVar("T")
-
-CPU = ModelConfig(device="cpu", kernels="torch")
 
 
 class ThreadCollectives:
@@ -137,40 +126,6 @@ class Shards:
 
     def close(self) -> None:
         self._threads.close()
-
-
-@dataclass(frozen=True)
-class Split:
-    """A whole model, and the shards that it can be split into."""
-
-    folder: Path
-    loaded: LoadedModel
-
-    def shards(self, count: int, kernels: str = "torch") -> list[LoadedStage]:
-        config = ModelConfig(device="cpu", kernels=kernels)  # type: ignore[arg-type]
-        return [
-            load_stage(
-                *(self.folder, config),
-                name="tiny",
-                place=StagePlace(
-                    stage=0, num_stages=1, shard=Shard(index=index, count=count)
-                ),
-            )
-            for index in range(count)
-        ]
-
-
-@pytest.fixture(scope="session")
-def split(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Split]:
-    """Build a tiny model, once for all tests."""
-
-    @functools.cache
-    def build(model_type: str = "llama", **changes: Any) -> Split:
-        folder = tmp_path_factory.mktemp(model_type)
-        save_tiny_model(model_type, folder, **changes)
-        return Split(folder, load_model(folder, CPU, name="tiny"))
-
-    return build
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """One shard's exchanges in a process of its own.
 
-python exchange_process.py INDEX PORT (memory | gloo)
+python exchange_process.py INDEX PORT PORT
+
+Over shared memory first, and then over gloo.
 """
 
 from __future__ import annotations
@@ -16,14 +18,19 @@ from trioserve.model.stages.distributed import open_channels
 from trioserve.types.stage_place import Shard, StagePlace
 
 
-def main(index: str, port: str, way: str) -> None:
-    if way == "gloo":
-        # As on several machines.
-        distributed.share_memory = lambda *others: None
+def main(index: str, *ports: str) -> None:
     place = StagePlace(stage=0, num_stages=1, shard=Shard(index=int(index), count=2))
+    # Memory tells nothing of a process that has ended: the engine ends the others.
+    exchange(place, int(ports[0]))
+    # As on several machines.
+    distributed.share_memory = lambda *others: None
+    exchange(place, int(ports[1]))
+
+
+def exchange(place: StagePlace, port: int) -> None:
     device = torch.device("cpu")
     with open_channels(
-        place, device, host="127.0.0.1", port=int(port), timeout_seconds=60.0
+        place, device, host="127.0.0.1", port=port, timeout_seconds=60.0
     ) as channels:
         group = channels.shards
         assert group is not None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-import functools
-from pathlib import Path
 from queue import Empty, SimpleQueue
 import threading
 from typing import Any
@@ -15,70 +13,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from trioserve.config import ModelConfig
 from trioserve.model.ends.stage import StageEnds
-from trioserve.model.loading.load import load_model
 from trioserve.model.runner import ModelRunner
-from trioserve.model.runtimes.loaded import LoadedModel
 from trioserve.model.shards.group import StageLost
 from trioserve.model.stages.links import Channels, StageLinks
-from trioserve.model.stages.loading import load_stage
 from trioserve.model.stages.stage import LoadedStage
-from trioserve.testing.models import save_tiny_model
 from trioserve.types.output import StepResult
 from trioserve.types.plan import StepPlan
-from trioserve.types.stage_place import StagePlace
-
-CPU = ModelConfig(device="cpu", kernels="torch")
 
 # A message: "send" or "receive", "hidden" or "sampled", number of rows.
 Note = tuple[str, str, int]
-
-# A layer for each of three stages.
-_NUM_LAYERS: dict[str, dict[str, Any]] = {
-    "gpt2": {"n_layer": 3},
-    "gpt_oss": {
-        "num_hidden_layers": 3,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-    },
-}
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A whole model, and the stages that it can be cut into."""
-
-    folder: Path
-    loaded: LoadedModel
-
-    @functools.cache
-    def stages(
-        self, num_stages: int, kernels: str = "torch"
-    ) -> tuple[LoadedStage, ...]:
-        config = ModelConfig(device="cpu", kernels=kernels)  # type: ignore[arg-type]
-        return tuple(
-            load_stage(
-                self.folder,
-                config,
-                name="tiny",
-                place=StagePlace(stage=stage, num_stages=num_stages),
-            )
-            for stage in range(num_stages)
-        )
-
-
-@pytest.fixture(scope="session")
-def cut(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Cut]:
-    """Build a tiny model of three layers, once for all tests."""
-
-    @functools.cache
-    def build(model_type: str = "llama", **changes: Any) -> Cut:
-        changes |= _NUM_LAYERS.get(model_type, {"num_hidden_layers": 3})
-        folder = tmp_path_factory.mktemp(model_type)
-        save_tiny_model(model_type, folder, **changes)
-        return Cut(folder, load_model(folder, CPU, name="tiny"))
-
-    return build
 
 
 class QueueChannel:

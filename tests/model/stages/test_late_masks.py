@@ -99,7 +99,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 def make_sequences() -> list[Scheduled]:
     """Sequences with every kind of sampling; two of three have grammars."""
-    samplings = [s for s in SAMPLINGS["everything"][::2] if not s.reasoning_budget]
+    samplings = [s for s in SAMPLINGS["everything"] if not s.reasoning_budget]
     chance = random.Random(3)
     return [
         Scheduled(

@@ -15,8 +15,9 @@ from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
 
 from trioserve.config import ModelConfig
-from trioserve.errors import InvalidConfig, UnsupportedModel
-from trioserve.model.stages.loading import load_stage
+from trioserve.errors import UnsupportedModel
+from trioserve.model.loading.outline import outline_model
+from trioserve.model.stages.loading import load_stage, outline_stage
 from trioserve.testing.models import TINY_MODELS, save_tiny_model
 from trioserve.types.stage_place import StagePlace
 
@@ -40,6 +41,22 @@ def test_stages_hold_the_model_between_them(
         # GPT-2 looks up its positions at every stage, before the layers.
         assert len(holders) == 1 or "wpe" in name
         assert all(torch.equal(each, weight) for each in holders)
+
+
+@pytest.mark.parametrize("model_type", sorted(TINY_MODELS))
+def test_the_outline_equals_the_model_and_its_stages(
+    cut: Callable[..., Any], model_type: str
+) -> None:
+    model = cut(model_type)
+    outline = outline_model(model.folder, CPU)
+    assert outline is not None
+    assert outline.kv_bytes_per_token == model.loaded.info.kv_bytes_per_token
+    assert outline.max_model_len == model.loaded.info.max_model_len
+    assert outline.device == model.loaded.device
+    for stage in model.stages(3):
+        part = outline_stage(model.folder, CPU, place=stage.place)
+        assert part is not None
+        assert part.kv_bytes_per_token == stage.info.kv_bytes_per_token
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt_oss"])
@@ -96,12 +113,6 @@ def test_a_tied_embedding_may_lie_under_the_heads_name(tmp_path: Path) -> None:
     held = list_weights(stage.model)
     assert torch.equal(held["model.embed_tokens.weight"], embedding)
     assert "lm_head.weight" not in held
-
-
-def test_more_stages_than_layers_are_refused(tmp_path: Path) -> None:
-    folder = save_tiny_model("llama", tmp_path)
-    with pytest.raises(InvalidConfig, match="3 stages cannot share 2 layers"):
-        load_stage(folder, CPU, name="x", place=StagePlace(stage=0, num_stages=3))
 
 
 def test_layers_with_something_between_them_are_refused(

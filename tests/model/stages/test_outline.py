@@ -16,28 +16,10 @@ from trioserve.errors import InvalidConfig, UnsupportedModel
 from trioserve.model.attention.cache_memory import count_fitting_blocks
 from trioserve.model.loading.outline import outline_model
 from trioserve.model.stages.loading import outline_stage
-from trioserve.testing.models import TINY_MODELS, save_tiny_model
+from trioserve.testing.models import save_tiny_model
 from trioserve.types.stage_place import StagePlace
 
 CPU = ModelConfig(device="cpu")
-
-
-@pytest.mark.parametrize("model_type", sorted(TINY_MODELS))
-def test_the_outline_equals_the_model_and_its_stages(
-    cut: Callable[..., Any], model_type: str
-) -> None:
-    model = cut(model_type)
-    outline = outline_model(model.folder, CPU)
-    assert outline is not None
-    assert outline.kv_bytes_per_token == model.loaded.info.kv_bytes_per_token
-    assert outline.max_model_len == model.loaded.info.max_model_len
-    assert outline.device == model.loaded.device
-    for number, stage in enumerate(model.stages(2)):
-        part = outline_stage(
-            model.folder, CPU, place=StagePlace(stage=number, num_stages=2)
-        )
-        assert part is not None
-        assert part.kv_bytes_per_token == stage.info.kv_bytes_per_token
 
 
 def test_so_it_is_of_a_model_that_sees(tiny_vision: Callable[..., Any]) -> None:

@@ -9,18 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from trioserve.config import ModelConfig
-from trioserve.errors import InvalidConfig
 from trioserve.model.loading.plain.llama import load_plain
 from trioserve.model.runtimes.loaded import LoadedModel
-from trioserve.model.self_check.steps import COMPARED_TOKENS, make_check
 from trioserve.model.stages.loading import load_stage, outline_stage
 from trioserve.model.stages.plain import load_plain_stage, outline_plain_stage
 from trioserve.model.stages.stage import LoadedStage
 from trioserve.testing.models import save_tiny_model
 from trioserve.types.stage_place import StagePlace
+
+from ..planning import compute_on_kernels
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")
 
@@ -44,17 +43,6 @@ def load(folder: Path, num_stages: int) -> list[LoadedStage]:
     return loaded
 
 
-@torch.inference_mode()
-def compute(models: list[Any]) -> Tensor:
-    """Return the logits of COMPARED_TOKENS, by one model after the other."""
-    tables, inputs = make_check(models[0].info.vocab_size)
-    vectors = models[0].model.get_input_embeddings()(inputs.input_ids)[0]
-    for model in models:
-        layers = model.native.open(tables, num_blocks=tables.block_ids.shape[1])
-        vectors = layers.run(vectors, inputs, COMPARED_TOKENS, inputs.position_ids)
-    return vectors
-
-
 @pytest.mark.parametrize("num_stages", [2, NUM_LAYERS])
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_the_stages_compute_what_the_model_does(
@@ -63,8 +51,9 @@ def test_the_stages_compute_what_the_model_does(
     folder = save(tmp_path, tie_word_embeddings=is_tied)
     whole = load_plain(folder, CPU, name="tiny")
     assert isinstance(whole, LoadedModel)
-    expected = compute([whole])
-    assert torch.allclose(compute(load(folder, num_stages)), expected, atol=1e-5)
+    expected = compute_on_kernels(whole)
+    actual = compute_on_kernels(*load(folder, num_stages))
+    assert torch.allclose(actual, expected, atol=1e-5)
 
 
 def test_a_stage_may_be_loaded_either_way(tmp_path: Path) -> None:
@@ -91,14 +80,6 @@ def test_another_model_is_left_to_transformers(tmp_path: Path) -> None:
         outline_plain_stage(folder, CPU, place=StagePlace(stage=0, num_stages=2))
         is None
     )
-
-
-def test_more_stages_than_layers_are_refused(tmp_path: Path) -> None:
-    folder = save(tmp_path)
-    with pytest.raises(InvalidConfig, match="4 stages cannot share 3 layers"):
-        load_plain_stage(
-            folder, CPU, name="x", place=StagePlace(stage=0, num_stages=NUM_LAYERS + 1)
-        )
 
 
 def test_the_room_imports_no_transformers() -> None:

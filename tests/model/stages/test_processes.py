@@ -23,17 +23,16 @@ RUN = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
 pytestmark = pytest.mark.slow
 
 
-def find_port() -> int:
+def find_port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+        return str(server.getsockname()[1])
 
 
 def test_two_processes_write_the_same_as_one_and_notice_each_others_end(
     cut: Callable[..., Any],
 ) -> None:
     model = cut()
-    port = str(find_port())
+    port = find_port()
     stages = [
         subprocess.Popen(
             [

@@ -9,14 +9,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trioserve.model.attention.backend import PagedModel
 from trioserve.model.attention.gather import GatherAttention
-from trioserve.model.attention.probe import LayerSpec
 from trioserve.model.step.layout import lay_out
 from trioserve.model.step.slots import SlotTables
 from trioserve.types.ids import BlockId
 from trioserve.types.plan import StepPlan, StepRow
 
+from ..attention.steps import make_layer, make_model
 from ..starts import make_start
 
 BLOCK_SIZE = 16
@@ -57,24 +56,9 @@ def lay_out_decodes(
         block_size=BLOCK_SIZE,
         device=device,
     )
-    layer = LayerSpec(
-        module_name="layer",
-        num_heads=1,
-        num_kv_heads=1,
-        key_dim=1,
-        value_dim=1,
-        is_causal=True,
-        window=window,
-        scaling=1.0,
-        softcap=30.0,
-    )
-    model = PagedModel(
-        layers=(layer,),
-        num_blocks=1,
-        block_size=BLOCK_SIZE,
-        dtype=torch.bfloat16,
-        device=device,
-    )
+    layer = make_layer(heads=(1, 1), dims=(1, 1), window=window, softcap=30.0)
+    dtype = torch.bfloat16
+    model = make_model(layer=layer, block_size=BLOCK_SIZE, dtype=dtype, device=device)
     backend = GatherAttention(model, tables)
     for slot in range(num_rows):
         outputs = (5,) * (num_tokens - 3)

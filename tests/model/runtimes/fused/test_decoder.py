@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+import functools
 from typing import Any
 
+from interpreter import require_triton
 import pytest
 import torch
 from torch import Tensor
@@ -18,12 +20,12 @@ from trioserve.model.loading.choose_runtime import make_decoder
 from trioserve.model.loading.files.facts import read_facts
 from trioserve.model.loading.load import load_modules
 from trioserve.model.runtimes.choice import NotRecognised
-from trioserve.model.runtimes.fused.graphs import Capture, find_size, list_sizes
+from trioserve.model.runtimes.fused.graphs import find_size, list_sizes
 from trioserve.model.runtimes.loaded import LoadedModel
 
 from ...planning import Planner, make_prompt
 
-pytest.importorskip("triton", reason="needs the extra triton")
+require_triton()
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -50,16 +52,25 @@ class Repeated:
         return self.function()
 
 
-def load(model: Any, capture: Capture | None = None) -> LoadedModel:
+GRAPHS: list[Repeated] = []
+
+
+def capture(function: Callable[[], Tensor]) -> Repeated:
+    GRAPHS.append(Repeated(function))
+    return GRAPHS[-1]
+
+
+@functools.cache
+def load(model: Any) -> LoadedModel:
+    """Load a model once. It captures graphs only for runners that warm up."""
     from trioserve.model.runtimes.fused.decoder import FusedDecoder
 
     config = ModelConfig(device=model.loaded.device.type, dtype="float32")
     facts = read_facts(model.folder, config)
     loaded = load_modules(model.folder, config, facts, "tiny")
     # It compares the outputs itself.
-    make_capture = None if capture is None else lambda: capture
     decoder = make_decoder(
-        loaded, lambda parts: FusedDecoder(parts, make_capture), int8=False
+        loaded, lambda parts: FusedDecoder(parts, lambda: capture), int8=False
     )
     return replace(loaded, native=decoder)
 
@@ -74,31 +85,21 @@ def test_a_model_writes_what_generate_writes(
     planner.step((sequences[0], 5))
     planner.step((sequences[1], 9), (sequences[0], 4))
     planner.run(*sequences, num_tokens=2)
-    for sequence in sequences:
-        expected = model.generate(sequence.prompt, len(sequence.outputs))
-        assert sequence.outputs == expected
+    model.check(*sequences)
 
 
 # Padding computes with what its memory held before.
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_graphs_write_the_same_with_padding(tiny: Callable[..., Any]) -> None:
-    graphs: list[Repeated] = []
-
-    def capture(function: Callable[[], Tensor]) -> Repeated:
-        graphs.append(Repeated(function))
-        return graphs[-1]
-
     model = tiny("qwen2", DEVICE)
-    planner = Planner(load(model, capture), max_num_seqs=4)
+    planner = Planner(load(model), max_num_seqs=4)
     planner.runner.warm_up()
     sequences = [planner.begin(make_prompt(9, slot), slot=slot) for slot in range(3)]
     planner.step(*((sequence, 9) for sequence in sequences))
     planner.run(*sequences, num_tokens=2)
-    for sequence in sequences:
-        expected = model.generate(sequence.prompt, len(sequence.outputs))
-        assert sequence.outputs == expected
+    model.check(*sequences)
     # Three rows in a graph of four.
-    assert sum(graph.num_replays for graph in graphs) == 1
+    assert sum(graph.num_replays for graph in GRAPHS) == 1
 
 
 def test_sizes_of_graphs() -> None:
