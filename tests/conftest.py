@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 import functools
 import gc
 import os
@@ -19,7 +19,7 @@ import hypercorn.trio.run
 from hypothesis import settings
 import pytest
 import trio
-from warm_start import warm_start
+from warm_start import WarmClient, warm_start
 from xdist.scheduler import LoadFileScheduling
 
 from trioserve.kernels.library import NoKernels, open_library
@@ -169,15 +169,14 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def start_helper() -> Iterator[Callable[[], object]]:
+def helper() -> Iterator[WarmClient]:
     """Start most processes of trioserve by a fork, without the seconds of their imports.
 
     These are real executions: the server of tests/e2e/conftest.py with its engine process,
-    and wherever a test asks for `executable`. The function that this returns starts the helper
-    before a test counts the children of this process.
+    and wherever a test asks for `executable`.
     """
-    with warm_start() as start:
-        yield start
+    with warm_start() as client:
+        yield client
 
 
 @pytest.fixture(scope="session", autouse=True)

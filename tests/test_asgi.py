@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 import subprocess
-import sys
 from typing import Any
 
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.utils import load_application
 import pytest
+from warm_start import FORK
 
 from trioserve.asgi import create_app
 from trioserve.errors import InvalidConfig
@@ -58,7 +58,7 @@ def test_hypercorns_workers_for_asyncio_are_known(
         exec("create_app(max_num_seqs=0)", program)
 
 
-HYPERCORN = [sys.executable, "-m", "hypercorn", "-b", "127.0.0.1:0"]
+HYPERCORN = [*FORK, "-m", "hypercorn", "-b", "127.0.0.1:0"]
 
 # A server that looks for this model has not been refused before.
 MISSING = "trioserve.asgi:create_app('/no/such/model')"

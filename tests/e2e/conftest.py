@@ -12,6 +12,7 @@ import time
 
 import pytest
 from server_process import END_SECONDS, SERVE, ServerProcess, start_process
+from warm_start import WarmClient
 
 from trioserve.testing.models import save_tiny_model
 from trioserve.testing.tokenizer import tiny_tokenizer
@@ -20,9 +21,15 @@ PLUGIN_PAGE = Path(__file__).parents[2] / "docs" / "reasoning-and-plugins.rst"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def helper(start_helper: Callable[[], object]) -> None:
+def started_helper(helper: WarmClient) -> None:
     """Start the helper of warm_start.py, a child of this process, before tests count them."""
-    start_helper()
+    helper.connect()
+
+
+@pytest.fixture(scope="module")
+def with_transformers(helper: WarmClient) -> None:
+    """Let processes of this file have what models need that have modules of transformers."""
+    helper.preload("transformers.models.llama.modeling_llama")
 
 
 @pytest.fixture(scope="session", autouse=True)

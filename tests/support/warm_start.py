@@ -15,10 +15,11 @@ and the system gives the new process to the one that asked, which is its subreap
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 import ctypes
 from dataclasses import dataclass, field
+import fcntl
 import gc
 from importlib import import_module
 import json
@@ -29,6 +30,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
 from types import ModuleType
@@ -93,7 +95,7 @@ class _Job:
     )
 
 
-class _Client:
+class WarmClient:
     """Asks a helper for processes.
 
     Args:
@@ -120,9 +122,16 @@ class _Client:
                 self._sock = self._open_helper()
             return self._sock
 
+    def preload(self, *modules: str) -> None:
+        """Import modules that many of the processes will need, and most others not."""
+        self._ask(modules, [])
+
     def start(self, job: _Job, descriptors: list[int]) -> int:
         """Start a process and return its number."""
-        body = json.dumps(vars(job)).encode()
+        return self._ask(vars(job), descriptors)
+
+    def _ask(self, request: object, descriptors: list[int]) -> int:
+        body = json.dumps(request).encode()
         sock = self.connect()
         with self._lock:
             _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -135,7 +144,7 @@ class _Client:
 
 
 class _WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
-    client: _Client
+    client: WarmClient
 
     # The step of Popen that starts the process.
     def _execute_child(self, args: Any, executable: Any, *rest: Any) -> None:
@@ -162,12 +171,12 @@ class _WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
 
 
 @contextmanager
-def warm_start() -> Iterator[Callable[[], object]]:
+def warm_start() -> Iterator[WarmClient]:
     """Replace subprocess.Popen.
 
     Yields:
-      a function that starts the helper; otherwise the first command starts it. The helper is
-      a child of this process.
+      the client of the helper, a child of this process. The first command starts it, unless
+      `connect` or `preload` has done so.
     """
     ours, theirs = socket.socketpair()
     helpers = []
@@ -190,15 +199,15 @@ def warm_start() -> Iterator[Callable[[], object]]:
     client = _replace_popen(open_helper)
     try:
         with ours, theirs:
-            yield client.connect
+            yield client
     finally:
         subprocess.Popen = original  # type: ignore[misc]
         for helper in helpers:
             helper.wait()
 
 
-def _replace_popen(open_helper: Callable[[], socket.socket]) -> _Client:
-    client = _WarmPopen.client = _Client(open_helper)
+def _replace_popen(open_helper: Callable[[], socket.socket]) -> WarmClient:
+    client = _WarmPopen.client = WarmClient(open_helper)
     subprocess.Popen = _WarmPopen  # type: ignore[misc]
     return client
 
@@ -212,6 +221,11 @@ def _serve(sock: socket.socket) -> _Job:
         body = b""
         while len(body) < int(header):
             body += sock.recv(int(header) - len(body))
+        request = json.loads(body)
+        if isinstance(request, list):
+            _import_all(request)
+            sock.sendall(b"%8d" % 0)
+            continue
         reader, writer = os.pipe()
         if middle := os.fork():
             for each in (*received, writer):
@@ -224,7 +238,7 @@ def _serve(sock: socket.socket) -> _Job:
             os.write(writer, b"%8d" % child)
             os._exit(0)
         else:
-            job = _Job(**json.loads(body))
+            job = _Job(**request)
             _take_descriptors(received, job.descriptors)
             return job
 
@@ -259,6 +273,9 @@ def _become(job: _Job, path: list[str]) -> None:
         signal.signal(each, signal.SIG_IGN if each in job.ignored else default)
     if job.is_session:
         os.setsid()
+        if os.isatty(0):
+            # It would be the terminal of the first program that opens it.
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     elif job.group != -1:
         os.setpgid(0, job.group)
     os.chdir(job.folder)
@@ -346,14 +363,18 @@ def _run(kind: str, *command: str) -> int:
     return 0
 
 
-def main() -> None:
-    known = {*os.environ.get("PYTHONPATH", "").split(os.pathsep), sys.path[0]}
-    path = [each for each in sys.path if each not in known]
-    for each in _MODULES:
+def _import_all(modules: Iterable[str]) -> None:
+    for each in modules:
         import_module(each)
     assert len(os.listdir("/proc/self/task")) == 1, "a helper has no other thread"
     gc.collect()
     gc.freeze()
+
+
+def main() -> None:
+    known = {*os.environ.get("PYTHONPATH", "").split(os.pathsep), sys.path[0]}
+    path = [each for each in sys.path if each not in known]
+    _import_all(_MODULES)
     _work(socket.socket(fileno=int(sys.argv[1])), path)
 
 

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import trio
 import trio.testing
+from warm_start import WarmClient
 
 from trioserve.config import EngineConfig, build_config
 from trioserve.errors import WeightsNotFound
@@ -362,13 +363,13 @@ async def test_a_stage_that_hangs_up_before_it_is_ready_is_named(
 
 
 async def test_a_wrong_model_gives_the_same_error_as_in_one_process(
-    start_helper: Callable[[], object],
+    helper: WarmClient,
 ) -> None:
     config = build_config(
         EngineConfig, {"model": "/no/such/folder", "pipeline_parallel_size": 2}
     )
     # The helper, and servers that other tests share, are children, too.
-    start_helper()
+    helper.connect()
     before = set(psutil.Process().children())
     with trio.fail_after(60), pytest.raises(WeightsNotFound, match="/no/such/folder"):
         async with open_pipeline(config):

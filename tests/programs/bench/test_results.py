@@ -8,10 +8,10 @@ from pathlib import Path
 import resource
 import signal
 import subprocess
-import sys
 
 import pytest
 import trio
+from warm_start import FORK
 
 from trioserve.__main__ import main
 from trioserve.errors import InvalidConfig
@@ -37,7 +37,7 @@ async def report(tokenizer_folder: Path) -> Report:
             return await measure(LOAD, read_servers([f"fake={server.url}"]))
 
 
-COMMAND = [sys.executable, "-m", "trioserve", "bench", "serve"]
+COMMAND = [*FORK, "-m", "trioserve", "bench", "serve"]
 
 
 async def test_figures_are_printed_if_their_files_cannot_be_written(

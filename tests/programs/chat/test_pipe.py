@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import trio
+from warm_start import FORK
 
 from trioserve.__main__ import main
 from trioserve.testing.server import open_fake_server
@@ -107,7 +108,7 @@ async def test_a_reader_may_stop_early(tokenizer_folder: Path) -> None:
     async with open_fake_server(tokenizer_folder, step_seconds=0.005) as server:
         with trio.fail_after(60):
             process = await trio.lowlevel.open_process(
-                [sys.executable, "-m", "trioserve", "chat", "-p", "Hello"]
+                [*FORK, "-m", "trioserve", "chat", "-p", "Hello"]
                 + ["--url", server.url],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

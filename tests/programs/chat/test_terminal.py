@@ -9,6 +9,7 @@ import signal
 from typing import Any
 
 import pytest
+from terminal import Terminal, open_terminal
 import trio
 
 from trioserve.testing.models import save_tiny_model
@@ -16,7 +17,6 @@ from trioserve.testing.server import open_fake_server
 from trioserve.testing.tokenizer import tiny_tokenizer
 
 from .conftest import END, CannedServer, make_answer, make_events
-from .terminal_kit import Terminal, open_terminal
 
 CTRL_C, CTRL_D, CTRL_J = "\x03", "\x04", "\x0a"
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-import fcntl
+from contextlib import AbstractContextManager, asynccontextmanager
 import os
 from pathlib import Path
 import signal
-import struct
-import subprocess
-import sys
-import termios
+from typing import Any
 
 import httpx2 as httpx
+from terminal import Terminal, open_terminal
 import trio
 
 from trioserve.config import HttpConfig
@@ -25,66 +22,17 @@ BODY = {"prompt": "a", "max_tokens": 200, "stream": True}
 _LEAVE = b"\x1b[?1049l"
 
 
-class Terminal:
-    """A terminal with a program in it."""
-
-    def __init__(self, master: int, process: subprocess.Popen[bytes]) -> None:
-        self._stream = trio.lowlevel.FdStream(master)
-        self._master = master
-        self.process = process
-        self.output = b""
-
-    async def wait_for(self, *texts: bytes) -> None:
-        """Read until all texts have come since the last call."""
-        seen = b""
-        while not all(text in seen for text in texts):
-            seen += await self._stream.receive_some(65536)
-        self.output += seen
-
-    async def press(self, keys: bytes) -> None:
-        await self._stream.send_all(keys)
-
-    def resize(self, lines: int, columns: int) -> None:
-        size = struct.pack("HHHH", lines, columns, 0, 0)
-        fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
-        self.process.send_signal(signal.SIGWINCH)
-
-    async def close(self) -> None:
-        await self._stream.aclose()
-
-    async def wait_end(self) -> int:
-        """Read to the end; returns the exit code."""
-        try:
-            while data := await self._stream.receive_some(65536):
-                self.output += data
-        except trio.BrokenResourceError:
-            # The other end of a terminal closes with an error.
-            pass
-        return self.process.wait()
+def open_top(*arguments: str, **options: Any) -> AbstractContextManager[Terminal]:
+    return open_terminal(["top", "--interval", "0.1", *arguments], **options)
 
 
-@asynccontextmanager
-async def open_terminal(
-    *arguments: str, term: str = "xterm", stderr: int | None = None
-) -> AsyncIterator[Terminal]:
-    master, slave = os.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    # With these, curses would not ask the terminal for its size.
-    env = {k: v for k, v in os.environ.items() if k not in ("LINES", "COLUMNS")}
-    process = subprocess.Popen(  # noqa: ASYNC220
-        [sys.executable, "-m", "trioserve", "top", "--interval", "0.1", *arguments],
-        stdin=slave,
-        stdout=slave,
-        stderr=slave if stderr is None else stderr,
-        start_new_session=True,
-        env={**env, "TERM": term},
-    )
-    os.close(slave)
-    try:
-        yield Terminal(master, process)
-    finally:
-        process.kill()
-        process.wait()
+async def wait_text(terminal: Terminal, *texts: str) -> None:
+    """Wait in a thread, because the server is in this one."""
+    await trio.to_thread.run_sync(terminal.wait_text, *texts)
+
+
+async def wait_end(terminal: Terminal) -> int:
+    return await trio.to_thread.run_sync(terminal.wait_end)
 
 
 @asynccontextmanager
@@ -110,27 +58,27 @@ async def test_requests_are_shown_sorted_and_cancelled(tokenizer_folder: Path) -
             await trio.sleep(0.01)
         nursery.start_soon(send, server, "second")
         arguments = ("--url", server.url, "--api-key", "sk-a")
-        async with open_terminal(*arguments) as terminal:
-            await terminal.wait_for(b"first", b"second", b"decode", b"key 1", b"quit")
-            await terminal.press(b"i")
-            await terminal.wait_for(b"id")
-            await terminal.press(b"\x1bOB")
-            await terminal.press(b"c")
-            await terminal.wait_for(b"second?")
-            await terminal.press(b"y")
+        with open_top(*arguments) as terminal:
+            await wait_text(terminal, "first", "second", "decode", "key 1", "quit")
+            terminal.type("i")
+            await wait_text(terminal, "id")
+            terminal.type("\x1bOB")
+            terminal.type("c")
+            await wait_text(terminal, "second?")
+            terminal.type("y")
             # The line may begin with "cancel" already.
-            await terminal.wait_for(b"led 1 request")
+            await wait_text(terminal, "led 1 request")
             ids = {each.id for each in server.state.live}
             assert "first" in ids and "second" not in ids
-            await terminal.press(b"\r")
-            await terminal.wait_for(b"device", b"handle_request")
+            terminal.type("\r")
+            await wait_text(terminal, "device", "handle_request")
             # A terminal of four lines has no room for rows.
-            terminal.resize(4, 20)
-            await terminal.wait_for(b"1 request")
-            terminal.resize(24, 80)
-            await terminal.press(b"q")
-            assert await terminal.wait_end() == 0
-        assert _LEAVE in terminal.output
+            terminal.resize(20, 4)
+            await wait_text(terminal, "1 request")
+            terminal.resize(80, 24)
+            terminal.type("q")
+            assert await wait_end(terminal) == 0
+        assert _LEAVE in terminal.raw
 
 
 async def test_a_server_that_goes_away_is_told_and_a_signal_restores_the_terminal(
@@ -138,15 +86,15 @@ async def test_a_server_that_goes_away_is_told_and_a_signal_restores_the_termina
 ) -> None:
     async with open_server(tokenizer_folder) as (server, nursery):
         arguments = ("--url", server.url, "--api-key", "sk-a")
-        async with open_terminal(*arguments) as terminal:
-            await terminal.wait_for(b"0 requests")
+        with open_top(*arguments) as terminal:
+            await wait_text(terminal, "0 requests")
             server.state.keys._digests = {
                 each: b"" for each in server.state.keys._digests
             }
-            await terminal.wait_for(b"does not know this key")
+            await wait_text(terminal, "does not know this key")
             terminal.process.send_signal(signal.SIGTERM)
-            assert await terminal.wait_end() == 0
-        assert _LEAVE in terminal.output
+            assert await wait_end(terminal) == 0
+        assert _LEAVE in terminal.raw
 
 
 async def test_a_closed_terminal_ends_it_without_a_traceback(
@@ -155,10 +103,10 @@ async def test_a_closed_terminal_ends_it_without_a_traceback(
     async with open_server(tokenizer_folder) as (server, nursery):
         arguments = ("--url", server.url, "--api-key", "sk-a")
         read, write = os.pipe()
-        async with open_terminal(*arguments, stderr=write) as terminal:
+        with open_top(*arguments, stderr=write) as terminal:
             os.close(write)
-            await terminal.wait_for(b"0 requests")
-            await terminal.close()
+            await wait_text(terminal, "0 requests")
+            terminal.close()
             async with trio.lowlevel.FdStream(read) as errors:
                 assert await errors.receive_some() == b""
             assert await trio.to_thread.run_sync(terminal.process.wait) == 0
@@ -168,15 +116,15 @@ async def test_a_wrong_key_is_told_before_the_screen_is_cleared(
     tokenizer_folder: Path,
 ) -> None:
     async with open_server(tokenizer_folder) as (server, nursery):
-        async with open_terminal("--url", server.url) as terminal:
-            assert await terminal.wait_end() == 1
-        assert b"wants a key" in terminal.output
-        assert _LEAVE not in terminal.output
+        with open_top("--url", server.url) as terminal:
+            assert await wait_end(terminal) == 1
+        assert b"wants a key" in terminal.raw
+        assert _LEAVE not in terminal.raw
 
 
 async def test_an_unknown_terminal_is_told(tokenizer_folder: Path) -> None:
     async with open_server(tokenizer_folder) as (server, nursery):
         arguments = ("--url", server.url, "--api-key", "sk-a")
-        async with open_terminal(*arguments, term="nothing") as terminal:
-            assert await terminal.wait_end() == 2
-        assert b"no live screen here" in terminal.output
+        with open_top(*arguments, environment={"TERM": "nothing"}) as terminal:
+            assert await wait_end(terminal) == 2
+        assert b"no live screen here" in terminal.raw

@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 import fcntl
+import io
 import os
 import select
 import signal
 import struct
 import subprocess
-import sys
 import termios
 import time
 
 import pyte
+from warm_start import FORK
 
 # The machine may be five times slower than usual, and busy.
 _SECONDS = 60.0
@@ -32,14 +33,14 @@ class Terminal:
     """
 
     def __init__(
-        self, process: subprocess.Popen[bytes], master: int, size: tuple[int, int]
+        self, process: subprocess.Popen[bytes], master: io.FileIO, size: tuple[int, int]
     ):
         self.process = process
         self.raw = b""
         self._master = master
         self._screen = pyte.HistoryScreen(*size, history=5000)
         # Programs ask for the position of the cursor.
-        self._screen.write_process_input = lambda text: os.write(master, text.encode())
+        self._screen.write_process_input = self.type
         self._stream = pyte.ByteStream(self._screen)
 
     @property
@@ -61,7 +62,16 @@ class Terminal:
         return termios.tcgetattr(self._master)
 
     def type(self, keys: str) -> None:
-        os.write(self._master, keys.encode())
+        self._master.write(keys.encode())
+
+    def resize(self, columns: int, lines: int) -> None:
+        _set_size(self._master, (columns, lines))
+        self._screen.resize(lines, columns)
+        self.process.send_signal(signal.SIGWINCH)
+
+    def close(self) -> None:
+        """Close the terminal, as its window does."""
+        self._master.close()
 
     def wait(self, condition: Callable[[Terminal], object]) -> None:
         """Read until something is true."""
@@ -72,8 +82,8 @@ class Terminal:
             late = is_over or time.monotonic() > deadline
             assert not late or condition(self), f"the screen is:\n{self.text}"
 
-    def wait_text(self, text: str) -> None:
-        self.wait(lambda terminal: text in terminal.text)
+    def wait_text(self, *texts: str) -> None:
+        self.wait(lambda terminal: all(text in terminal.text for text in texts))
 
     def wait_prompt(self) -> None:
         """Wait until the program asks for a text."""
@@ -90,7 +100,7 @@ class Terminal:
         readable, _, _ = select.select([self._master], [], [], 0.05)
         if readable:
             try:
-                part = os.read(self._master, 2**16)
+                part = self._master.read(2**16) or b""
             except OSError:
                 # Nobody holds the other end any more.
                 time.sleep(0.01)
@@ -104,6 +114,7 @@ def open_terminal(
     arguments: Sequence[str],
     *,
     size: tuple[int, int] = (80, 24),
+    stderr: int | None = None,
     environment: Mapping[str, str] = {},
 ) -> Iterator[Terminal]:
     """Run trioserve in a terminal; end it with the block.
@@ -112,22 +123,26 @@ def open_terminal(
       size: columns and lines.
     """
     master, slave = os.openpty()
-    columns, lines = size
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    _set_size(slave, size)
+    # With these, curses would not ask the terminal for its size.
+    inherited = {k: v for k, v in os.environ.items() if k not in ("LINES", "COLUMNS")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "trioserve", *arguments],
+        [*FORK, "-m", "trioserve", *arguments],
         stdin=slave,
         stdout=slave,
-        stderr=slave,
-        env={**os.environ, "TERM": "xterm-256color", **environment},
+        stderr=slave if stderr is None else stderr,
+        env={**inherited, "TERM": "xterm-256color", **environment},
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )
-    try:
-        yield Terminal(process, master, size)
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
+    os.close(slave)
+    with io.FileIO(master, "r+") as ours:
+        try:
+            yield Terminal(process, ours, size)
+        finally:
+            process.kill()
             process.wait()
-        os.close(master)
-        os.close(slave)
+
+
+def _set_size(terminal: int | io.FileIO, size: tuple[int, int]) -> None:
+    columns, lines = size
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
