@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from cancel import Cancel, Log, Report, render
+from cancel import Log
 import pytest
 import trio
 
@@ -24,17 +24,3 @@ async def test_it_reads_the_line_of_a_cancel(
     log.read(f"DEBUG {caplog.messages[0]}".encode())
     log.read(b"another line")
     assert log.freed == {"one": (pytest.approx(0.25), "decode")}
-
-
-def test_each_phase_that_was_seen_has_a_row() -> None:
-    cancels = [Cancel(phase="decode", freed=0.001 * i, gone=0.01) for i in range(1, 4)]
-    report = Report(
-        created="now",
-        machine="a machine",
-        model="a model",
-        num_clients=7,
-        prompt_words=512,
-        cancels=tuple(cancels),
-    )
-    _, _, row, *_ = render(report).splitlines()
-    assert row.startswith("| decode | 3 | 2.00 / 2.90 / 2.98 / 3.00 | 10.0 /")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kit.bars import draw_bars
 from kit.rounds import take_median_spread
 from kit.runs import run_or_explain
 from kit.tables import write_number
@@ -16,7 +15,6 @@ import trio
 from trioserve.programs.bench.measuring import table
 from trioserve.programs.bench.measuring.clients import ClientReport
 from trioserve.programs.bench.measuring.measured_servers import read_servers
-from trioserve.programs.bench.measuring.plot import open_figure
 from trioserve.programs.bench.measuring.probe import HealthProbe
 from trioserve.programs.bench.measuring.report import load_reports, number_labels
 from trioserve.programs.bench.measuring.statistics import Spread, percentile, spread
@@ -66,11 +64,6 @@ def test_the_median_of_spreads_is_taken_for_each_percentile() -> None:
 # Tables.
 
 
-def test_columns_line_up() -> None:
-    rows = [["name", "x", "z"], ["a", "100", "b"]]
-    assert table.align(rows, left=(0, 2)) == "name    x  z\na     100  b"
-
-
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [(0.0012345, "1.23"), (0.0123, "12.3"), (0.123, "123"), (None, "-")],
@@ -110,21 +103,6 @@ def test_doubts_name_each_failure() -> None:
         "3 probes of /health failed",
         "2 x HTTP 503",
     ]
-
-
-# Plots.
-
-
-def test_bars_stand_in_groups(tmp_path: Path) -> None:
-    path = tmp_path / "x.png"
-    with open_figure(path, (3, 2)) as figure:
-        axes = figure.subplots()
-        draw_bars(
-            axes, ["a", "b"], {"x": [1.0, 2.0], "y": [3.0, 4.0]}, dict(x="r", y="b")
-        )
-        heights = [patch.get_height() for patch in axes.patches]
-    assert heights == [1.0, 2.0, 3.0, 4.0]
-    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 # Reports.

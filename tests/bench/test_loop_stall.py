@@ -6,7 +6,6 @@ from base64 import b64decode
 from dataclasses import replace
 import io
 import json
-from pathlib import Path
 import threading
 from typing import Any
 
@@ -35,22 +34,6 @@ FIGURES = loop_stall.Figures(
     prober_lag_p99=0.001,
     offenders=[],
 )
-
-
-def make_results(**by_mode: Any) -> Any:
-    return loop_stall.Results(
-        created="2026-01-01",
-        machine="a machine",
-        num_rounds=1,
-        size=bursts.SMALL,
-        results=tuple(
-            loop_stall.Result(
-                scenario=scenario, mode=mode, median=figures, rounds=(figures,)
-            )
-            for scenario in ("images", "mixed")
-            for mode, figures in by_mode.items()
-        ),
-    )
 
 
 # The requests.
@@ -164,38 +147,3 @@ def test_each_figure_has_its_median_and_failures_add_up() -> None:
     assert median.longest_step_task == "task 8"
     assert (median.num_failures, median.failures) == (3, {"reset": 3})
     assert median.inter_token is None
-
-
-def test_ratios_are_to_threads() -> None:
-    slow = replace(FIGURES, loop_gap_seconds=0.6, requests_per_second=5.0)
-
-    _, *rows = loop_stall.build_ratios(make_results(inline=slow, threads=FIGURES))
-
-    ratios = ["0.50", "1.00", "1.00", "1.00", "20", "1.00", "-"]
-    assert rows == [
-        ["inline / threads", "images", *ratios],
-        ["inline / threads", "mixed", *ratios],
-    ]
-
-
-def test_the_table_has_a_row_for_each_mode_and_names_failures() -> None:
-    failing = replace(FIGURES, num_failures=2, failures={"HTTP/1.1 503": 2})
-
-    text = loop_stall.render_results(make_results(threads=FIGURES, inline=failing))
-
-    lines = [line.split() for line in text.splitlines()]
-    row = "images threads 10.0 2.00 20.0 40.0 30.0 10.0 - Engine.run"
-    assert row.split() in lines
-    assert "mixed, inline: 2 failures: {'HTTP/1.1 503': 2}" in text
-
-
-@pytest.mark.slow
-def test_a_plot_is_a_png(tmp_path: Path) -> None:
-    path = tmp_path / "stall.png"
-
-    loop_stall.save_plot(make_results(inline=FIGURES, threads=FIGURES), path)
-
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
-# The command line.

@@ -37,37 +37,3 @@ async def test_each_answer_is_counted_once(
     assert len({body["prompt"] for body in bodies}) > 1
     assert {body["timeout"] for body in bodies} == {5.0}
     assert outcome.goodput == pytest.approx(outcome.in_time / 0.4, rel=0.5)
-
-
-def make_outcome(load: float, in_time: int) -> overload.Outcome:
-    return overload.Outcome(
-        load=load,
-        num_requests=int(40 * load),
-        seconds=10.0,
-        answering_seconds=10.0,
-        in_time=in_time,
-        refused=10,
-        late=20,
-        errors=("lost",) if load == 5 else (),
-        latency=None,
-        refusals=None,
-    )
-
-
-def test_the_table_compares_each_server_with_itself() -> None:
-    report = overload.Report(
-        created="today",
-        machine="this",
-        model="m",
-        load=overload.Load(),
-        capacity=4.0,
-        deadline=10.0,
-        outcomes={
-            "refuse late": (make_outcome(1, 40), make_outcome(5, 38)),
-            "take all": (make_outcome(1, 20), make_outcome(5, 2)),
-        },
-    )
-    rows = [line.split() for line in overload.render(report).splitlines()]
-    assert rows[2][2:6] == ["5", "20.00", "3.80", "0.95"]
-    assert rows[4][2:6] == ["5", "20.00", "0.20", "0.10"]
-    assert rows[-1] == ["take", "all,", "load", "5:", "1", "x", "lost"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from kit.engines.device import DEVICES, MAX_MODEL_LEN
 from kit.engines.engine_process import open_core
-from kit.engines.server import MODES, write_command
+from kit.engines.server import write_command
 from kit.engines.turn import Look, StreamEnded, sum_up
 from kit.metrics import (
     LOOP_TURNS,
@@ -65,29 +65,6 @@ def make_look(at: float, num_steps: int) -> Any:
 
 BEFORE, AFTER = make_look(10.0, 100), make_look(12.0, 1100)
 FIGURES = sum_up(BEFORE, AFTER, [0.5, 0.1, 0.2], PROBES)
-
-
-def make_results() -> Any:
-    results = [
-        processes.Result(
-            device=device,
-            num_streams=num_streams,
-            mode=mode,
-            median=replace(
-                FIGURES, tokens_per_second=1000.0 * (1 + (mode == "outside"))
-            ),
-            rounds=(FIGURES,),
-        )
-        for device in ("model", "2 ms")
-        for num_streams in (1, 128)
-        for mode in MODES
-    ]
-    return processes.Results(
-        created="today",
-        machine="this",
-        load=processes.Load(),
-        results=tuple(results),
-    )
 
 
 # Metrics.
@@ -157,23 +134,6 @@ def test_each_figure_has_its_own_median() -> None:
     assert find_medians(rounds) == replace(FIGURES, step=0.2)
 
 
-def test_the_table_has_a_row_for_each_mode_and_a_ratio_for_each_pair() -> None:
-    table, notes = processes.render_results(make_results()).split("\n\n")
-    rows = table.splitlines()
-    assert len(rows) == 2 + 8
-    assert rows[2].startswith("| model | 1 | inside | 2.00 | 1000 |  | 1500 | 200 |")
-    assert rows[5].startswith(
-        "| model | 128 | outside | 2.00 | 2000 | 2.00 | 1500 | 200 |"
-    )
-    assert "medians of 5 rounds" in notes
-
-
-@pytest.mark.slow
-def test_a_plot_is_a_png(tmp_path: Path) -> None:
-    processes.save_plot(make_results(), tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").stat().st_size > 10_000
-
-
 # Servers.
 
 
@@ -203,6 +163,3 @@ async def test_an_engine_process_without_a_model_answers() -> None:
                 token_ids = [t async for delta in deltas for t in delta.token_ids]
             nursery.cancel_scope.cancel()
     assert len(token_ids) == 5
-
-
-# The command line.

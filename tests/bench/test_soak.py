@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from soak import Course, Sample, list_rows
+from soak import Course, Sample
 
 
 def make_sample(number: int, **figures: Any) -> Sample:
@@ -34,9 +34,3 @@ def test_growth_is_that_behind_the_first_quarter(
     grown, for_each = make_course(memory).find_growth()
     assert grown == pytest.approx(megabytes)
     assert for_each == pytest.approx(1000 if megabytes else 0)
-
-
-def test_a_run_without_samples_has_rows() -> None:
-    rows = list(list_rows("embed", make_course([])))
-    assert rows[0] == ["embed", "memory", "100", "0.00", "100", "+0.0 MB, +0 B"]
-    assert rows[1] == ["embed", "descriptors", "20", "0", "20", ""]

@@ -12,18 +12,6 @@ from trioserve.scheduler.generation.scheduler import Scheduler
 from trioserve.testing.fake_device import FakeDevice, FakeExecutor, make_info
 
 
-def test_the_report_has_medians_and_ratios_of_the_rounds() -> None:
-    one = [{"first_ms": f, "single": 20.0, "many": 90.0} for f in (900.0, 1000.0, 800)]
-    two = [{"first_ms": f, "single": 30.0, "many": 99.0} for f in (450.0, 600.0, 480)]
-    assert list(tensor.write_report({"one": one, "two": two})) == [
-        "|  | one | two | two / one |",
-        "| --- | --- | --- | --- |",
-        "| ms to the first token | 900.0 | 480.0 | 0.60 times (0.50 to 0.60) |",
-        "| tokens per second, one stream | 20.0 | 30.0 | 1.50 times (1.50 to 1.50) |",
-        "| tokens per second, all streams | 90.0 | 99.0 | 1.10 times (1.10 to 1.10) |",
-    ]
-
-
 async def test_a_turn_measures_the_known_speed_of_a_device(
     autojump_clock: object,
 ) -> None:

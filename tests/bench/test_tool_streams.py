@@ -30,29 +30,3 @@ def test_an_answer_has_four_calls() -> None:
     names = [call.name for call in calls if call.name]
     assert names == ["tool_0", "tool_1", "tool_2", "tool_3"]
     assert len(tool_streams.write_answer(15)) > len(answer)
-
-
-def test_the_table_has_the_median_and_the_worst_round() -> None:
-    rounds = [
-        tool_streams.Figures(
-            seconds=1.0,
-            start_gap_seconds=0.001,
-            gap_seconds=gap,
-            cpu_seconds=0.002,
-            longest_step_seconds=0.001,
-            longest_step_task="a.run",
-            health_median=0.001,
-            health_p99=0.001,
-        )
-        for gap in (0.004, 0.006, 0.009)
-    ]
-    results = tool_streams.Results(
-        created="today",
-        machine="this",
-        num_streams=64,
-        step_seconds=0.02,
-        rounds={api: rounds for api in tool_streams.APIS},
-    )
-    lines = tool_streams.render(results).splitlines()
-    assert lines[3].split()[:5] == ["chat", "1.0", "1.00", "6.00", "9.00"]
-    assert "64 streams" in lines[-1]
