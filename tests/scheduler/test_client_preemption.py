@@ -10,21 +10,19 @@ from typing import Any
 from examples import examples
 from hypothesis import given, settings, strategies as st
 import pytest
+from scheduling import Loop, make_scheduler, make_sequence
 
-from trioserve.scheduler.generation.scheduler import Scheduler
-from trioserve.scheduler.generation.sequence import Flow, Sequence
+from trioserve.scheduler.generation.sequence import Sequence
 from trioserve.scheduler.generation.shared_queue import SharedQueue
 from trioserve.testing.fake_device import FakeDevice, count_up
 from trioserve.types.client import Client
-from trioserve.types.ids import SequenceId
-from trioserve.types.sampling import SamplingParams
 
 ANN, BOB, CARL = (Client(name=name) for name in ("ann", "bob", "carl"))
 
 ENDLESS = 10_000
 
 
-class Bench:
+class Bench(Loop):
     """A scheduler with a large pool, whose clients send requests of one sequence each."""
 
     def __init__(self, **changes: Any) -> None:
@@ -35,9 +33,10 @@ class Bench:
             "max_num_batched_tokens": 256,
             "max_model_len": 6400,
         }
-        self.scheduler = Scheduler(**(options | changes))
-        self.device = FakeDevice(block_size=16)
-        self.sequences: list[Sequence] = []
+        scheduler = make_scheduler(**(options | changes))
+        super().__init__(
+            scheduler, FakeDevice(block_size=16), checks=False, seconds=0.01
+        )
 
     def ask(
         self,
@@ -54,37 +53,27 @@ class Bench:
         """
         number = len(self.sequences)
         first = 1000 * number
-        sequence = Sequence(
-            sequence_id=SequenceId(number),
-            prompt_token_ids=(
-                *range(10**6, 10**6 + num_shared),
-                *range(first, first + num_prompt - num_shared),
-            ),
-            sampling=SamplingParams(max_tokens=num_output),
-            seed=number,
-            arrival=number,
-            flow=Flow(priority, client=client),
+        prompt = (
+            *range(10**6, 10**6 + num_shared),
+            *range(first, first + num_prompt - num_shared),
         )
-        self.sequences.append(sequence)
-        self.scheduler.add(sequence)
-        return sequence
+        return self.add(
+            make_sequence(
+                number,
+                prompt_token_ids=prompt,
+                client=client,
+                priority=priority,
+                max_tokens=num_output,
+            )
+        )
 
     def count_running(self) -> Counter[str]:
         running = (each for each in self.sequences if each.slot is not None)
         return Counter(each.flow.client.name for each in running)
 
-    @property
-    def num_preemptions(self) -> int:
-        return self.scheduler.counters().num_preemptions
-
-    def step(self) -> None:
-        plan = self.scheduler.schedule()
-        assert plan is not None
-        self.scheduler.update(plan, self.device.step(plan), seconds=0.01)
-
-    def run(self, num_steps: int) -> None:
-        for _ in range(num_steps):
-            self.step()
+    def run_steps(self, number: int) -> None:
+        for _ in range(number):
+            assert self.step() is not None
         self.scheduler.check()
 
     def count_steps_to_first_token(self, sequence: Sequence) -> int:
@@ -107,7 +96,7 @@ def test_a_client_does_not_wait_for_the_generations_of_another(
     bench = Bench(max_num_seqs=max_num_seqs)
     for _ in range(3 * max_num_seqs):
         bench.ask(ANN, num_output=1000)
-    bench.run(num_steps)
+    bench.run_steps(num_steps)
     stranger = bench.ask(BOB, num_output=4)
     assert bench.count_steps_to_first_token(stranger) == 1
     assert bench.num_preemptions == 1
@@ -115,7 +104,7 @@ def test_a_client_does_not_wait_for_the_generations_of_another(
     victim = bench.sequences[max_num_seqs - 1]
     num_tokens = len(victim.output_token_ids)
     assert victim.slot is None
-    bench.run(5)
+    bench.run_steps(5)
     assert stranger.is_ended
     assert len(victim.output_token_ids) > num_tokens
     assert victim.output_token_ids[-1] == count_up(
@@ -128,7 +117,7 @@ def test_requests_of_one_client_do_not_preempt_each_other() -> None:
     for priority in (1, 0):
         for _ in range(16):
             bench.ask(ANN, priority=priority)
-        bench.run(100)
+        bench.run_steps(100)
     assert bench.num_preemptions == 0
 
 
@@ -137,10 +126,10 @@ def test_slots_are_shared_by_weight(weight: float, num_slots: int) -> None:
     bench = Bench()
     for _ in range(24):
         bench.ask(BOB)
-    bench.run(100)
+    bench.run_steps(100)
     for _ in range(24):
         bench.ask(Client(name="ann", weight=weight))
-    bench.run(200)
+    bench.run_steps(200)
     assert bench.count_running() == {"ann": num_slots, "bob": 8 - num_slots}
     # Each preemption gave Ann a slot, and none went back.
     assert bench.num_preemptions == num_slots
@@ -150,20 +139,20 @@ def test_a_share_that_is_not_used_is_shared_by_the_others() -> None:
     bench = Bench()
     for _ in range(16):
         bench.ask(ANN)
-    bench.run(10)
+    bench.run_steps(10)
     bench.ask(CARL)
     for _ in range(16):
         bench.ask(BOB)
-    bench.run(200)
+    bench.run_steps(200)
     assert bench.count_running() == {"ann": 4, "bob": 3, "carl": 1}
 
 
 def test_the_request_with_the_lowest_priority_gives_its_slot() -> None:
     bench = Bench(max_num_seqs=3)
     first, victim, last = (bench.ask(ANN, priority=each) for each in (0, 1, -1))
-    bench.run(5)
+    bench.run_steps(5)
     bench.ask(BOB)
-    bench.run(5)
+    bench.run_steps(5)
     assert victim.slot is None
     assert first.slot is not None and last.slot is not None
 
@@ -174,9 +163,9 @@ def test_a_client_that_has_used_more_waits(num_streams: int) -> None:
     bench = Bench(max_num_seqs=2, max_num_batched_tokens=2000)
     for _ in range(num_streams):
         bench.ask(ANN)
-    bench.run(2)
+    bench.run_steps(2)
     bench.ask(BOB, num_prompt=1000, num_output=1)
-    bench.run(3)
+    bench.run_steps(3)
     assert bench.count_running() == {"ann": 2}
     stranger = bench.ask(BOB, num_output=1)
     assert 150 < bench.count_steps_to_first_token(stranger) < 500
@@ -189,10 +178,10 @@ def test_short_requests_let_streams_repeat_less_than_they_decode(
     """Bob sends one request after another, and each may take a slot."""
     bench = Bench(max_num_seqs=4, prefix_caching=prefix_caching)
     streams = [bench.ask(ANN, num_prompt=50) for _ in range(4)]
-    bench.run(10)
+    bench.run_steps(10)
     for _ in range(300):
         bench.ask(BOB, num_output=1)
-        bench.run(2)
+        bench.run_steps(2)
     assert bench.num_preemptions > 20
     assert all(len(each.output_token_ids) > 100 for each in streams)
     num_needed = sum(each.num_computed for each in bench.sequences if each.slot)
@@ -216,7 +205,7 @@ def test_prompts_of_clients_take_turns(num_streams: int) -> None:
         bench.step()
     for _ in range(8):
         bench.ask(Client(name="ann", weight=100.0), num_prompt=500, num_output=4)
-    bench.run(3)
+    bench.run_steps(3)
     prompt = bench.ask(Client(name="carl", weight=100.0), num_prompt=500)
     # Each prompt takes eight or nine steps beside the streams.
     assert bench.count_steps_to_first_token(prompt) < 28
@@ -226,9 +215,9 @@ def test_more_clients_than_slots_take_turns() -> None:
     """Each of six clients has one endless stream, and there are two slots."""
     bench = Bench(max_num_seqs=2)
     streams = [bench.ask(Client(name=str(number))) for number in range(6)]
-    bench.run(100)
+    bench.run_steps(100)
     assert all(each.output_token_ids for each in streams)
-    bench.run(900)
+    bench.run_steps(900)
     counts = [len(each.output_token_ids) for each in streams]
     assert max(counts) < 1.3 * min(counts)
     # A turn is at least as much work as the context, whose tokens count a 64th each.
@@ -240,7 +229,7 @@ def test_the_only_slot_is_not_taken_from_a_prompt_that_is_computed() -> None:
     long = bench.ask(ANN, num_prompt=640)
     bench.step()
     stranger = bench.ask(BOB)
-    bench.run(10)
+    bench.run_steps(10)
     assert long.output_token_ids
     assert 55 < bench.count_steps_to_first_token(stranger) < 65
 
@@ -263,11 +252,11 @@ def test_an_interrupted_prompt_is_counted_once() -> None:
     bench = Bench(max_num_seqs=2)
     prompt = bench.ask(ANN, num_prompt=4000)
     stream = bench.ask(ANN)
-    bench.run(4)
+    bench.run_steps(4)
     strangers = [bench.ask(BOB, num_output=4) for _ in range(2)]
-    bench.run(1)
+    bench.run_steps(1)
     assert bench.num_preemptions == 1
-    bench.run(40)
+    bench.run_steps(40)
     assert all(each.is_ended for each in strangers)
     assert prompt.output_token_ids and stream.output_token_ids
     assert prompt.num_cached_tokens == 0
@@ -280,7 +269,7 @@ def test_a_client_that_fills_the_cache_makes_room_for_another() -> None:
     """Four of Ann's streams hold twelve of twenty blocks, and may need the others soon."""
     bench = Bench(num_blocks=20, max_num_seqs=16, max_model_len=160)
     streams = [bench.ask(ANN, num_prompt=40, num_output=60) for _ in range(10)]
-    bench.run(4)
+    bench.run_steps(4)
     assert bench.num_preemptions == 0
     num_running = bench.count_running()["ann"]
     stranger = bench.ask(BOB, num_prompt=70, num_output=4)
@@ -292,7 +281,7 @@ def test_a_client_that_fills_the_cache_makes_room_for_another() -> None:
 def test_one_long_stream_leaves_the_cache_after_its_turn() -> None:
     bench = Bench(num_blocks=50, max_num_seqs=4, max_model_len=800)
     long = bench.ask(ANN, num_prompt=640, num_output=100)
-    bench.run(4)
+    bench.run_steps(4)
     assert long.output_token_ids
     stranger = bench.ask(BOB, num_prompt=160, num_output=4)
     assert 50 < bench.count_steps_to_first_token(stranger) < 65
@@ -303,9 +292,9 @@ def test_a_request_beyond_its_share_of_the_cache_waits() -> None:
     """Ann's streams would have to give more than half of the cache."""
     bench = Bench(num_blocks=140, max_num_seqs=32, max_model_len=1500)
     streams = [bench.ask(ANN, num_prompt=32, num_output=60) for _ in range(20)]
-    bench.run(5)
+    bench.run_steps(5)
     giant = bench.ask(BOB, num_prompt=1300, num_output=4)
-    bench.run(50)
+    bench.run_steps(50)
     assert giant.slot is None
     assert bench.num_preemptions == 0
     while not giant.is_ended:
@@ -325,9 +314,9 @@ def count_calls_of_a_claim(num_streams: int, num_own: int) -> int:
         bench.ask(BOB)
     for _ in range(num_streams):
         bench.ask(ANN, num_prompt=150)
-    bench.run(12)
+    bench.run_steps(12)
     giant = bench.ask(BOB, num_prompt=135 * num_streams)
-    bench.run(2)
+    bench.run_steps(2)
     num_calls = 0
 
     def count(frame: FrameType, event: str, arg: object) -> None:
@@ -354,10 +343,10 @@ def test_blocks_that_streams_share_count_once() -> None:
     """Ann's streams share a prompt of twenty blocks; Carl's hold more blocks together."""
     bench = Bench(num_blocks=90, max_num_seqs=16, max_model_len=1400)
     ann = [bench.ask(ANN, num_prompt=322, num_shared=320)]
-    bench.run(3)
+    bench.run_steps(3)
     ann += [bench.ask(ANN, num_prompt=322, num_shared=320) for _ in range(5)]
     carl = [bench.ask(CARL, num_prompt=160) for _ in range(4)]
-    bench.run(10)
+    bench.run_steps(10)
     assert bench.count_running() == {"ann": 6, "carl": 4}
     assert bench.scheduler._running.find_last() is carl[-1]
     # They have used as much as a new client.
@@ -374,9 +363,9 @@ def test_a_client_without_a_slot_has_a_turn_if_no_share_is_free() -> None:
     bench = Bench(max_num_seqs=3, max_num_batched_tokens=4000)
     for _ in range(2):
         bench.ask(ANN)
-    bench.run(2)
+    bench.run_steps(2)
     long = bench.ask(CARL, num_prompt=3000)
-    bench.run(2)
+    bench.run_steps(2)
     stranger = bench.ask(BOB, num_output=4)
     # Each token of Carl is as much work as 48 others, and his context has 3,000.
     assert 55 < bench.count_steps_to_first_token(stranger) < 70
@@ -388,7 +377,7 @@ def test_a_token_that_is_computed_again_is_no_new_prompt() -> None:
     for _ in range(8):
         bench.ask(ANN)
     bench.ask(BOB)
-    bench.run(10)
+    bench.run_steps(10)
     [stream] = (each for each in bench.sequences if each.flow.client is BOB)
     # As if it had found all but the last token, and the device had skipped that one.
     stream.num_found = stream.num_computed
@@ -426,7 +415,7 @@ def test_no_slot_goes_to_and_fro(
     for index, num_streams, num_prompt, num_steps in arrivals:
         for _ in range(num_streams):
             bench.ask(Client(name=str(index), weight=weights[index]), num_prompt)
-        bench.run(num_steps)
+        bench.run_steps(num_steps)
     begin = bench.num_preemptions
     for _ in range(80):
         num_preemptions, before = bench.num_preemptions, bench.count_running()

@@ -7,18 +7,16 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from scheduling import Loop, make_scheduler, make_sequence
 
 from trioserve.scheduler import client_shares
 from trioserve.scheduler.client_shares import ClientShares
-from trioserve.scheduler.generation.scheduler import Scheduler
-from trioserve.scheduler.generation.sequence import Flow, Sequence
 from trioserve.scheduler.pooling.flow_queue import PoolingFlow
 from trioserve.scheduler.pooling.scheduler import PoolingScheduler
-from trioserve.testing.fake_device import FakeDevice, FakePoolingDevice
+from trioserve.testing.fake_device import FakePoolingDevice
 from trioserve.types.client import Client
-from trioserve.types.ids import SequenceId
+from trioserve.types.plan import StepPlan
 from trioserve.types.pooling import PoolingInput, PoolingParams, PoolingRow
-from trioserve.types.sampling import SamplingParams
 
 device = FakePoolingDevice()
 
@@ -32,7 +30,7 @@ def make_row(num_tokens: int) -> PoolingRow:
     )
 
 
-class Bench:
+class Bench(Loop):
     """A scheduler whose clients send requests, each of one sequence.
 
     Attributes:
@@ -42,62 +40,41 @@ class Bench:
     def __init__(self, **changes: Any) -> None:
         options = {
             "num_blocks": 1024,
-            "block_size": 4,
             "max_num_seqs": 8,
             "max_num_batched_tokens": 64,
             "max_model_len": 512,
         }
-        self.scheduler = Scheduler(**(options | changes))
-        self.device = FakeDevice(block_size=4, reads_blocks=True)
+        super().__init__(make_scheduler(**(options | changes)), seconds=1.0)
         self.tokens: Counter[str] = Counter()
         self.waiting: Counter[str] = Counter()
-        self._sequences: list[Sequence] = []
 
     def ask(self, client: Client, *, num_prompt: int = 4, num_output: int = 8) -> None:
-        number = len(self._sequences)
-        sequence = Sequence(
-            sequence_id=SequenceId(number),
-            prompt_token_ids=tuple(100 * number + i for i in range(num_prompt)),
-            sampling=SamplingParams(max_tokens=num_output),
-            seed=number,
-            arrival=number,
-            flow=Flow(client=client),
-        )
-        self._sequences.append(sequence)
+        number = len(self.sequences)
         self.waiting[client.name] += 1
-        self.scheduler.add(sequence)
+        self.add(
+            make_sequence(number, num_prompt, client=client, max_tokens=num_output)
+        )
 
-    def step(self) -> bool:
-        plan = self.scheduler.schedule()
-        if plan is None:
-            return False
-        slots = {
-            each.slot: each.flow.client
-            for each in self._sequences
-            if each.slot is not None
-        }
-        for row in plan.rows:
-            self.tokens[slots[row.slot].name] += row.num_tokens
-        self.waiting.subtract(slots[start.slot].name for start in plan.starts)
-        self.scheduler.update(plan, self.device.step(plan), seconds=1.0)
-        self.scheduler.check()
-        return True
+    def fill(self) -> list[StepPlan]:
+        plans = super().fill()
+        slots = {each.slot: each.flow.client.name for each in self.sequences}
+        for plan in plans:
+            for row in plan.rows:
+                self.tokens[slots[row.slot]] += row.num_tokens
+            self.waiting.subtract(slots[start.slot] for start in plan.starts)
+        return plans
 
-    def run(self, num_steps: int, **shapes: tuple[Client, dict[str, int]]) -> None:
+    def run_steps(self, number: int, **shapes: tuple[Client, dict[str, int]]) -> None:
         """Run steps while clients always have requests that wait.
 
         Args:
           shapes: the client, and the shape of its requests.
         """
-        for _ in range(num_steps):
+        for _ in range(number):
             for client, shape in shapes.values():
                 while self.waiting[client.name] < 20:
                     self.ask(client, **shape)
             self.step()
-
-    def run_all(self) -> None:
-        while self.step():
-            pass
 
 
 @pytest.mark.parametrize("weight", [1.0, 3.0])
@@ -114,10 +91,10 @@ def test_tokens_are_shared_by_weight(
 ) -> None:
     bench = Bench()
     ann = Client(name="ann", weight=weight)
-    bench.run(400, ann=(ann, one), bob=(BOB, other))
+    bench.run_steps(400, ann=(ann, one), bob=(BOB, other))
     ratio = bench.tokens["ann"] / bench.tokens["bob"]
     assert ratio == pytest.approx(weight, rel=0.2)
-    bench.run_all()
+    bench.run()
     assert bench.scheduler.statistics().num_waiting == 0
 
 
@@ -138,9 +115,9 @@ def test_a_new_client_does_not_wait_behind_the_requests_of_another() -> None:
 
 def test_time_without_work_is_not_saved_up() -> None:
     bench = Bench()
-    bench.run(200, ann=(ANN, {}))
+    bench.run_steps(200, ann=(ANN, {}))
     before = bench.tokens["ann"]
-    bench.run(200, ann=(ANN, {}), bob=(BOB, {}))
+    bench.run_steps(200, ann=(ANN, {}), bob=(BOB, {}))
     gained = bench.tokens["ann"] - before
     assert gained == pytest.approx(bench.tokens["bob"], rel=0.2)
 
@@ -149,7 +126,7 @@ def test_a_client_that_pauses_for_a_moment_still_owes() -> None:
     bench = Bench()
     # Bob always has work; Ann's long prompts run ahead of her share.
     for _ in range(30):
-        bench.run(8, bob=(BOB, {}))
+        bench.run_steps(8, bob=(BOB, {}))
         if not bench.waiting["ann"]:
             bench.ask(ANN, num_prompt=64, num_output=1)
     assert bench.tokens["ann"] <= 1.4 * bench.tokens["bob"]
@@ -163,13 +140,13 @@ def test_a_client_that_always_has_a_little_work_saves_nothing_up(is_full: bool) 
         if number % 20 == 0:
             bench.ask(ANN, num_output=30)
         if is_full:
-            bench.run(1, bob=(BOB, {}))
+            bench.run_steps(1, bob=(BOB, {}))
         else:
             bench.ask(BOB, num_output=4)
             bench.step()
     before = bench.tokens.copy()
     assert before["bob"] > 3 * before["ann"]
-    bench.run(100, ann=(ANN, {}), bob=(BOB, {}))
+    bench.run_steps(100, ann=(ANN, {}), bob=(BOB, {}))
     gained = bench.tokens - before
     assert gained["ann"] == pytest.approx(gained["bob"], rel=0.2)
 
@@ -184,7 +161,7 @@ def test_a_new_client_begins_where_the_last_one_waited() -> None:
         bench.step()
     before = bench.tokens.copy()
     # Bob is new. He does not go before Ann because Carl has used little.
-    bench.run(100, bob=(BOB, {}), ann=(ANN, {}))
+    bench.run_steps(100, bob=(BOB, {}), ann=(ANN, {}))
     gained = bench.tokens - before
     assert gained["ann"] == pytest.approx(gained["bob"], rel=0.2)
 
@@ -196,13 +173,13 @@ def test_blocks_are_taken_from_the_client_that_holds_most() -> None:
     bench.ask(ANN, num_prompt=8, num_output=32)
     bench.step()
     bench.ask(BOB, num_prompt=4, num_output=32)
-    while bench.waiting["bob"] == 1 or bench._sequences[2].slot is not None:
+    while bench.waiting["bob"] == 1 or bench.sequences[2].slot is not None:
         assert bench.step()
     # It was never preempted, although it came last.
-    assert bench._sequences[2].is_ended
+    assert bench.sequences[2].is_ended
     assert bench.scheduler.counters().num_preemptions > 0
-    bench.run_all()
-    assert all(each.is_ended for each in bench._sequences)
+    bench.run()
+    assert all(each.is_ended for each in bench.sequences)
 
 
 def test_a_client_stays_one_when_its_weight_changes() -> None:
@@ -212,13 +189,13 @@ def test_a_client_stays_one_when_its_weight_changes() -> None:
     bench.ask(Client(name="ann", weight=1.1), num_prompt=8, num_output=24)
     bench.ask(BOB, num_prompt=16, num_output=32)
     bench.step()
-    bob = bench._sequences[2]
+    bob = bench.sequences[2]
     while bob.slot is not None:
         assert bench.step()
     # It was never preempted.
     assert bob.is_ended
     assert bench.scheduler.counters().num_preemptions > 0
-    bench.run_all()
+    bench.run()
 
 
 def test_requests_wait_in_one_line_when_the_weight_changes() -> None:
@@ -226,8 +203,8 @@ def test_requests_wait_in_one_line_when_the_weight_changes() -> None:
     for number in range(6):
         bench.ask(Client(name="ann", weight=1.0 + number % 2))
     # Each step checks the queue.
-    bench.run_all()
-    assert all(each.is_ended for each in bench._sequences)
+    bench.run()
+    assert all(each.is_ended for each in bench.sequences)
 
 
 def test_idle_clients_are_forgotten() -> None:
@@ -266,9 +243,9 @@ def test_only_clients_whose_work_waits_are_compared(
     for number in range(20):
         bench.ask(Client(name=str(number)))
     queue = bench.scheduler._waiting
-    for sequence in bench._sequences[2:]:
+    for sequence in bench.sequences[2:]:
         queue.pop(sequence)
-    assert queue.peek() is bench._sequences[0]
+    assert queue.peek() is bench.sequences[0]
     assert len(compared) == 2
 
 

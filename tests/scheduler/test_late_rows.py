@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 import random
 from types import MappingProxyType
@@ -10,84 +10,30 @@ from types import MappingProxyType
 from examples import examples
 from hypothesis import given, settings, strategies as st
 import pytest
+import scheduling
+from scheduling import Loop, count_to, make_device, make_sequence
 
 from trioserve.scheduler.generation.scheduler import Scheduler
-from trioserve.scheduler.generation.sequence import Sequence
-from trioserve.testing.fake_device import FakeDevice, count_up
 from trioserve.types.ids import SequenceId
 from trioserve.types.output import StepResult
 from trioserve.types.plan import StepPlan
 from trioserve.types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput
-from trioserve.types.sampling import SamplingParams
 from trioserve.types.structured import Grammar
-
-BLOCK_SIZE = 4
 
 IsLate = Callable[[int], bool]
 
 
 def make_scheduler(num_stages: int = 1, num_blocks: int = 64) -> Scheduler:
-    return Scheduler(
+    return scheduling.make_scheduler(
         num_blocks=num_blocks,
-        block_size=BLOCK_SIZE,
         max_num_seqs=8,
-        max_num_batched_tokens=16,
         max_model_len=4 * min(num_blocks, 32),
         num_stages=num_stages,
     )
 
 
-def make_sequence(
-    number: int = 1,
-    prompt_len: int = 4,
-    max_tokens: int = 8,
-    *,
-    grammar: Grammar | None = None,
-) -> Sequence:
-    return Sequence(
-        sequence_id=SequenceId(number),
-        arrival=number,
-        seed=number,
-        prompt_token_ids=tuple(range(1000 * number, 1000 * number + prompt_len)),
-        sampling=SamplingParams(max_tokens=max_tokens, grammar=grammar),
-    )
-
-
-class Loop:
-    """Works like the engine loop, without a clock."""
-
-    def __init__(self, scheduler: Scheduler, is_late: IsLate, depth: int) -> None:
-        self.scheduler = scheduler
-        self.device = FakeDevice(
-            block_size=BLOCK_SIZE, reads_blocks=True, is_late=is_late
-        )
-        self.depth = depth
-        self.in_flight: deque[StepPlan] = deque()
-        self.written: dict[int, list[int]] = {}
-
-    def step(self) -> bool:
-        while len(self.in_flight) < self.depth:
-            plan = self.scheduler.schedule()
-            if plan is None:
-                break
-            self.in_flight.append(plan)
-        if not self.in_flight:
-            return False
-        plan = self.in_flight.popleft()
-        for output in self.scheduler.update(plan, self.device.step(plan)):
-            self.written.setdefault(output.sequence_id, []).extend(output.token_ids)
-        self.scheduler.check()
-        return True
-
-    def run(self, limit: int = 5000) -> dict[int, list[int]]:
-        for _ in range(limit):
-            if not self.step():
-                return self.written
-        raise AssertionError("the sequences never end")
-
-
-def count_to(count: int, *numbers: int) -> dict[int, list[int]]:
-    return {n: [count_up(n, i) for i in range(count)] for n in numbers}
+def make_loop(is_late: IsLate, depth: int, scheduler: Scheduler | None = None) -> Loop:
+    return Loop(scheduler or make_scheduler(), make_device(is_late=is_late), depth)
 
 
 @settings(max_examples=examples(80))
@@ -105,10 +51,10 @@ def test_skipped_rows_change_no_output(
     chance = random.Random(seed)
     scheduler = make_scheduler(num_stages, num_blocks)
     fresh = scheduler.statistics()
-    loop = Loop(scheduler, lambda slot: chance.random() < share, num_stages + 1)
+    loop = make_loop(lambda slot: chance.random() < share, num_stages + 1, scheduler)
     numbers = range(1, num_sequences + 1)
     for number in numbers:
-        scheduler.add(make_sequence(number, chance.randint(1, 15), 12))
+        scheduler.add(make_sequence(number, chance.randint(1, 15), max_tokens=12))
     assert loop.run() == count_to(12, *numbers)
     assert scheduler.statistics() == fresh
 
@@ -119,7 +65,7 @@ def test_a_late_sequence_keeps_its_slot_and_costs_few_rows(
 ) -> None:
     scheduler = make_scheduler(num_stages)
     is_late = True
-    loop = Loop(scheduler, lambda slot: is_late and slot == late.slot, depth)
+    loop = make_loop(lambda slot: is_late and slot == late.slot, depth, scheduler)
     late = make_sequence(1, max_tokens=3)
     scheduler.add(make_sequence(2, max_tokens=60))
     scheduler.add(late)
@@ -139,7 +85,7 @@ def test_a_late_sequence_keeps_its_slot_and_costs_few_rows(
 def test_a_late_sequence_that_is_alone_has_every_step() -> None:
     """Otherwise nothing would wake the loop."""
     numbers = iter(range(100))
-    loop = Loop(make_scheduler(), lambda slot: next(numbers) < 20, depth=2)
+    loop = make_loop(lambda slot: next(numbers) < 20, 2)
     loop.scheduler.add(make_sequence(max_tokens=2))
     assert loop.run(limit=30) == count_to(2, 1)
 
@@ -147,7 +93,7 @@ def test_a_late_sequence_that_is_alone_has_every_step() -> None:
 def test_a_sequence_that_is_often_late_has_no_row_behind_its_known_tokens() -> None:
     """Such a row would be skipped as soon as the one before it is."""
     late = iter([True] * 4 + [False] * 20)
-    loop = Loop(make_scheduler(), lambda slot: next(late), depth=2)
+    loop = make_loop(lambda slot: next(late), 2)
     loop.scheduler.add(make_sequence(max_tokens=4))
     loop.run()
     ends = [row.end for plan in loop.device.plans for row in plan.rows]
@@ -165,24 +111,19 @@ def test_a_prompt_that_ends_in_a_vector_starts_again() -> None:
         keys=bytes(2 * KEY_BYTES),
         tensors=MappingProxyType({}),
     )
-    sequence = Sequence(
-        sequence_id=SequenceId(1),
-        arrival=1,
-        seed=1,
-        prompt_token_ids=(5, NO_TOKEN, NO_TOKEN),
-        sampling=SamplingParams(max_tokens=3),
-        embedded=(item,),
+    sequence = make_sequence(
+        prompt_token_ids=(5, NO_TOKEN, NO_TOKEN), max_tokens=3, embedded=(item,)
     )
     # Asked when a row samples, and at the end of each step.
     late = iter([True, False, False, False, True])
-    loop = Loop(scheduler, lambda slot: next(late, False), depth=1)
+    loop = make_loop(lambda slot: next(late, False), 1, scheduler)
     scheduler.add(sequence)
     assert loop.run() == count_to(3, 1)
     assert [len(plan.starts) for plan in loop.device.plans] == [1, 1, 0, 0, 0]
 
 
 def test_the_runner_is_told_when_a_sequence_with_a_grammar_has_left() -> None:
-    loop = Loop(make_scheduler(), lambda slot: False, depth=2)
+    loop = make_loop(lambda slot: False, 2)
     loop.scheduler.add(make_sequence(1, max_tokens=3, grammar=Grammar(text="")))
     loop.scheduler.add(make_sequence(2, max_tokens=3))
     loop.run()

@@ -3,93 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 import sys
 import tracemalloc
+from typing import Any
 
 from examples import examples
 from hypothesis import given, settings, strategies as st
 import pytest
+from scheduling import Loop, make_device, make_scheduler, make_sequence
 
-from trioserve.scheduler.generation.scheduler import Scheduler
-from trioserve.scheduler.generation.sequence import Flow, Sequence
-from trioserve.testing.fake_device import FakeDevice, count_up
-from trioserve.types.ids import SequenceId
+from trioserve.testing.fake_device import FakeDevice
 from trioserve.types.output import SequenceError, StepResult, TokenDelta, TokenLogprobs
 from trioserve.types.plan import StepPlan
-from trioserve.types.sampling import SamplingParams
-
-BLOCK_SIZE = 4
 
 NO = SequenceError(reason="no")
-
-Written = dict[int, list[int]]
-
-
-def make_scheduler(**changes: int) -> Scheduler:
-    options = {
-        "num_blocks": 64,
-        "block_size": BLOCK_SIZE,
-        "max_num_seqs": 4,
-        "max_num_batched_tokens": 16,
-        "max_model_len": 64,
-    }
-    return Scheduler(**(options | changes))
-
-
-def make_sequence(
-    number: int = 1, prompt_len: int = 4, priority: int = 0, **sampling: object
-) -> Sequence:
-    return Sequence(
-        sequence_id=SequenceId(number),
-        arrival=number,
-        seed=number,
-        flow=Flow(priority),
-        prompt_token_ids=tuple(range(1000 * number, 1000 * number + prompt_len)),
-        sampling=SamplingParams(**{"max_tokens": 8} | sampling),  # type: ignore[arg-type]
-    )
-
-
-def make_device(token: Callable[[int, int], int] = count_up) -> FakeDevice:
-    return FakeDevice(token, block_size=BLOCK_SIZE, reads_blocks=True)
-
-
-class Loop:
-    """Works like the engine loop, without a clock and with `depth` steps in flight."""
-
-    def __init__(self, scheduler: Scheduler, device: FakeDevice, depth: int) -> None:
-        self.scheduler = scheduler
-        self.device = device
-        self.in_flight: deque[StepPlan] = deque()
-        self.written: Written = {}
-        self.ended: dict[int, tuple[str, int | None]] = {}
-        self._depth = depth
-
-    def fill(self) -> None:
-        while len(self.in_flight) < self._depth:
-            plan = self.scheduler.schedule()
-            if plan is None:
-                return
-            self.in_flight.append(plan)
-
-    def drain_one(self) -> list[TokenDelta]:
-        plan = self.in_flight.popleft()
-        outputs = self.scheduler.update(plan, self.device.step(plan))
-        self.scheduler.check()
-        for output in outputs:
-            self.written.setdefault(output.sequence_id, []).extend(output.token_ids)
-            if output.finish_reason is not None:
-                end = output.finish_reason, output.stop_token_id
-                self.ended[output.sequence_id] = end
-        return outputs
-
-    def run(self, limit: int = 2000) -> Written:
-        for _ in range(limit):
-            self.fill()
-            if not self.in_flight:
-                return self.written
-            self.drain_one()
-        raise AssertionError("the sequences never end")
 
 
 class Scripted(FakeDevice):
@@ -117,7 +45,10 @@ def test_a_sequence_without_output_ends_when_its_prompt_is_read(
     device = make_device()
     lengths = {1: 1, 2: 5, 3: 16, 4: 40, 5: 1, 6: 4}
     for number, length in lengths.items():
-        fields = {"max_tokens": 0, "prompt_logprobs": 0 if number % 2 else None}
+        fields: dict[str, Any] = {
+            "max_tokens": 0,
+            "prompt_logprobs": 0 if number % 2 else None,
+        }
         if number == 2:
             fields = {"max_tokens": 8}
         scheduler.add(make_sequence(number, length, **fields))
@@ -148,15 +79,6 @@ def test_a_token_that_is_still_on_the_device_is_planned_as_if_it_were_known() ->
         assert sequence.num_placeholders == 2 - left
         assert sequence.num_tokens == 5 + left
         scheduler.check()
-
-
-def test_chunks_follow_each_other_and_hold_no_placeholder() -> None:
-    scheduler = make_scheduler()
-    sequence = make_sequence(prompt_len=40)
-    scheduler.add(sequence)
-    plans = [scheduler.schedule() for _ in range(2)]
-    assert [plan.rows[0].end for plan in plans if plan] == [16, 32]
-    assert sequence.num_placeholders == 0
 
 
 @pytest.mark.parametrize("depth", [2, 3, 5])
@@ -284,81 +206,6 @@ def test_logprobs_stay_with_the_tokens_that_are_new() -> None:
         assert [report.token_id for report in output.logprobs] == new
 
 
-@pytest.mark.parametrize("stop", [{"stop_token_ids": (7,)}, {"max_tokens": 3}])
-@pytest.mark.parametrize("depth", [1, 2, 3])
-def test_tokens_after_the_end_are_ignored(depth: int, stop: dict[str, object]) -> None:
-    device = make_device(lambda seed, index: 5 + index)
-    loop = Loop(make_scheduler(), device, depth)
-    loop.scheduler.add(make_sequence(**stop))  # type: ignore[arg-type]
-    assert loop.run() == {1: [5, 6, 7]}
-    assert len(loop.ended) == 1
-    assert loop.scheduler.counters().num_sampled_tokens == 3
-    assert loop.scheduler.statistics() == make_scheduler().statistics()
-
-
-def test_a_slot_is_taken_again_while_a_step_has_a_row_of_its_former_sequence() -> None:
-    device = make_device()
-    loop = Loop(make_scheduler(max_num_seqs=1), device, depth=2)
-    loop.scheduler.add(make_sequence(1, stop_token_ids=(count_up(1, 1),)))
-    loop.scheduler.add(make_sequence(2))
-    loop.fill()
-    loop.drain_one()
-    loop.fill()
-    loop.drain_one()
-    assert loop.ended == {1: ("stop", count_up(1, 1))}
-    loop.fill()
-    assert loop.in_flight[-1].starts[0].slot == loop.in_flight[0].rows[0].slot
-    assert loop.run()[2] == [count_up(2, i) for i in range(8)]
-
-
-@pytest.mark.parametrize("depth", [2, 3])
-def test_an_abort_with_steps_in_flight_frees_at_once_and_says_nothing_more(
-    depth: int,
-) -> None:
-    loop = Loop(make_scheduler(), make_device(), depth)
-    loop.scheduler.add(make_sequence(1))
-    loop.fill()
-    assert len(loop.in_flight) == depth
-    loop.scheduler.abort(SequenceId(1))
-    held = loop.scheduler.statistics()
-    assert (held.num_used_blocks, held.num_running) == (0, 0)
-    assert loop.run() == {}
-    assert loop.scheduler.statistics() == make_scheduler().statistics()
-
-
-@pytest.mark.parametrize("depth", [2, 3])
-def test_a_sequence_preempted_with_steps_in_flight_gets_their_tokens(
-    depth: int,
-) -> None:
-    """The sequence starts again once all of its tokens are known."""
-    scheduler = make_scheduler(num_blocks=8, max_model_len=32)
-    device = make_device()
-    loop = Loop(scheduler, device, depth)
-    other, victim = [
-        make_sequence(number, prompt_len=11, max_tokens=16) for number in (1, 2)
-    ]
-    scheduler.add(other)
-    scheduler.add(victim)
-    while scheduler.counters().num_preemptions == 0:
-        loop.fill()
-        if scheduler.counters().num_preemptions == 0:
-            loop.drain_one()
-    assert victim.slot is None
-    num_written = len(victim.output_token_ids)
-    assert victim.num_placeholders > 0
-    loop.run()
-    restart = [
-        start
-        for plan in device.plans
-        for start in plan.starts
-        if start.output_token_ids
-    ]
-    assert len(restart) == scheduler.counters().num_preemptions
-    assert len(restart[0].output_token_ids) > num_written
-    expected = {n: [count_up(n, i) for i in range(16)] for n in (1, 2)}
-    assert loop.written == expected
-
-
 def test_a_prompts_logprobs_are_given_once_though_it_is_computed_twice() -> None:
     scheduler = make_scheduler(num_blocks=6, max_model_len=24)
     reported = make_sequence(2, prompt_len=7, prompt_logprobs=0)
@@ -409,7 +256,7 @@ def play(
     """Run requests to their ends; return their tokens and the reasons of the ends."""
     scheduler = make_scheduler(
         num_blocks=num_blocks,
-        max_model_len=num_blocks * BLOCK_SIZE,
+        max_model_len=num_blocks * 4,
         max_num_batched_tokens=budget,
     )
     fresh = scheduler.statistics()
@@ -419,16 +266,15 @@ def play(
     for number, (length, family, max_tokens, priority, stop, leave) in enumerate(
         requests
     ):
-        length = min(length, num_blocks * BLOCK_SIZE - 1)
+        length = min(length, num_blocks * 4 - 1)
         leaves[number] = leave
         scheduler.add(
-            Sequence(
-                sequence_id=SequenceId(number),
+            make_sequence(
+                number,
                 prompt_token_ids=tuple(100 * family + i for i in range(length)),
-                sampling=SamplingParams(max_tokens=max_tokens, stop_token_ids=(stop,)),
-                seed=number,
-                arrival=number,
-                flow=Flow(priority),
+                max_tokens=max_tokens,
+                stop_token_ids=(stop,),
+                priority=priority,
             )
         )
     for _ in range(3000):
@@ -465,7 +311,7 @@ def test_every_history_is_that_of_synchronous_scheduling(
 def measure_step(num_output: int, *, depth: int = 2) -> tuple[int, int]:
     """Return the calls and the bytes of some steps after `num_output` tokens."""
     num_seqs, num_blocks = 4, 16_384
-    scheduler = Scheduler(
+    scheduler = make_scheduler(
         num_blocks=num_blocks,
         block_size=16,
         max_num_seqs=num_seqs,

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
+from typing import Any
 
 from examples import examples
 from hypothesis import given, settings, strategies as st
 import pytest
+from scheduling import Loop, make_scheduler, make_sequence
 
 from trioserve.errors import InvalidParameter
 from trioserve.scheduler.generation.repetition import RepetitionDetector
-from trioserve.scheduler.generation.scheduler import Scheduler
-from trioserve.scheduler.generation.sequence import Flow, Sequence
 from trioserve.testing.fake_device import FakeDevice
-from trioserve.types.ids import SequenceId
-from trioserve.types.plan import StepPlan
 from trioserve.types.repetition import MAX_PATTERN_SIZE, RepetitionDetection
-from trioserve.types.sampling import SamplingParams
 
 
 @st.composite
@@ -82,42 +78,26 @@ def test_an_ordinary_text_is_seldom_looked_at() -> None:
 
 
 def write(
-    output: list[int], num_sequences: int, depth: int, sampling: SamplingParams
-) -> dict[int, tuple[list[int], str | None]]:
+    output: list[int], num_sequences: int, depth: int, **fields: Any
+) -> dict[int, tuple[list[int], str]]:
     """Run sequences that write the same, with too few blocks for all of them."""
-    scheduler = Scheduler(
+    scheduler = make_scheduler(
         num_blocks=2 + len(output) // 4,
-        block_size=4,
         max_num_seqs=3,
         max_num_batched_tokens=8,
         max_model_len=4 + len(output),
     )
     fresh = scheduler.statistics()
     device = FakeDevice(lambda _, index: output[index], block_size=4)
+    loop = Loop(scheduler, device, depth)
     for number in range(num_sequences):
-        scheduler.add(
-            Sequence(
-                sequence_id=SequenceId(number),
-                prompt_token_ids=(number, 1, 2),
-                sampling=sampling,
-                seed=number,
-                arrival=number,
-                flow=Flow(),
-            )
-        )
-    found: dict[int, tuple[list[int], str | None]] = {}
-    in_flight: deque[StepPlan] = deque()
-    while True:
-        while len(in_flight) < depth and (plan := scheduler.schedule()):
-            in_flight.append(plan)
-        if not in_flight:
-            assert scheduler.statistics() == fresh
-            return found
-        plan = in_flight.popleft()
-        for delta in scheduler.update(plan, device.step(plan)):
-            tokens, _ = found.get(delta.sequence_id, ([], None))
-            tokens = [*tokens, *delta.token_ids]
-            found[delta.sequence_id] = tokens, delta.finish_reason
+        loop.add(make_sequence(number, 3, **fields))
+    loop.run()
+    assert scheduler.statistics() == fresh
+    return {
+        number: (tokens, loop.ended[number][0])
+        for number, tokens in loop.written.items()
+    }
 
 
 @given(rules(), outputs(), st.integers(1, 3), st.integers(1, 4), st.integers(0, 20))
@@ -129,24 +109,26 @@ def test_sequences_end_so_with_steps_in_flight_and_preemptions(
     num_sequences: int,
     min_tokens: int,
 ) -> None:
-    sampling = SamplingParams(
-        max_tokens=len(output),
-        min_tokens=min(min_tokens, len(output)),
-        repetition_detection=rule,
-    )
     expected = output, "length"
     for length in range(max(1, min_tokens), len(output)):
         if is_repeating(output[:length], rule):
             expected = output[:length], "repetition"
             break
-    found = write(output, num_sequences, depth, sampling)
+    found = write(
+        output,
+        num_sequences,
+        depth,
+        max_tokens=len(output),
+        min_tokens=min(min_tokens, len(output)),
+        repetition_detection=rule,
+    )
     assert found == {number: expected for number in range(num_sequences)}
 
 
 @pytest.mark.parametrize("rule", [None, RepetitionDetection()])
 def test_without_a_rule_a_sequence_goes_on(rule: RepetitionDetection | None) -> None:
-    sampling = SamplingParams(max_tokens=40, repetition_detection=rule)
-    assert write([5] * 40, 1, 2, sampling) == {0: ([5] * 40, "length")}
+    written = write([5] * 40, 1, 2, max_tokens=40, repetition_detection=rule)
+    assert written == {0: ([5] * 40, "length")}
 
 
 @pytest.mark.parametrize(

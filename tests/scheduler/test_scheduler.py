@@ -2,49 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
+import scheduling
+from scheduling import Loop, make_device, make_scheduler
 
 from trioserve.scheduler.generation.counts import SchedulerCounters, SchedulerStatistics
 from trioserve.scheduler.generation.scheduler import Scheduler
-from trioserve.scheduler.generation.sequence import LEVEL_SECONDS, Flow, Sequence
+from trioserve.scheduler.generation.sequence import LEVEL_SECONDS
 from trioserve.testing.fake_device import FakeDevice
 from trioserve.types.ids import SequenceId
 from trioserve.types.output import TokenDelta
 from trioserve.types.plan import StepPlan
-from trioserve.types.sampling import SamplingParams
 
-
-def make_scheduler(**changes: int | bool) -> Scheduler:
-    options: dict[str, int | bool] = {
-        "num_blocks": 64,
-        "block_size": 4,
-        "max_num_seqs": 4,
-        "max_num_batched_tokens": 16,
-        "max_model_len": 64,
-    }
-    return Scheduler(**(options | changes))  # type: ignore[arg-type]
-
-
-def make_sequence(number: int, prompt_len: int = 4, **changes: object) -> Sequence:
-    sampling = {"max_tokens": 4} | {
-        key: changes.pop(key)
-        for key in ("max_tokens", "min_tokens", "stop_token_ids", "prompt_logprobs")
-        if key in changes
-    }
-    if "priority" in changes:
-        changes["flow"] = Flow(changes.pop("priority"))  # type: ignore[arg-type]
-    options: dict[str, object] = {
-        "sequence_id": SequenceId(number),
-        "arrival": number,
-        "seed": number,
-        "prompt_token_ids": tuple(range(1000 * number, 1000 * number + prompt_len)),
-        "sampling": SamplingParams(**sampling),  # type: ignore[arg-type]
-    }
-    return Sequence(**(options | changes))  # type: ignore[arg-type]
-
-
-def make_device() -> FakeDevice:
-    return FakeDevice(block_size=4, reads_blocks=True)
+make_sequence = partial(scheduling.make_sequence, max_tokens=4)
 
 
 def run_step(
@@ -58,17 +31,8 @@ def run_step(
     return plan, outputs
 
 
-def run_all(
-    scheduler: Scheduler, device: FakeDevice, limit: int = 1000
-) -> dict[int, list[int]]:
-    tokens: dict[int, list[int]] = {}
-    for _ in range(limit):
-        step = run_step(scheduler, device)
-        if step is None:
-            return tokens
-        for output in step[1]:
-            tokens.setdefault(output.sequence_id, []).extend(output.token_ids)
-    raise AssertionError("the sequences never end")
+def run_all(scheduler: Scheduler, device: FakeDevice) -> dict[int, list[int]]:
+    return Loop(scheduler, device).run()
 
 
 def row_lengths(plan: StepPlan | None) -> list[int]:
@@ -153,21 +117,6 @@ def test_a_waiting_prompt_is_not_overtaken_by_a_shorter_one() -> None:
     assert plan is not None and plan.starts == ()
 
 
-def test_the_last_running_sequence_is_preempted_and_gives_the_same_tokens() -> None:
-    def tokens_with(num_blocks: int) -> tuple[dict[int, list[int]], int]:
-        scheduler = make_scheduler(num_blocks=num_blocks, max_model_len=40)
-        for number in (1, 2, 3):
-            scheduler.add(make_sequence(number, prompt_len=8, max_tokens=24))
-        tokens = run_all(scheduler, make_device())
-        return tokens, scheduler.counters().num_preemptions
-
-    plenty, none = tokens_with(64)
-    scarce, some = tokens_with(12)
-    assert none == 0
-    assert some > 0
-    assert scarce == plenty
-
-
 def test_the_victim_has_the_lowest_priority_not_the_latest_arrival() -> None:
     scheduler = make_scheduler(num_blocks=10, max_model_len=40)
     device = make_device()
@@ -215,7 +164,7 @@ def test_siblings_of_one_step_share_the_prompt_that_the_first_computes() -> None
     [{"cache_salt": "other"}, {"prompt_logprobs": 1}],
     ids=["salt", "logprobs"],
 )
-def test_nothing_is_shared_with(changes: dict[str, object]) -> None:
+def test_nothing_is_shared_with(changes: dict[str, Any]) -> None:
     """Another salt's blocks are not found, and prompt logprobs need every token."""
     scheduler, device = make_scheduler(), make_device()
     prompt = tuple(range(10))
@@ -250,13 +199,6 @@ def test_an_abort_frees_everything_at_once() -> None:
     assert scheduler.statistics() == make_scheduler().statistics()
 
 
-def test_an_abort_while_waiting_is_never_admitted() -> None:
-    scheduler = make_scheduler()
-    scheduler.add(make_sequence(1))
-    scheduler.abort(SequenceId(1))
-    assert scheduler.schedule() is None
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -271,7 +213,7 @@ def test_an_abort_while_waiting_is_never_admitted() -> None:
     ids=["max_tokens", "eos", "stop_token_ids", "min_tokens"],
 )
 def test_a_sequence_ends_by(
-    changes: dict[str, object], expected: tuple[list[int], str, int | None]
+    changes: dict[str, Any], expected: tuple[list[int], str, int | None]
 ) -> None:
     """Each way to end gives its reason in the last output."""
     scheduler = make_scheduler()
@@ -283,12 +225,6 @@ def test_a_sequence_ends_by(
             tokens += output.token_ids
             last = output
     assert (tokens, last.finish_reason, last.stop_token_id) == expected
-
-
-def test_a_sequence_ends_at_the_models_length() -> None:
-    scheduler, device = make_scheduler(max_model_len=10), make_device()
-    scheduler.add(make_sequence(1, prompt_len=8, max_tokens=100))
-    assert [len(tokens) for tokens in run_all(scheduler, device).values()] == [2]
 
 
 def test_a_prompt_that_can_never_fit_is_refused_when_it_is_added() -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
 from itertools import pairwise
 import math
 
 import pytest
+from scheduling import Loop, make_scheduler, make_sequence
 
-from trioserve.scheduler.generation.scheduler import Scheduler
-from trioserve.scheduler.generation.sequence import Flow, Sequence
+from trioserve.scheduler.generation.sequence import Flow
 from trioserve.testing.fake_device import FakeDevice
-from trioserve.types.ids import SequenceId
+from trioserve.types.output import TokenDelta
 from trioserve.types.plan import StepPlan, StepRow
-from trioserve.types.sampling import SamplingParams
 
 BLOCK_SIZE = 16
 TARGET = 0.25
@@ -35,7 +33,7 @@ BLOCK_SECONDS = seconds_of_row(
 )
 
 
-class Server:
+class Server(Loop):
     """A scheduler and a device in virtual time, `depth` steps in flight.
 
     Attributes:
@@ -52,57 +50,53 @@ class Server:
             "max_num_seqs": 128,
             "max_num_batched_tokens": 512,
             "max_model_len": 8192,
+            "max_step_seconds": max_step_seconds,
         }
-        self.scheduler = Scheduler(
-            **(options | changes), max_step_seconds=max_step_seconds
-        )
+        device = FakeDevice(block_size=BLOCK_SIZE)
+        scheduler = make_scheduler(**(options | changes))
+        super().__init__(scheduler, device, depth, checks=False)
         self.now = 0.0
         self.token_times: dict[int, list[float]] = {}
-        self._depth = depth
-        self._device = FakeDevice(block_size=BLOCK_SIZE)
-        self._in_flight: deque[StepPlan] = deque()
-        self._num_added = 0
 
     def ask(
         self, num_sequences: int = 1, *, prompt_len: int = 10, max_tokens: int = 10_000
     ) -> list[int]:
         """Add a request; return the numbers of its sequences."""
         flow = Flow()
-        numbers = []
-        for _ in range(num_sequences):
-            self._num_added += 1
-            numbers.append(self._num_added)
-            first = 10_000 * self._num_added
-            sequence = Sequence(
-                sequence_id=SequenceId(self._num_added),
-                arrival=self._num_added,
-                seed=self._num_added,
-                flow=flow,
-                prompt_token_ids=tuple(range(first, first + prompt_len)),
-                sampling=SamplingParams(max_tokens=max_tokens),
+        begin = len(self.sequences) + 1
+        numbers = [*range(begin, begin + num_sequences)]
+        for number in numbers:
+            first = 10_000 * number
+            self.add(
+                make_sequence(
+                    number,
+                    flow=flow,
+                    prompt_token_ids=tuple(range(first, first + prompt_len)),
+                    max_tokens=max_tokens,
+                )
             )
-            self.scheduler.add(sequence)
         return numbers
 
-    def step(self) -> StepPlan:
-        """Wait for the oldest step in flight, and return it."""
-        while len(self._in_flight) < self._depth:
-            plan = self.scheduler.schedule()
-            if plan is None:
-                break
-            self._in_flight.append(plan)
-        plan = self._in_flight.popleft()
+    def measure(self, plan: StepPlan) -> float:
         seconds = seconds_of(plan)
         self.now += seconds
-        result = self._device.step(plan)
-        for output in self.scheduler.update(plan, result, seconds):
+        return seconds
+
+    def drain_one(self) -> list[TokenDelta]:
+        outputs = super().drain_one()
+        for output in outputs:
             if output.token_ids:
                 self.token_times.setdefault(output.sequence_id, []).append(self.now)
+        return outputs
+
+    def run_step(self) -> StepPlan:
+        plan = self.step()
+        assert plan is not None
         return plan
 
     def run_until_token(self, number: int) -> None:
         while number not in self.token_times:
-            self.step()
+            self.run_step()
 
     def longest_gap(self, number: int, since: float) -> float:
         times = [time for time in self.token_times[number] if time >= since]
@@ -113,7 +107,7 @@ def measure_long_prompt(server: Server) -> tuple[float, float]:
     """Return a stream's longest gap beside a prompt of 8,000 tokens, and its time."""
     [stream] = server.ask()
     for _ in range(20):
-        server.step()
+        server.run_step()
     begin = server.now
     [long] = server.ask(prompt_len=8000)
     server.run_until_token(long)
@@ -157,7 +151,7 @@ def test_who_comes_while_a_lone_prompt_is_read_waits_for_short_steps(
     seconds_to_read(server)
     [long] = server.ask(prompt_len=3000, max_tokens=1)
     for _ in range(num_done):
-        server.step()
+        server.run_step()
     begin = server.now
     [short] = server.ask(max_tokens=1)
     server.run_until_token(short)
@@ -169,7 +163,7 @@ def test_the_first_prompt_of_all_is_read_in_short_steps_too() -> None:
     server = Server(max_num_batched_tokens=2048)
     [long] = server.ask(prompt_len=3000, max_tokens=1)
     while long not in server.token_times:
-        assert seconds_of(server.step()) <= TARGET + BLOCK_SECONDS
+        assert seconds_of(server.run_step()) <= TARGET + BLOCK_SECONDS
 
 
 def test_a_lone_prompt_is_read_almost_as_soon_in_short_steps() -> None:
@@ -188,7 +182,7 @@ def test_a_requests_own_streams_wait_for_no_longer_steps_either() -> None:
     server = Server()
     server.ask(4, prompt_len=3000)
     while len(server.token_times) < 4:
-        assert seconds_of(server.step()) <= TARGET + BLOCK_SECONDS
+        assert seconds_of(server.run_step()) <= TARGET + BLOCK_SECONDS
 
 
 def test_a_request_with_many_sequences_does_not_slow_a_stream() -> None:
@@ -196,12 +190,12 @@ def test_a_request_with_many_sequences_does_not_slow_a_stream() -> None:
     server = Server()
     many = server.ask(127, prompt_len=1500)
     server.run_until_token(many[-1])
-    assert seconds_of(server.step()) > 3 * TARGET
+    assert seconds_of(server.run_step()) > 3 * TARGET
     [stream] = server.ask()
     server.run_until_token(stream)
     begin = server.now
     for _ in range(60):
-        server.step()
+        server.run_step()
     assert server.longest_gap(stream, begin) <= TARGET * 1.05
     # All sequences of the request go on, in turns.
     counts = [len([t for t in server.token_times[n] if t > begin]) for n in many]
@@ -216,9 +210,9 @@ def test_every_request_has_a_row_in_each_step() -> None:
     server = Server()
     numbers = [server.ask(prompt_len=1500)[0] for _ in range(100)]
     while len(server.token_times) < 100:
-        server.step()
-    plan = server.step()
-    plan = server.step()
+        server.run_step()
+    plan = server.run_step()
+    plan = server.run_step()
     assert len(plan.rows) == len(numbers)
     assert seconds_of(plan) > TARGET
 
@@ -228,11 +222,11 @@ def test_prompts_have_three_quarters_of_a_step_that_is_full() -> None:
     for _ in range(100):
         server.ask(prompt_len=1500)
     while len(server.token_times) < 100:
-        server.step()
+        server.run_step()
     [late] = server.ask(prompt_len=6000)
     shares = []
     while late not in server.token_times:
-        plan = server.step()
+        plan = server.run_step()
         decoding = [row for row in plan.rows if row.num_tokens == 1]
         seconds = 0.02 + sum(map(seconds_of_row, decoding))
         assert seconds > TARGET
@@ -246,11 +240,11 @@ def test_prompts_have_three_quarters_of_a_step_that_is_full() -> None:
 def test_a_target_that_cannot_be_met_ends_prompts_all_the_same(target: float) -> None:
     server = Server(target)
     server.ask()
-    server.step()
+    server.run_step()
     [long] = server.ask(prompt_len=800)
     plans = []
     while long not in server.token_times:
-        plans.append(server.step())
+        plans.append(server.run_step())
     # Each step computes one block.
     assert len(plans) <= 800 / BLOCK_SIZE + 3
 
@@ -259,14 +253,14 @@ def test_a_short_prompt_goes_first_where_a_step_has_room_for_one_block() -> None
     """It does so only in every second step; the long prompt goes on in the others."""
     server = Server(1e-9)
     server.ask()
-    server.step()
+    server.run_step()
     [long] = server.ask(prompt_len=800)
     num_steps = 0
     while long not in server.token_times:
         [short] = server.ask(max_tokens=1)
         begin = num_steps
         while short not in server.token_times:
-            server.step()
+            server.run_step()
             num_steps += 1
         # Two steps are in flight when it comes; the third may be the long prompt's.
         assert num_steps - begin <= 5
@@ -277,10 +271,10 @@ def test_chunks_that_were_cut_by_time_end_with_a_block() -> None:
     """Others then find all of their blocks in the prefix cache."""
     server = Server()
     server.ask()
-    server.step()
+    server.run_step()
     server.ask(prompt_len=4000)
     chunks = [
-        row for _ in range(30) for row in server.step().rows if row.num_tokens > 1
+        row for _ in range(30) for row in server.run_step().rows if row.num_tokens > 1
     ]
     assert len(chunks) > 10
     assert all(row.end % BLOCK_SIZE == 0 or row.sample for row in chunks)
@@ -292,11 +286,11 @@ def test_a_stage_has_its_part_of_the_time(num_stages: int) -> None:
     server = Server(depth=num_stages + 1, num_stages=num_stages)
     server.ask(2 * num_stages)
     for _ in range(40):
-        server.step()
+        server.run_step()
     server.ask()
     [long] = server.ask(prompt_len=8000)
     plans = []
     while long not in server.token_times:
-        plans.append(server.step())
+        plans.append(server.run_step())
     longest = max(map(seconds_of, plans))
     assert longest <= TARGET / num_stages + BLOCK_SECONDS
