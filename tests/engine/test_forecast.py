@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trioserve.engine.forecast import Forecast
+from trioserve.engine.backlog import Forecast
 from trioserve.engine.generation.backlog import Backlog
 from trioserve.engine.generation.forecast import Demand, Forecaster, OfferedPrompts
 from trioserve.scheduler.step_cost import StepRates

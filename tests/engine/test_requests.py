@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from trioserve.engine.requests import FAREWELL_SECONDS, OpenRequests
-from trioserve.engine.restarts import Restarts
+from trioserve.engine.requests import FAREWELL_SECONDS, OpenRequests, Restarts
 from trioserve.errors import EngineDied, ShuttingDown
 
 

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from trioserve.config import RenderConfig
-from trioserve.engine.forecast import Forecast
+from trioserve.engine.backlog import Forecast
 from trioserve.engine.generation.core import LocalCore
 from trioserve.engine.generation.engine import TokenEngine
 from trioserve.engine.generation.forecast import Demand
@@ -289,7 +289,7 @@ async def play(
     *,
     interval: float,
     since: float = 100.0,
-    until: float = 500.0,
+    until: float = 250.0,
     deadline: float = 60.0,
     refuses_late: bool = True,
 ) -> Outcomes:
@@ -340,7 +340,7 @@ def test_goodput_stays_in_an_overload(make_engine: MakeEngine, num_slots: int) -
             interval=1.0 / load,
             refuses_late=refuses_late,
         )
-        goodput[load, refuses_late] = outcomes.num_in_time / 400
+        goodput[load, refuses_late] = outcomes.num_in_time / 150
 
     for load, refuses_late in ((1, True), (5, True), (5, False)):
         run_virtually(lambda: measure(load, refuses_late))

@@ -32,6 +32,7 @@ from whole_server.text_requests import TextPlan
 from trioserve.engine.generation.backlog import Backlog
 from trioserve.engine.generation.engine import TokenEngine
 from trioserve.engine.generation.token_stream import TokenStream
+from trioserve.engine.pooling.backlog import PoolingBacklog
 from trioserve.engine.pooling.engine import TensorEngine
 from trioserve.frontend.text_stream import TextStream
 from trioserve.grammar import compile as grammar_compiler
@@ -72,14 +73,14 @@ def test_histories_end_as_they_must(model: SimulatedModel, part: int) -> None:
 
 
 def test_a_seed_replays(model: SimulatedModel) -> None:
-    first = [simulate(model, seed) for seed in range(5)]
+    first = [simulate(model, seed) for seed in range(3)]
     random.seed(1)
-    assert [simulate(model, seed) for seed in reversed(range(5))] == first[::-1]
-    assert len({report.digest for report in first}) == 5
+    assert [simulate(model, seed) for seed in reversed(range(3))] == first[::-1]
+    assert len({report.digest for report in first}) == 3
 
 
-def test_a_seed_replays_in_another_process(model: SimulatedModel) -> None:
-    command = [sys.executable, "-m", "whole_server", "--seed", "7"]
+def test_a_seed_replays_in_other_processes(model: SimulatedModel) -> None:
+    command = [sys.executable, "-m", "whole_server", "--seed", "7", "--jobs", "2"]
     done = subprocess.run(
         command,
         capture_output=True,
@@ -88,6 +89,7 @@ def test_a_seed_replays_in_another_process(model: SimulatedModel) -> None:
         env={**os.environ, "PYTHONHASHSEED": "1"},
         cwd=SUPPORT,
     )
+    assert done.stdout.startswith("1 histories")
     assert f"digest {simulate(model, 7).digest}" in done.stdout
 
 
@@ -301,10 +303,10 @@ PLANTED: dict[str, tuple[Any, str, Callable[[Any], object], str, int]] = {
     ),
     "texts are mixed": (TensorEngine, "add", plant_mixed_texts, "of another text", 4),
     "room for texts is kept": (
-        TensorEngine,
-        "_reserve",
-        lambda original: lambda self, number, client: original(
-            self, max(0, number), client
+        PoolingBacklog,
+        "_change_places",
+        lambda original: lambda self, client, number: original(
+            self, client, max(0, number)
         ),
         "engine is",
         4,
@@ -414,16 +416,3 @@ def test_sockets_in_memory_end_as_real_ones() -> None:
             await client.send(b"a")
 
     trio.run(main)
-
-
-def test_several_processes_play_the_histories_of_one_command() -> None:
-    command = [sys.executable, "-m", "whole_server", "--count", "4"]
-    done = subprocess.run(
-        [*command, "--jobs", "2"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        cwd=SUPPORT,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("4 histories")

@@ -6,10 +6,10 @@ It works with token ids. It does not know text, HTTP or tensor libraries. The do
 that pool. A request is aborted by leaving its block. `TokenStream.stop` ends a single
 sequence early, and `Engine.close_requests` ends all requests with an error.
 
-engine, requests, restarts              the base of both engines, and its parts
+engine, requests                        the base of both engines, and its requests
 core, loop                              the protocol of a core, and the loop that steps
 leaks                                   finds work that outlives its request
-backlog, peer_work, forecast            the open work of each client, also of other engines on
+backlog, peer_work                      the open work of each client, also of other engines on
                                         the same core, and the expected times of a request
 generation/  pooling/                   one engine each, with its core
 process/                                cores in another process

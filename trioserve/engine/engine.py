@@ -25,8 +25,7 @@ from .backlog import ClientBacklog
 from .core import Core
 from .leaks import audit_core
 from .peer_work import PeerWork
-from .requests import OpenRequests, log_failure
-from .restarts import Restarts, StartedCall
+from .requests import OpenRequests, Restarts, StartedCall, log_failure
 
 CoreT = TypeVar("CoreT", bound=Core[Any, Any, Any])
 OutputsT = TypeVar("OutputsT")

@@ -7,7 +7,7 @@ doors are TextEngine and PoolingEngine.
 
 from .pooling import Classification, Pooled, PoolingEngine
 from .scoring import ScoreOptions, Scores
-from .stream_limits import StreamLimits
+from .served import StreamLimits
 from .text import TextEngine
 from .text_params import (
     MAX_STOP_STRING_CHARACTERS,

@@ -27,8 +27,7 @@ from ..types.pooling import (
 from ..types.tensors import TensorBytes
 from .pooling_jobs import PoolingJobs, as_kind
 from .scoring import ScoreOptions, Scores, Scoring
-from .served import ServedModel
-from .stream_limits import StreamLimits
+from .served import ServedModel, StreamLimits
 
 if TYPE_CHECKING:
     import numpy as np

@@ -25,8 +25,7 @@ from ..types.logits import LogitsProcessor
 from ..types.prompt import Prompt
 from ..types.sampling import SamplingParams
 from .model_formats import ModelFormats
-from .served import ServedModel
-from .stream_limits import StreamLimits
+from .served import ServedModel, StreamLimits
 from .text_params import TextParams
 from .text_stream import TextStream
 

@@ -13,7 +13,7 @@ from ..engine.generation.token_stream import StreamPhase, TokenStream
 from ..render import SequenceText
 from ..types.output import TextDelta, TokenDelta
 from ..types.prompt import Prompt
-from .stream_limits import StreamLimits
+from .served import StreamLimits
 from .text_params import TextParams
 
 

@@ -24,7 +24,7 @@ import trio
 
 from ..config import ServeConfig
 from ..engine.process.messages import AddClient, EngineLoaded
-from ..engine.restarts import Restarts
+from ..engine.requests import Restarts
 from ..errors import EngineProcessDied
 from ..processes import Alive, Child, Descriptor, PeerGone, open_child
 from ..processes.http_link import HttpProcessDied, Hub

@@ -21,8 +21,8 @@ from ...types.model_info import ModelInfo
 from ...types.output import TokenDelta
 from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams
+from ..backlog import Forecast
 from ..engine import Engine, check_priority
-from ..forecast import Forecast
 from ..peer_work import PeerWork
 from .admission import check_request
 from .backlog import Backlog, BacklogStatistics

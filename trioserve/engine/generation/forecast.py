@@ -28,7 +28,7 @@ import math
 from ...scheduler.generation.shared_queue import HELD_WORK
 from ...scheduler.step_cost import StepRates
 from ...types.client import Client
-from ..forecast import MIN_STEPS, Forecast
+from ..backlog import MIN_STEPS, Forecast
 from ..peer_work import PeerWork
 from .backlog import Backlog
 

@@ -9,8 +9,7 @@ import math
 
 from ...scheduler.step_cost import StepRates
 from ...types.client import Client
-from ..backlog import ClientBacklog, ClientWork, list_parts
-from ..forecast import MIN_STEPS, Forecast
+from ..backlog import MIN_STEPS, ClientBacklog, ClientWork, Forecast, list_parts
 from .core import JobId
 
 

@@ -19,8 +19,8 @@ from ...scheduler.pooling.scheduler import PoolingCounters, PoolingStatistics
 from ...types.client import Client
 from ...types.model_info import ModelInfo
 from ...types.pooling import PoolingInfo, PoolingParams, PoolingRow, QueryKey
+from ..backlog import Forecast
 from ..engine import Engine, check_priority
-from ..forecast import Forecast
 from .backlog import PoolingBacklog, PoolingBacklogStatistics
 from .core import FlowId, JobId, PoolingBatch, PoolingCore, PoolingOutputs
 from .request import Results, TensorRequest

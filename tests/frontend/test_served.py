@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trioserve.frontend.text_ratio import TextRatio
+from trioserve.frontend.served import TextRatio
 
 
 def test_nothing_is_known_before_the_first_text() -> None:
