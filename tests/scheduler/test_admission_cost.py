@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trioserve.scheduler.generation import block_hashes
+from trioserve.scheduler.generation import blocks
 from trioserve.scheduler.generation.scheduler import Scheduler
 from trioserve.scheduler.generation.sequence import Sequence
 from trioserve.testing.fake_device import FakeDevice
@@ -67,7 +67,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         lengths.append(len(content))
         return hashlib.blake2b(content, **options)
 
-    monkeypatch.setattr(block_hashes, "blake2b", count)
+    monkeypatch.setattr(blocks, "blake2b", count)
     yield lengths
 
 

@@ -8,8 +8,8 @@ import pickle
 import pytest
 from scheduling import Loop, make_scheduler, make_sequence
 
-from trioserve.scheduler.generation.queue import WaitingQueue
 from trioserve.scheduler.generation.sequence import Flow
+from trioserve.scheduler.generation.shared_queue import WaitingQueue
 from trioserve.types.ids import SequenceId
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from trioserve.scheduler.generation.sequence import Flow, Sequence
-from trioserve.scheduler.generation.turns import DecodingTurns
+from trioserve.scheduler.generation.time_share import DecodingTurns
 from trioserve.scheduler.step_cost import StepCost
 from trioserve.types.client import Client
 from trioserve.types.ids import SequenceId

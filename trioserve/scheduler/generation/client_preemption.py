@@ -30,9 +30,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from .block_tables import BlockNeed, BlockTables
-from .client_groups import group_by_client
 from .rivals import Amount, BlockAmount, Rival, SlotAmount
-from .running import RunningSequences
+from .running import RunningSequences, group_by_client
 from .sequence import Sequence
 from .shared_queue import SharedQueue, measure_row
 

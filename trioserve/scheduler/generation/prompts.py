@@ -15,9 +15,8 @@ import operator
 
 from ...types.plan import SlotStart
 from .block_tables import BlockTables
-from .client_groups import group_by_client
 from .draft import Draft
-from .running import RunningSequences
+from .running import RunningSequences, group_by_client
 from .sequence import Sequence
 from .shared_queue import SharedQueue
 

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 import operator
 
 from ...types.output import StepResult
 from ...types.plan import StepPlan
-from .client_groups import group_by_client
 from .sequence import Sequence
 
 _get_order = operator.attrgetter("order")
+
+
+def group_by_client(sequences: Iterable[Sequence]) -> dict[str, list[Sequence]]:
+    """Return the sequences of each client, by its name, in the given order.
+
+    By name, because a client's weight may change between two requests.
+    """
+    groups: defaultdict[str, list[Sequence]] = defaultdict(list)
+    for sequence in sequences:
+        groups[sequence.flow.client.name].append(sequence)
+    return dict(groups)
 
 
 class RunningSequences:

@@ -10,7 +10,7 @@ from ...types.output import NOT_SAMPLED, FinishReason, TokenLogprobs
 from ...types.plan import SlotStart
 from ...types.prompt import EmbeddedInput
 from ...types.sampling import SamplingParams
-from .block_hashes import BlockHashes
+from .blocks import BlockHashes
 from .repetition import RepetitionDetector
 
 # Waiting time that one level of priority is worth. A guess: longer than most requests wait
