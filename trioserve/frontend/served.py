@@ -16,8 +16,8 @@ from ..engine.backlog import Forecast
 from ..engine.engine import Engine
 from ..errors import DeadlineExceeded, DeadlineUnreachable, RendererStuck
 from ..render import BaseRenderer
-from ..types.model_info import ModelInfo
 from ..types.admission import round_retry
+from ..types.model_info import ModelInfo
 
 # The time that others add is multiplied by this. It is uncertain, and a crowded server takes
 # requests until the forecast of the next one reaches its limit: half of them would be late.
