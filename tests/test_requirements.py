@@ -117,7 +117,10 @@ def find_files(folder: Path | None, name: str) -> tuple[Path, ...]:
 def find_skipped(statement: ast.stmt) -> str | None:
     """Return the package without which a test file ends here."""
     call = getattr(statement, "value", None)
-    if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.importorskip":
+    called = ast.unparse(call.func) if isinstance(call, ast.Call) else ""
+    if called == "require_triton":
+        return "triton"
+    if isinstance(call, ast.Call) and called == "pytest.importorskip":
         return str(ast.literal_eval(call.args[0])).split(".")[0]
     return None
 

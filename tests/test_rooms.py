@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 import re
 import subprocess
 import sys
 
+from imports import list_imports
 import pytest
 
 import trioserve
@@ -108,7 +110,7 @@ def find_module(name: tuple[str, ...]) -> tuple[str, ...] | None:
 def list_own_imports(path: Path) -> Iterator[tuple[str, ...]]:
     """Yield our modules that a module imports, even if only for types."""
     folder = name_module(path)[:-1]
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in list_imports(path):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = folder[: len(folder) - node.level + 1]
             base += tuple(node.module.split(".")) if node.module else ()
@@ -118,22 +120,24 @@ def list_own_imports(path: Path) -> Iterator[tuple[str, ...]]:
 
 
 def list_other_imports(path: Path) -> Iterator[str]:
-    """Yield the packages of others that a module imports."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    """Yield the modules of others that a module imports."""
+    for node in list_imports(path):
         if isinstance(node, ast.Import):
-            yield from (name.name.split(".")[0] for name in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            yield (node.module or "").split(".")[0]
+            yield from (name.name for name in node.names)
+        elif node.level == 0:
+            yield node.module or ""
 
 
-IMPORTS = {name_module(path): set(list_own_imports(path)) for path in MODULES}
+@cache
+def find_imports() -> dict[tuple[str, ...], set[tuple[str, ...]]]:
+    return {name_module(path): set(list_own_imports(path)) for path in MODULES}
 
 
 @pytest.mark.parametrize("room", MAY_IMPORT)
 def test_a_room_imports_exactly_what_the_table_says(room: str) -> None:
     rooms = {
         find_room(imported)
-        for module, all_imported in IMPORTS.items()
+        for module, all_imported in find_imports().items()
         if find_room(module) == room
         for imported in all_imported
     }
@@ -143,7 +147,7 @@ def test_a_room_imports_exactly_what_the_table_says(room: str) -> None:
 def test_packages_of_others_stay_in_their_rooms() -> None:
     for path in MODULES:
         room = find_room(name_module(path))
-        for name in list_other_imports(path):
+        for name in (each.split(".")[0] for each in list_other_imports(path)):
             assert room in ONLY_IN.get(name, {room}), f"{path} imports {name}"
             assert name not in NOT_IN.get(room, set()), f"{path} imports {name}"
 
@@ -173,7 +177,7 @@ def test_a_folder_imports_its_sub_folders_or_is_imported_by_them(
     graph: dict[str, set[str]] = {}
     for module in inside:
         node = find_node(module)
-        nodes = map(find_node, IMPORTS[module] & inside)
+        nodes = map(find_node, find_imports()[module] & inside)
         graph.setdefault(node, set()).update(n for n in nodes if n != node)
     # Raises CycleError, which names the circle.
     list(TopologicalSorter(graph).static_order())
@@ -214,14 +218,8 @@ def test_only_the_connection_guard_uses_hypercorns_private_names() -> None:
     for path in MODULES:
         if path.parent.name == "connection":
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = []
-            if isinstance(node, ast.Import):
-                names = [name.name for name in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.level == 0:
-                names = [node.module or ""]
-            for name in names:
-                assert not name.startswith("hypercorn") or name in public
+        for name in list_other_imports(path):
+            assert not name.startswith("hypercorn") or name in public
 
 
 def list_loaded(imports: str, names: tuple[str, ...]) -> str:

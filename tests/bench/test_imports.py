@@ -6,6 +6,7 @@ import ast
 from importlib import import_module
 from pathlib import Path
 
+from imports import list_imports
 import pytest
 
 BENCH = Path(__file__).parents[2] / "bench"
@@ -19,10 +20,8 @@ def test_a_script_can_be_imported(name: str) -> None:
 
 def test_the_kit_imports_no_script() -> None:
     for path in BENCH.glob("kit/**/*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = []
-            if isinstance(node, ast.Import):
-                names = [each.name for each in node.names]
-            elif isinstance(node, ast.ImportFrom):
+        for node in list_imports(path):
+            names = [each.name for each in node.names]
+            if isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
             assert not {name.partition(".")[0] for name in names} & {*SCRIPTS}, path

@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 import re
 
+from imports import list_imports
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "trioserve"
 PAGE = (ROOT / "docs" / "architecture.rst").read_text()
@@ -122,7 +124,7 @@ def list_floors() -> list[set[str]]:
 
 def list_imported_rooms(path: Path) -> Iterator[str]:
     depth = len(path.relative_to(PACKAGE).parts)
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in list_imports(path):
         if isinstance(node, ast.ImportFrom) and node.level == depth:
             names = [node.module] if node.module else [each.name for each in node.names]
             yield from (name.split(".")[0] for name in names)

@@ -38,7 +38,7 @@ async def test_the_default_model_answers_and_calls_without_any_option(
         assert "sequences end after 4 copies" in caplog.text
         # Without its sampling defaults the model would write up to the end of its context.
         messages = [{"role": "user", "content": "What is the sea?"}]
-        async with engine.open_chat(messages, max_tokens=1024) as deltas:
+        async with engine.open_chat(messages, max_tokens=300) as deltas:
             (answer,) = await deltas.collect()
         assert answer.finish_reason in ("stop", "repetition")
         # Its template has no place for tools.

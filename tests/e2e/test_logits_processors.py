@@ -107,18 +107,3 @@ async def test_an_embedded_engine_loads_a_plug_in_by_an_option(
             async with engine.open_text([prompt], sampling, TextParams()) as stream:
                 (whole,) = await stream.collect()
     assert list(whole.token_ids) == generate(no_repeat_ngram_size=2)
-
-
-def test_a_plug_in_that_cannot_be_loaded_is_exit_code_2(
-    model_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from trioserve.__main__ import main
-
-    flags = ["--logits-processor", "no_such_module:X", "--port", "0"]
-    # An engine process would report the same, but it would import torch first.
-    flags.append("--no-engine-process")
-    assert main(["serve", str(model_folder), *flags]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith(
-        "trioserve: --logits-processor: no_such_module:X cannot be imported"
-    )

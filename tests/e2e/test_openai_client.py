@@ -353,17 +353,6 @@ def test_errors_become_exceptions_of_the_client(
     assert caught.value.param == param
 
 
-def test_a_wrong_model_is_not_found(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError):
-        client.chat.completions.create(model="other", messages=MESSAGES)
-
-
-def test_the_served_model_is_described(client: openai.OpenAI) -> None:
-    assert client.models.retrieve("tiny-llama").id == "tiny-llama"
-    with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("org/other")
-
-
 def test_the_client_sees_the_id_of_the_request(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="tiny-llama", messages=MESSAGES, max_tokens=1
@@ -403,7 +392,3 @@ def test_calls_for_which_the_template_has_no_place_are_written_as_text(
     assert json.dumps(tools[0]) in text["prompt"]
     assert '{"name": "ask", "arguments": {}}' in text["prompt"]
     assert "tool\n42" in text["prompt"]
-
-
-def test_the_served_models_are_listed(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["tiny-llama"]

@@ -48,17 +48,6 @@ def test_the_answer_of_a_model_that_does_not_end_its_reasoning_is_reasoning(
     assert answer.usage.completion_tokens_details.reasoning_tokens == 5
 
 
-def test_reasoning_is_streamed_in_its_own_field(client: openai.OpenAI) -> None:
-    reasoning = content = ""
-    for chunk in client.chat.completions.create(
-        model="SmolLM2-135M-Instruct", messages=MESSAGES, max_tokens=5, stream=True
-    ):
-        delta: Any = chunk.choices[0].delta
-        reasoning += getattr(delta, "reasoning", None) or ""
-        content += delta.content or ""
-    assert (reasoning, content) == ("The capital of France is", "")
-
-
 @pytest.mark.parametrize("budget", [0, 3])
 def test_a_model_must_answer_when_its_reasoning_budget_is_used_up(
     client: openai.OpenAI, budget: int

@@ -143,7 +143,7 @@ def make_format(schema: object) -> dict[str, Any]:
 async def test_answers_match_their_schemas_or_end_by_length(
     client: openai.AsyncOpenAI,
 ) -> None:
-    schemas = list(make_schemas(80))
+    schemas = list(make_schemas(30))
     finished: list[str] = []
 
     async def check(schema: dict[str, Any], temperature: float) -> None:

@@ -139,10 +139,7 @@ class MissingExtra(StartupError):
 def needing_extra(extra: str, needed_by: str) -> Iterator[None]:
     """Explain imports that fail because an extra is not installed.
 
-    The imports belong into the block, and nothing else:
-
-        with needing_extra("simulate", "--timeline"):
-            from matplotlib.figure import Figure
+    The imports belong into the block, and nothing else.
 
     Raises:
       MissingExtra: a package of the extra is missing or broken.
