@@ -210,26 +210,28 @@ def test_a_mistake_is_told_in_plain_words(
     assert refuse(structure) == message
 
 
-def test_a_mistake_in_the_schema_of_a_tag_is_named_with_its_place() -> None:
-    tags = [{"begin": "<a>", "end": "", "schema": {"items": {"not": {}}}}]
-    value = json.dumps({"structures": tags, "triggers": ["<"]})
-    with pytest.raises(InvalidParameter) as caught:
-        compile_structure(StructuredOutput(kind="structural_tag", value=value))
-    assert caught.value.param == "structured_outputs.structures[0].schema"
-    assert str(caught.value).endswith('#/items: the keyword "not" is not supported')
-
-
-def test_a_mistake_in_the_schema_of_a_forced_tool_is_named_with_its_place() -> None:
-    schema = '{"properties": {"a": {"not": {}}}}'
-    form = StructuredOutput(
-        kind="grammar",
-        value=f"start: %json {schema}",
-        parts=(("tools[0].function.parameters", "{}"), ("tools[1]", schema)),
-    )
-    with pytest.raises(InvalidParameter) as caught:
-        compile_structure(form)
-    assert caught.value.param == "tools[1]"
-    assert "#/properties/a: the keyword" in str(caught.value)
+def test_a_mistake_in_an_inner_schema_is_named_with_its_place() -> None:
+    schema = {"items": {"not": {}}}
+    tags = [{"begin": "<a>", "end": "", "schema": schema}]
+    for kind, value, parts, param in (
+        (
+            "structural_tag",
+            json.dumps({"structures": tags, "triggers": ["<"]}),
+            (),
+            "structured_outputs.structures[0].schema",
+        ),
+        (
+            "grammar",
+            f"start: %json {json.dumps(schema)}",
+            (("tools[0].function.parameters", "{}"), ("tools[1]", json.dumps(schema))),
+            "tools[1]",
+        ),
+    ):
+        form = StructuredOutput(kind=kind, value=value, parts=parts)  # type: ignore[arg-type]
+        with pytest.raises(InvalidParameter) as caught:
+            compile_structure(form)
+        assert caught.value.param == param
+        assert str(caught.value).endswith('#/items: the keyword "not" is not supported')
 
 
 def test_a_panic_of_the_library_is_no_fault_of_the_client(

@@ -51,6 +51,10 @@ def make_grammar(*choices: str) -> Grammar:
     return Grammar(text=compile_structure(structure))
 
 
+def begin(workers: GuideWorkers, *choices: str) -> GuidedSequence:
+    return workers.open(make_grammar(*choices), (), EOS)
+
+
 def wait(workers: GuideWorkers, *sequences: GuidedSequence) -> None:
     workers.wait_all(sequences, 10.0)
     assert all(each.is_settled for each in sequences)
@@ -63,7 +67,7 @@ def list_allowed(sequence: GuidedSequence) -> list[int]:
 
 def test_masks_follow_the_tokens(workers: GuideWorkers, tokenizer: Tokenizer) -> None:
     [x, y] = tokenizer.encode("xy").ids
-    one, other = (workers.open(make_grammar("xy"), (), EOS) for _ in range(2))
+    one, other = (begin(workers, "xy") for _ in range(2))
     wait(workers, one, other)
     assert x in list_allowed(one)
     workers.advance([(1, one)], Ids(7, x))
@@ -86,7 +90,7 @@ def test_an_error_ends_one_sequence(
 ) -> None:
     [x, y] = tokenizer.encode("xy").ids
     wrong = workers.open(Grammar(text='{"grammars": [{"lark_grammar": "("}]}'), (), EOS)
-    bad, good = (workers.open(make_grammar("xy"), (), EOS) for _ in range(2))
+    bad, good = (begin(workers, "xy") for _ in range(2))
     wait(workers, wrong, bad, good)
     assert wrong.error
     workers.advance([(0, bad), (1, good)], Ids(y, x))
@@ -98,7 +102,7 @@ def test_a_sequence_may_not_take_too_long(
     workers: GuideWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(costs, "allow_seconds", lambda num_tokens: 0.0)
-    sequence = workers.open(make_grammar("xy"), (), EOS)
+    sequence = begin(workers, "xy")
     wait(workers, sequence)
     assert sequence.error == TOO_LONG
 
@@ -121,10 +125,10 @@ def test_a_failed_build_ends_its_sequences_alone(
         return guidance
 
     workers = GuideWorkers(load, vocab_size=VOCAB_SIZE)
-    sequence = workers.open(make_grammar("xy"), (), EOS)
+    sequence = begin(workers, "xy")
     wait(workers, sequence)
     assert sequence.error is not None and sequence.error.is_internal
-    other = workers.open(make_grammar("yx"), (), EOS)
+    other = begin(workers, "yx")
     wait(workers, other)
     assert other.error is None
 
@@ -158,7 +162,7 @@ def test_nobody_waits_long_for_a_new_grammar(
     slow_tokenizer: tuple[GuideWorkers, threading.Event],
 ) -> None:
     workers, event = slow_tokenizer
-    sequence = workers.open(make_grammar("xy"), (), EOS)
+    sequence = begin(workers, "xy")
     workers.wait_all([sequence], 0.0)
     assert sequence.state is GuideState.BUILDING
     event.set()
@@ -185,11 +189,11 @@ def test_a_build_that_nobody_waits_for_is_left_out(
     slow_tokenizer: tuple[GuideWorkers, threading.Event],
 ) -> None:
     workers, event = slow_tokenizer
-    running = workers.open(make_grammar("xy"), (), EOS)
-    queued = workers.open(make_grammar("yx"), (), EOS)
+    running = begin(workers, "xy")
+    queued = begin(workers, "yx")
     workers.drop(queued)
     event.set()
-    wait(workers, running, workers.open(make_grammar("x"), (), EOS))
+    wait(workers, running, begin(workers, "x"))
     assert queued.guide is None
 
 
@@ -202,7 +206,7 @@ def test_a_tokenizer_that_cannot_be_used_is_tried_once() -> None:
 
     workers = GuideWorkers(load, vocab_size=VOCAB_SIZE)
     for text in ("x", "y"):
-        sequence = workers.open(make_grammar(text), (), EOS)
+        sequence = begin(workers, text)
         wait(workers, sequence)
         assert sequence.error and "this model's tokenizer" in sequence.error.reason
     assert len(calls) == 1
@@ -215,7 +219,7 @@ def test_all_sequences_of_a_grammar_share_their_time(
     monkeypatch.setattr(time, "thread_time", lambda: 0.1 * next(times))
     errors = []
     for _ in range(4):
-        sequence = workers.open(make_grammar("xy"), (), EOS)
+        sequence = begin(workers, "xy")
         wait(workers, sequence)
         errors.append(sequence.error)
     # A mask takes 0.1 seconds here, and 0.25 are free.
@@ -223,11 +227,9 @@ def test_all_sequences_of_a_grammar_share_their_time(
     assert errors[2:] == [TOO_LONG] * 2
 
 
-def test_a_known_grammar_does_not_wait_behind_new_ones(
-    workers: GuideWorkers,
-) -> None:
-    wait(workers, workers.open(make_grammar("xy"), (), EOS))
-    known = workers.open(make_grammar("xy"), (), EOS)
+def test_a_known_grammar_does_not_wait_behind_new_ones(workers: GuideWorkers) -> None:
+    wait(workers, begin(workers, "xy"))
+    known = begin(workers, "xy")
     assert known.state is not GuideState.BUILDING
 
 
@@ -255,12 +257,12 @@ def test_a_costly_grammar_delays_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     [x, _] = tokenizer.encode("xy").ids
-    quick = [workers.open(make_grammar("xy"), (), EOS) for _ in range(2)]
+    quick = [begin(workers, "xy") for _ in range(2)]
     wait(workers, *quick)
     seconds = itertools.count()
     with monkeypatch.context() as patch:
         patch.setattr(time, "thread_time", lambda: 0.01 * next(seconds))
-        costly = [workers.open(make_grammar("xz"), (), EOS) for _ in range(2)]
+        costly = [begin(workers, "xz") for _ in range(2)]
         wait(workers, *costly)
     assert workers.is_costly(costly[0].grammar)
     assert not workers.is_costly(quick[0].grammar)
@@ -279,10 +281,7 @@ def test_a_grammar_that_failed_is_not_kept(
 
     with monkeypatch.context() as patch:
         patch.setattr(Guide, "write_mask", fail)
-        sequences = [
-            workers.open(make_grammar("xy", str(number)), (), EOS)
-            for number in range(20)
-        ]
+        sequences = [begin(workers, "xy", str(number)) for number in range(20)]
         wait(workers, *sequences)
     assert all(each.error and each.guide is None for each in sequences)
     assert workers.statistics().num_bytes == 0
@@ -299,10 +298,7 @@ def test_the_memory_of_masks_is_given_back_with_the_last_sequence(
     times = itertools.count()
     with monkeypatch.context() as patch:
         patch.setattr(time, "thread_time", lambda: 0.1 * next(times))
-        sequences = [
-            workers.open(make_grammar("xy", str(number)), (), EOS)
-            for number in range(4)
-        ]
+        sequences = [begin(workers, "xy", str(number)) for number in range(4)]
         wait(workers, *sequences)
     held = workers.statistics()
     assert (held.num_sequences, held.num_bytes > 2**26) == (4, True)
@@ -320,8 +316,8 @@ def test_a_grammar_that_took_too_long_is_not_built_again(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(costs, "allow_seconds", lambda num_tokens: 0.0)
-        wait(workers, workers.open(make_grammar("xy"), (), EOS))
-        again = workers.open(make_grammar("xy"), (), EOS)
+        wait(workers, begin(workers, "xy"))
+        again = begin(workers, "xy")
         assert again.error == TOO_LONG and again.guide is None
 
 
@@ -329,7 +325,7 @@ def test_two_threads_never_use_the_same_grammar(
     workers: GuideWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Copies of a matcher share a lock; a call that waits for it may hold the GIL."""
-    wait(workers, workers.open(make_grammar("xz"), (), EOS))
+    wait(workers, begin(workers, "xz"))
     has_begun, may_end = threading.Event(), threading.Event()
     write = Guide.write_mask
 
@@ -340,11 +336,11 @@ def test_two_threads_never_use_the_same_grammar(
         write(guide, mask)
 
     monkeypatch.setattr(Guide, "write_mask", write_mask)
-    first = workers.open(make_grammar("xy"), (), EOS)
+    first = begin(workers, "xy")
     assert has_begun.wait(10.0)
     # Its masks are no longer costly, but one is still computed in the thread for those.
     monkeypatch.setattr(costs.MaskCosts, "is_known", lambda self, text: True)
-    again, quick = (workers.open(make_grammar(text), (), EOS) for text in ("xy", "xz"))
+    again, quick = (begin(workers, text) for text in ("xy", "xz"))
     # The thread for quick masks takes them in this order.
     wait(workers, quick)
     assert again.state is GuideState.COMPUTING
@@ -355,7 +351,7 @@ def test_two_threads_never_use_the_same_grammar(
 def test_a_sequence_that_has_left_computes_nothing(
     workers: GuideWorkers, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = (workers.open(make_grammar("xy"), (), EOS) for _ in range(2))
+    one, other = (begin(workers, "xy") for _ in range(2))
     wait(workers, one, other)
     written: list[Guide] = []
     monkeypatch.setattr(Guide, "write_mask", lambda guide, mask: written.append(guide))
@@ -369,7 +365,7 @@ def test_a_sequence_that_has_left_computes_nothing(
 def test_the_first_mask_of_several_ends_the_wait_for_any(
     workers: GuideWorkers, blocked: set[Guide], tokenizer: Tokenizer
 ) -> None:
-    one, other = (workers.open(make_grammar("xy"), (), EOS) for _ in range(2))
+    one, other = (begin(workers, "xy") for _ in range(2))
     wait(workers, one, other)
     assert other.guide is not None
     blocked.add(other.guide)

@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 USER = {"role": "user", "content": "Hi"}
 
 
+def say(*content: object) -> dict[str, object]:
+    return {"role": "user", "content": content}
+
+
+def call(*calls: object) -> dict[str, object]:
+    return {"role": "assistant", "tool_calls": calls}
+
+
 class TextPart(msgspec.Struct, frozen=True, tag="text", tag_field="type"):
     text: str
 
@@ -115,73 +123,40 @@ async def test_the_final_message_can_be_continued(byte_level: Subject) -> None:
 
 
 @pytest.mark.parametrize(
-    ("messages", "error", "param"),
+    ("messages", "param"),
     [
-        ([], InvalidParameter, "messages"),
-        (["Hi"], InvalidParameter, "messages[0]"),
-        ([USER, 7], InvalidParameter, "messages[1]"),
-        ([{"content": "Hi"}], InvalidParameter, "messages[0].role"),
-        ([{**USER, "role": ""}], InvalidParameter, "messages[0].role"),
-        ([{**USER, "role": ["user"]}], InvalidParameter, "messages[0].role"),
-        ([{**USER, "content": 7}], InvalidParameter, "messages[0].content"),
+        ([], ""),
+        (["Hi"], "[0]"),
+        ([USER, 7], "[1]"),
+        ([{"content": "Hi"}], "[0].role"),
+        ([{**USER, "role": ""}], "[0].role"),
+        ([{**USER, "role": ["user"]}], "[0].role"),
+        ([{**USER, "content": 7}], "[0].content"),
+        ([USER, say({"type": "input_audio"})], "[1].content[0].type"),
+        ([say({"type": "image_url", "image_url": "x"})], "[0].content[0].image_url"),
+        ([say({"type": "prompt_embeds"})], "[0].content[0].prompt_embeds"),
         (
-            [USER, {**USER, "content": [{"type": "input_audio"}]}],
-            NotSupported,
-            "messages[1].content[0].type",
+            [say({"type": "prompt_embeds", "prompt_embeds": "x"})],
+            "[0].content[0].prompt_embeds",
         ),
-        (
-            [USER, {**USER, "content": [{"type": "image_url", "image_url": "x"}]}],
-            NotSupported,
-            "messages[1].content[0].image_url",
-        ),
-        (
-            [USER, {**USER, "content": [{"type": "prompt_embeds"}]}],
-            InvalidParameter,
-            "messages[1].content[0].prompt_embeds",
-        ),
-        (
-            [{**USER, "content": [{"type": "prompt_embeds", "prompt_embeds": "x"}]}],
-            NotSupported,
-            "messages[0].content[0].prompt_embeds",
-        ),
-        (
-            [{**USER, "content": [{"type": "text", "text": 7}]}],
-            InvalidParameter,
-            "messages[0].content[0].text",
-        ),
-        ([{**USER, "content": ["Hi"]}], InvalidParameter, "messages[0].content[0]"),
-        ([{**USER, "content": "\ud83d"}], InvalidParameter, "messages"),
-        (
-            [{"role": "assistant", "tool_calls": [{"id": "c"}]}],
-            InvalidParameter,
-            "messages[0].tool_calls[0].function",
-        ),
-        (
-            [{**USER, "tool_calls": [{"function": {"name": "f"}}]}],
-            InvalidParameter,
-            "messages[0].tool_calls",
-        ),
-        (
-            [{"role": "assistant", "tool_calls": {"id": "c"}}],
-            InvalidParameter,
-            "messages[0].tool_calls",
-        ),
-        (
-            [{"role": "assistant", "tool_calls": [{"function": {"name": 7}}]}],
-            InvalidParameter,
-            "messages[0].tool_calls[0].function.name",
-        ),
+        ([say({"type": "text", "text": 7})], "[0].content[0].text"),
+        ([say("Hi")], "[0].content[0]"),
+        ([{**USER, "content": "\ud83d"}], ""),
+        ([call({"id": "c"})], "[0].tool_calls[0].function"),
+        ([{**USER, "tool_calls": [{"function": {"name": "f"}}]}], "[0].tool_calls"),
+        ([{"role": "assistant", "tool_calls": {"id": "c"}}], "[0].tool_calls"),
+        ([call({"function": {"name": 7}})], "[0].tool_calls[0].function.name"),
     ],
 )
 async def test_wrong_messages_are_refused_by_name(
-    byte_level: Subject,
-    messages: list[Mapping[str, object]],
-    error: type[RequestError],
-    param: str,
+    byte_level: Subject, messages: list[Mapping[str, object]], param: str
 ) -> None:
-    with pytest.raises(error) as caught:
+    with pytest.raises(RequestError) as caught:
         await byte_level.renderer.render_chat(messages)
-    assert caught.value.param == param
+    assert caught.value.param == f"messages{param}"
+    # An unknown part, and one that this model or server does not take.
+    is_part = param.endswith((".type", "image_url")) or "'x'" in str(messages)
+    assert isinstance(caught.value, NotSupported) == is_part
 
 
 async def test_a_message_is_either_continued_or_answered(byte_level: Subject) -> None:
@@ -193,8 +168,7 @@ async def test_a_message_is_either_continued_or_answered(byte_level: Subject) ->
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["chat_template", "tokenize", "messages", "conversations", "tools", "self"],
+    "name", ["chat_template", "tokenize", "messages", "conversations", "tools", "self"]
 )
 async def test_how_the_template_is_called_is_not_the_clients_to_set(
     byte_level: Subject, name: str

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from functools import partial
 import socket
 
@@ -50,8 +51,16 @@ def is_loopback(address: IPAddress) -> bool:
     return address.is_loopback
 
 
-async def serve(nursery: trio.Nursery) -> tuple[int, list[str]]:
-    """Listen on 127.0.0.1; return the port, and a list of the peers that connect."""
+@dataclass(kw_only=True)
+class Server:
+    """Listens on 127.0.0.1, and lists the peers that connect."""
+
+    port: int
+    peers: list[str]
+
+
+@pytest.fixture
+async def server(nursery: trio.Nursery) -> AsyncIterator[Server]:
     peers: list[str] = []
 
     async def handle(stream: trio.SocketStream) -> None:
@@ -60,7 +69,9 @@ async def serve(nursery: trio.Nursery) -> tuple[int, list[str]]:
     (listener,) = await nursery.start(
         partial(trio.serve_tcp, handle, 0, host="127.0.0.1")
     )
-    return listener.socket.getsockname()[1], peers
+    with trio.fail_after(60):
+        yield Server(port=listener.socket.getsockname()[1], peers=peers)
+    nursery.cancel_scope.cancel()
 
 
 async def connect(
@@ -73,17 +84,14 @@ async def connect(
 
 
 async def test_a_name_is_resolved_once_and_its_checked_address_is_used(
-    nursery: trio.Nursery,
+    server: Server,
 ) -> None:
     """DNS rebinding fails: a second answer, with another host, is never requested."""
     names = Names(pictures=[["127.0.0.1"], ["127.0.0.9"]])
     trio.socket.set_custom_hostname_resolver(names)
-    port, peers = await serve(nursery)
-    with trio.fail_after(60):
-        await connect("pictures.test", port)
+    await connect("pictures.test", server.port)
     assert names.num_questions == 1
-    assert peers == ["127.0.0.1"]
-    nursery.cancel_scope.cancel()
+    assert server.peers == ["127.0.0.1"]
 
 
 @pytest.mark.parametrize(
@@ -91,45 +99,34 @@ async def test_a_name_is_resolved_once_and_its_checked_address_is_used(
     [["10.0.0.1"], ["127.0.0.1", "10.0.0.1"], ["10.0.0.1", "127.0.0.1"], []],
 )
 async def test_no_connection_to_a_name_with_an_address_that_is_not_allowed(
-    answer: list[str], nursery: trio.Nursery
+    answer: list[str], server: Server
 ) -> None:
     trio.socket.set_custom_hostname_resolver(Names(mixed=[answer]))
-    port, peers = await serve(nursery)
-    with trio.fail_after(60), pytest.raises(httpcore2.ConnectError):
-        await connect("mixed.test", port)
-    assert peers == []
-    nursery.cancel_scope.cancel()
+    with pytest.raises(httpcore2.ConnectError):
+        await connect("mixed.test", server.port)
+    assert server.peers == []
 
 
 async def test_the_next_address_is_tried_if_one_does_not_answer(
-    nursery: trio.Nursery,
+    server: Server,
 ) -> None:
     names = Names(twins=[["127.0.0.2", "127.0.0.1"]])
     trio.socket.set_custom_hostname_resolver(names)
-    port, peers = await serve(nursery)
-    with trio.fail_after(60):
-        await connect("twins.test", port)
-    assert peers == ["127.0.0.1"]
-    nursery.cancel_scope.cancel()
+    await connect("twins.test", server.port)
+    assert server.peers == ["127.0.0.1"]
 
 
 @pytest.mark.parametrize("host", ["unknown.test", "127.0.0.2"])
 async def test_a_host_that_does_not_answer_is_a_connect_error(
-    host: str, nursery: trio.Nursery
+    host: str, server: Server
 ) -> None:
     trio.socket.set_custom_hostname_resolver(Names())
-    port, _ = await serve(nursery)
-    with trio.fail_after(60), pytest.raises(httpcore2.ConnectError):
-        await connect(host, port)
-    nursery.cancel_scope.cancel()
+    with pytest.raises(httpcore2.ConnectError):
+        await connect(host, server.port)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "0x7f.1", "2130706433", "0"])
-async def test_no_spelling_of_this_machine_is_public(
-    host: str, nursery: trio.Nursery
-) -> None:
-    port, peers = await serve(nursery)
-    with trio.fail_after(60), pytest.raises(httpcore2.ConnectError):
-        await connect(host, port, is_public)
-    assert peers == []
-    nursery.cancel_scope.cancel()
+async def test_no_spelling_of_this_machine_is_public(host: str, server: Server) -> None:
+    with pytest.raises(httpcore2.ConnectError):
+        await connect(host, server.port, is_public)
+    assert server.peers == []

@@ -185,9 +185,9 @@ def test_half_of_a_file_is_refused(name: str) -> None:
 
 
 def test_an_image_with_too_many_pixels_is_refused_before_it_is_decoded() -> None:
-    bomb = encode(Image.new("1", (16_000, 16_000)), "PNG")
+    bomb = encode(Image.new("1", (6000, 6000)), "PNG")
     assert len(bomb) < 100_000
-    assert "16000 x 16000" in refuse(bomb)
+    assert "6000 x 6000" in refuse(bomb)
     assert decode(encode(draw(size=(8, 8)), "PNG"), max_pixels=64).size == (8, 8)
     assert "9 x 8" in refuse(encode(draw(size=(9, 8)), "PNG"), max_pixels=64)
 

@@ -698,7 +698,7 @@ def test_safetensors_itself_accepts_the_accepted_files(
 
 # Thousands of damaged files.
 
-NUM_DAMAGED_FILES = examples(6000)
+NUM_DAMAGED_FILES = examples(4000)
 
 # More memory than decoding may allocate, and less than a machine has.
 MEMORY_LIMIT = 2 * 2**30

@@ -269,7 +269,7 @@ async def test_a_file_that_is_no_image_is_refused_when_it_is_decoded() -> None:
         encoded = await loader.load(data_url(data), param="x")
         with pytest.raises(InvalidParameter, match=reason):
             await loader.decode(encoded, param="x")
-    assert loader.statistics().busy == 0
+    assert loader.workers.statistics().busy == 0
 
 
 def is_loopback(address: IPAddress) -> bool:
@@ -321,7 +321,7 @@ async def test_slow_hosts_keep_others_fetches_waiting_and_nothing_else(
             may_answer.set()
     assert loaded == [PNG] * 3
     assert num_clients == 3
-    assert loader.statistics().busy == 0
+    assert loader.workers.statistics().busy == 0
     nursery.cancel_scope.cancel()
 
 
@@ -346,5 +346,5 @@ async def test_a_cancelled_fetch_gives_its_place_back(nursery: trio.Nursery) -> 
             requests.cancel_scope.cancel()
         await left.wait()
         assert (await loader.load(data_url(), param="x")).data == PNG
-    assert loader.statistics().busy == 0
+    assert loader.workers.statistics().busy == 0
     nursery.cancel_scope.cancel()

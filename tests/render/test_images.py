@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
-from functools import partial
+from functools import cache, partial
 import io
 import json
 from pathlib import Path
+import shutil
 import threading
 from typing import Any
 
@@ -14,7 +15,7 @@ from PIL import Image
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer, ProcessorMixin
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, ProcessorMixin
 from transformers.models.auto import processing_auto
 from transformers.models.smolvlm import processing_smolvlm
 import trio
@@ -56,13 +57,19 @@ TOKENS = {
 SIZES = ((64, 64), (301, 97), (50, 200), (1, 1), (129, 127))
 
 
-def load(folder: Path, **changes: Any) -> ImageProcessor:
+@cache
+def load_parts(folder: Path) -> tuple[ProcessorMixin, PreTrainedTokenizerBase]:
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    processor = load_image_processor(folder, tokenizer, MediaConfig(**changes))
+    processor = load_image_processor(folder, tokenizer, MediaConfig())
     assert processor is not None
-    return processor
+    return processor.processor, tokenizer
 
 
+def load(folder: Path, **changes: Any) -> ImageProcessor:
+    return ImageProcessor(*load_parts(folder), MediaConfig(**changes))
+
+
+@cache
 def load_oracle(folder: Path, name: str) -> ProcessorMixin:
     """Load transformers' processor without the video part, which needs torchvision."""
     known = processing_auto.processor_class_from_name(name)
@@ -172,13 +179,17 @@ def test_a_folder_that_transformers_has_saved_is_read_too(
     assert mine[0] == mine[1]
 
 
-def test_a_processor_that_no_file_names_is_found_by_the_models_type(
-    tmp_path: Path,
-) -> None:
-    save_tiny_processor("qwen2_vl", tmp_path)
-    change(tmp_path / "preprocessor_config.json", processor_class=None)
-    (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl"}')
-    assert load(tmp_path).image_token == "<|image_pad|>"
+def test_a_processor_that_no_file_names_is_found_by_the_models_type(copy: Path) -> None:
+    change(copy / "preprocessor_config.json", processor_class=None)
+    (copy / "config.json").write_text('{"model_type": "qwen2_vl"}')
+    assert load(copy).image_token == "<|image_pad|>"
+
+
+@pytest.fixture
+def copy(tmp_path: Path, processor_folders: dict[ProcessorKind, Path]) -> Path:
+    """A model to break."""
+    source = processor_folders["qwen2_vl"]
+    return Path(shutil.copytree(source, tmp_path / "model"))
 
 
 def change(path: Path, **changes: object) -> None:
@@ -219,17 +230,16 @@ def test_a_model_without_an_image_processor_has_none(
     ],
 )
 def test_broken_and_unknown_processors_end_the_start(
-    tmp_path: Path, changes: dict[str, object], error: type[Exception] | None
+    copy: Path, changes: dict[str, object], error: type[Exception] | None
 ) -> None:
     """None of them runs code from the model's folder."""
-    save_tiny_processor("qwen2_vl", tmp_path)
-    change(tmp_path / "preprocessor_config.json", **changes)
-    (tmp_path / "evil.py").write_text("raise SystemExit('run')")
+    change(copy / "preprocessor_config.json", **changes)
+    (copy / "evil.py").write_text("raise SystemExit('run')")
     if error is None:
-        assert load(tmp_path).image_token == "<|image_pad|>"
+        assert load(copy).image_token == "<|image_pad|>"
     else:
         with pytest.raises(error):
-            load(tmp_path)
+            load(copy)
 
 
 def test_the_error_names_a_package_that_a_processor_lacks(
@@ -238,16 +248,15 @@ def test_the_error_names_a_package_that_a_processor_lacks(
     """SmolVLM's writes lengths of videos in words. It needs num2words in any case."""
     monkeypatch.setattr(processing_smolvlm, "num2words", None)
     with pytest.raises(UnsupportedModel, match="pip install num2words"):
-        load(processor_folders["smolvlm"])
+        load_parts.__wrapped__(processor_folders["smolvlm"])
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "{", "7"])
-def test_files_that_are_no_objects_end_the_start(tmp_path: Path, text: str) -> None:
-    save_tiny_processor("qwen2_vl", tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    (tmp_path / "preprocessor_config.json").write_text(text)
-    with pytest.raises(WeightsBroken):
-        load_image_processor(tmp_path, tokenizer, MediaConfig())
+def test_files_that_are_no_objects_end_the_start(copy: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(copy)
+    for text in ("", "[1]", "{", "7"):
+        (copy / "preprocessor_config.json").write_text(text)
+        with pytest.raises(WeightsBroken):
+            load_image_processor(copy, tokenizer, MediaConfig())
 
 
 def test_two_tokens_for_images_are_not_supported(tmp_path: Path) -> None:
@@ -316,8 +325,8 @@ async def test_an_image_that_was_prepared_is_not_even_decoded_again(
     other = await renderer.render(data_url(draw(seed=1)), param="x")
     assert other.key != first.key
     assert loader.num_decoded == 2
-    counters, statistics = renderer.counters(), renderer.statistics()
-    assert (counters.hits, counters.misses, statistics.entries) == (1, 2, 2)
+    statistics = renderer.statistics()
+    assert (renderer.num_hits, renderer.num_misses, statistics.entries) == (1, 2, 2)
     assert statistics.num_bytes == first.num_bytes + other.num_bytes
     assert statistics.media.busy == statistics.processing.busy == 0
 
@@ -332,41 +341,22 @@ async def test_the_least_recently_used_images_make_room(
     for index in (0, 1, 0, 2, 0, 1):
         await renderer.render(urls[index], param="x")
     # 0 and 1 are new; 0 is found; 2 replaces 1; 0 is found; 1 replaces 2.
-    counters, statistics = renderer.counters(), renderer.statistics()
-    assert (counters.hits, counters.misses, statistics.entries) == (2, 4, 2)
+    statistics = renderer.statistics()
+    assert (renderer.num_hits, renderer.num_misses, statistics.entries) == (2, 4, 2)
     assert statistics.num_bytes == 2 * size
 
 
-async def test_a_refusal_says_when_the_images_in_use_will_be_freed(
+async def test_new_images_are_refused_while_those_in_use_take_all_the_memory(
     processor_folders: dict[ProcessorKind, Path], mock_clock: MockClock
 ) -> None:
-    """Two images are held, and one is freed in twenty seconds."""
     processor = load(processor_folders["llava"], processor_cache_memory="0")
     size = processor.process(draw(), bytes(KEY_BYTES)).num_bytes
     config = MediaConfig(max_images_memory=str(2 * size), processor_cache_memory="0")
     renderer = ImageRenderer(processor, config)
     urls = [data_url(draw(seed=seed)) for seed in range(4)]
-    held = [await renderer.render(url, param="x") for url in urls[:2]]
-    mock_clock.jump(20.0)
-    del held[0]
-    held.append(await renderer.render(urls[2], param="x"))
-    with pytest.raises(MemoryFull) as caught:
-        await renderer.render(urls[3], param="x")
-    assert caught.value.retry_after_seconds == pytest.approx(40, abs=10)
-
-
-async def test_new_images_are_refused_while_those_in_use_take_all_the_memory(
-    processor_folders: dict[ProcessorKind, Path],
-) -> None:
-    processor = load(processor_folders["llava"], processor_cache_memory="0")
-    size = processor.process(draw(), bytes(KEY_BYTES)).num_bytes
-    config = MediaConfig(max_images_memory=str(2 * size), processor_cache_memory="0")
-    renderer = ImageRenderer(processor, config)
-    urls = [data_url(draw(seed=seed)) for seed in range(3)]
     first, second = [await renderer.render(url, param="x") for url in urls[:2]]
     assert renderer.num_held_bytes == 2 * size
-    with pytest.raises(MemoryFull):
-        await renderer.render(urls[2], param="x")
+    mock_clock.jump(20.0)
     # An image counts as long as its tensors live.
     tensors = first.tensors
     del first
@@ -375,6 +365,10 @@ async def test_new_images_are_refused_while_those_in_use_take_all_the_memory(
     assert renderer.num_held_bytes == size
     third = await renderer.render(urls[2], param="x")
     assert third.num_bytes == second.num_bytes == size
+    with pytest.raises(MemoryFull) as caught:
+        await renderer.render(urls[3], param="x")
+    # One image was freed in twenty seconds, and two are held.
+    assert caught.value.retry_after_seconds == pytest.approx(40, abs=10)
 
 
 @pytest.mark.parametrize("memory", ["0", "1"])
@@ -387,8 +381,8 @@ async def test_a_cache_may_be_off_or_too_small_for_any_image(
     url = data_url(draw())
     first, second = [await renderer.render(url, param="x") for _ in range(2)]
     assert first == second
-    counters, statistics = renderer.counters(), renderer.statistics()
-    assert (counters.hits, counters.misses, statistics.entries) == (0, 2, 0)
+    statistics = renderer.statistics()
+    assert (renderer.num_hits, renderer.num_misses, statistics.entries) == (0, 2, 0)
 
 
 async def test_requests_that_bring_the_same_image_at_once_wait_for_one(
@@ -409,8 +403,7 @@ async def test_requests_that_bring_the_same_image_at_once_wait_for_one(
             loader.gate.set()
     assert loader.num_decoded == 1
     assert prepared[0] is prepared[1] is prepared[2]
-    counters = renderer.counters()
-    assert (counters.hits, counters.misses) == (2, 1)
+    assert (renderer.num_hits, renderer.num_misses) == (2, 1)
 
 
 @pytest.fixture
@@ -423,7 +416,7 @@ def gated(processor: ImageProcessor) -> tuple[CountingLoader, ImageRenderer]:
 async def wait_for_decoding(loader: CountingLoader) -> None:
     """Wait until all tasks are as far as they get with the gate shut."""
     await trio.testing.wait_all_tasks_blocked()
-    while loader.num_decoded == 0 or loader.statistics().busy:
+    while loader.num_decoded == 0 or loader.workers.statistics().busy:
         await trio.sleep(0.001)
     await trio.testing.wait_all_tasks_blocked()
 

@@ -115,7 +115,7 @@ def backends(pooling_folders: dict[str, Path]) -> dict[str, Tokenizer]:
     }
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(60))
 @given(
     runs=st.lists(
         st.tuples(st.sampled_from(FRAGMENTS), st.integers(1, 600)), min_size=1

@@ -86,6 +86,14 @@ async def render(renderer: Renderer, *messages: Any, **options: Any) -> str:
     return prompt.text
 
 
+async def refuse(
+    renderer: Renderer, param: str, reason: str, *messages: Any, **options: Any
+) -> None:
+    with pytest.raises(InvalidParameter, match=reason) as caught:
+        await render(renderer, *messages, **options)
+    assert caught.value.param == param
+
+
 @pytest.mark.parametrize(
     ("template", "one", "two"),
     [
@@ -144,11 +152,8 @@ async def test_tools_are_shown_to_the_model(load_template: Load) -> None:
 async def test_a_template_that_would_hide_tools_is_not_used(
     load_template: Load,
 ) -> None:
-    with pytest.raises(InvalidParameter, match="no place for tools") as caught:
-        await render(
-            load_template(STRINGS, tool_call_parser="none"), USER, tools=[TOOL]
-        )
-    assert caught.value.param == "tools"
+    renderer = load_template(STRINGS, tool_call_parser="none")
+    await refuse(renderer, "tools", "no place for tools", USER, tools=[TOOL])
 
 
 async def test_the_arguments_of_earlier_calls_are_objects(load_template: Load) -> None:
@@ -203,10 +208,8 @@ async def test_earlier_calls_come_in_the_form_that_the_template_reads(
 async def test_calls_that_a_template_would_drop_are_refused(
     load_template: Load, template: str, message: object, reason: str
 ) -> None:
-    with pytest.raises(InvalidParameter, match=reason) as caught:
-        renderer = load_template(template, tool_call_parser="none")
-        await render(renderer, USER, message, RESULT)
-    assert caught.value.param == "messages[1].tool_calls"
+    renderer = load_template(template, tool_call_parser="none")
+    await refuse(renderer, "messages[1].tool_calls", reason, USER, message, RESULT)
 
 
 async def test_calls_are_taken_with_the_tools_without_which_they_are_dropped(
@@ -303,9 +306,8 @@ async def test_arguments_are_not_nested_too_deeply(load_template: Load) -> None:
     # Python's decoder gives up at the second one.
     for depth in (200, 100_000):
         deep = {"function": {"name": "f", "arguments": "[" * depth + "]" * depth}}
-        with pytest.raises(InvalidParameter, match="at most 64 lists") as caught:
-            await render(load_template(CALLS), call(None, deep))
-        assert caught.value.param == "messages[0].tool_calls[0].function.arguments"
+        param = "messages[0].tool_calls[0].function.arguments"
+        await refuse(load_template(CALLS), param, "at most 64 lists", call(None, deep))
 
 
 async def test_long_arguments_are_refused_before_they_are_decoded(
@@ -316,9 +318,9 @@ async def test_long_arguments_are_refused_before_they_are_decoded(
     await render(load_template(CALLS), call(None, longest))
     # This is not JSON, so the length must be checked before it is decoded.
     longer = {"function": {"name": "f", "arguments": text + "["}}
-    with pytest.raises(InvalidParameter, match="at most 262144 characters") as caught:
-        await render(load_template(CALLS), call(None, longer))
-    assert caught.value.param == "messages[0].tool_calls[0].function.arguments"
+    param = "messages[0].tool_calls[0].function.arguments"
+    reason = "at most 262144 characters"
+    await refuse(load_template(CALLS), param, reason, call(None, longer))
 
 
 async def test_a_result_comes_with_the_name_of_the_called_function(
@@ -332,11 +334,9 @@ async def test_a_result_comes_with_the_name_of_the_called_function(
 async def test_results_that_a_template_would_drop_are_refused(
     load_template: Load,
 ) -> None:
-    with pytest.raises(
-        InvalidParameter, match="no place for results of tools"
-    ) as caught:
-        await render(load_template(NO_RESULTS, tool_call_parser="none"), USER, RESULT)
-    assert caught.value.param == "messages[1].role"
+    renderer = load_template(NO_RESULTS, tool_call_parser="none")
+    reason = "no place for results of tools"
+    await refuse(renderer, "messages[1].role", reason, USER, RESULT)
 
 
 # Like Llama 3's and GLM's; it names a role whose messages it drops.
@@ -418,9 +418,8 @@ def test_statements_without_an_end_are_read_once() -> None:
 async def test_a_template_of_a_request_must_be_trusted(
     load_template: Load,
 ) -> None:
-    with pytest.raises(InvalidParameter, match="--trust-request") as caught:
-        await render(load_template(STRINGS), USER, chat_template="{{ 1 }}")
-    assert caught.value.param == "chat_template"
+    own = load_template(STRINGS)
+    await refuse(own, "chat_template", "--trust-req", USER, chat_template="{{ 1 }}")
     renderer = load_template(STRINGS, trust_request_chat_template=True)
     template = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
     assert await render(renderer, USER, chat_template=template) == "<Hi>"
@@ -449,9 +448,8 @@ async def test_what_a_template_refuses_is_the_requests_fault(
     load_template: Load, template: str, reason: str
 ) -> None:
     renderer = load_template(STRINGS, trust_request_chat_template=True)
-    with pytest.raises(InvalidParameter, match=f"refuses them: .*{reason}") as caught:
-        await render(renderer, USER, chat_template=template)
-    assert caught.value.param == "messages"
+    reason = f"refuses them: .*{reason}"
+    await refuse(renderer, "messages", reason, USER, chat_template=template)
 
 
 @pytest.mark.slow

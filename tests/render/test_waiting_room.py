@@ -30,7 +30,7 @@ async def test_the_room_admits_no_more_requests_than_its_limit() -> None:
             assert count(room) == (2, 4)
     assert caught.value.status == 429
     assert caught.value.retry_after_seconds >= 1
-    assert room.counters().refused == 1
+    assert room.num_refused == 1
     assert count(room) == (0, 0)
 
 

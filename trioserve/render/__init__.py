@@ -23,7 +23,7 @@ from .pooling import (
     make_pooling_renderer,
 )
 from .shared.base_renderer import BaseRenderer
-from .text.chat import TURN_CHARACTERS, Base64Image, ChatMessage, count_characters
+from .text.chat import TURN_CHARACTERS, Base64Image, count_characters
 from .text.detokenizer import Detokenizer
 from .text.offsets import TextOffsets
 from .text.reasoning import ReasoningTags
@@ -34,7 +34,7 @@ from .tools.detokenizer import SequenceText
 from .tools.forced_calls import list_schemas
 from .tools.tool_table import ToolTable
 from .workers.processes import open_template_processes
-from .workers.threads import RendererStatistics, RendererWorkers, TookTooLong
+from .workers.threads import RendererWorkers, TookTooLong
 from .workers.together import run_together
 from .workers.turns import Workplace
 
@@ -44,7 +44,6 @@ __all__ = [
     "Base64Image",
     "BaseRenderer",
     "ChatInput",
-    "ChatMessage",
     "ChatOptions",
     "Detokenizer",
     "PoolingParts",
@@ -52,7 +51,6 @@ __all__ = [
     "ReasoningEffort",
     "ReasoningTags",
     "Renderer",
-    "RendererStatistics",
     "RendererWorkers",
     "SequenceText",
     "TextInput",

@@ -40,7 +40,7 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["wordpiece", "roberta", "qwen", "unigram"])
 @settings(
-    max_examples=examples(100),
+    max_examples=examples(60),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

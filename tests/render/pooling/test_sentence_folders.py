@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, BertConfig, BertModel
 
 from trioserve.config import RenderConfig
 from trioserve.errors import InvalidParameter, WeightsBroken
-from trioserve.render import TextOptions
+from trioserve.render import PoolingRenderer, TextOptions
 from trioserve.testing.fake_device import make_info
 from trioserve.testing.renderers import load_pooling_renderer
 from trioserve.types.pooling import PoolingInfo, PoolingInput
@@ -48,6 +48,18 @@ def folder(wordpiece_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
+def load(
+    folder: Path, sentence: SentenceFolder, pooling: PoolingInfo = EMBED
+) -> PoolingRenderer:
+    return load_pooling_renderer(
+        folder,
+        RenderConfig(),
+        info=make_info(MAX_MODEL_LEN, vocab_size=200),
+        pooling=pooling,
+        sentence=sentence,
+    )
+
+
 @pytest.fixture
 def render(folder: Path) -> Callable[..., Any]:
     async def render(
@@ -56,13 +68,7 @@ def render(folder: Path) -> Callable[..., Any]:
         pooling: PoolingInfo = EMBED,
         **options: Any,
     ) -> list[PoolingInput]:
-        renderer = load_pooling_renderer(
-            folder,
-            RenderConfig(),
-            info=make_info(MAX_MODEL_LEN, vocab_size=200),
-            pooling=pooling,
-            sentence=sentence,
-        )
+        renderer = load(folder, sentence, pooling)
         found = await renderer.render_texts(
             texts, TextOptions(**{"long_text": "truncate", **options}), str
         )
@@ -170,13 +176,7 @@ async def test_prompts_stand_before_every_chunk(
     sentence = SentenceFolder(
         modes=("mean",), prompts=PROMPTS, pools_prompts=pools_prompts
     )
-    renderer = load_pooling_renderer(
-        folder,
-        RenderConfig(),
-        info=make_info(MAX_MODEL_LEN),
-        pooling=EMBED,
-        sentence=sentence,
-    )
+    renderer = load(folder, sentence)
     text = "the fox jumps over tokens " * 20
     options = TextOptions(long_text="chunk", prompt_name="query")
     (chunks,) = await renderer.render_texts([text], options, str)
@@ -197,12 +197,8 @@ async def test_prompts_stand_before_every_chunk(
 async def test_texts_are_brought_to_lower_case(
     pooling_folders: dict[str, Path],
 ) -> None:
-    renderer = load_pooling_renderer(
-        pooling_folders["roberta"],
-        RenderConfig(),
-        info=make_info(MAX_MODEL_LEN),
-        pooling=EMBED,
-        sentence=SentenceFolder(modes=("mean",), lowercases=True),
+    renderer = load(
+        pooling_folders["roberta"], SentenceFolder(modes=("mean",), lowercases=True)
     )
     upper, lower = await renderer.render_texts(
         ["The FOX", "the fox"], TextOptions(), str
@@ -214,16 +210,10 @@ async def test_the_tokenizer_is_read_from_the_transformers_folder(
     folder: Path, render: Callable[..., Any]
 ) -> None:
     sentence = SentenceFolder(transformer_path=folder.name, modes=("mean",))
-    renderer = load_pooling_renderer(
-        folder.parent,
-        RenderConfig(),
-        info=make_info(MAX_MODEL_LEN),
-        pooling=EMBED,
-        sentence=sentence,
-    )
+    renderer = load(folder.parent, sentence)
     options = TextOptions(long_text="truncate")
     found = await renderer.render_texts(TEXTS, options, str)
-    expected = await render(SentenceFolder(modes=("mean",)), TEXTS, EMBED)
+    expected = await render(SentenceFolder(modes=("mean",)), TEXTS)
     assert [one for (one,) in found] == expected
 
 
@@ -323,10 +313,4 @@ async def test_ids_are_not_filled_up(folder: Path, render: Callable[..., Any]) -
 def test_a_filler_that_is_no_token_is_refused_at_start(folder: Path) -> None:
     expansion = replace(EXPANSION, token="[NONE]")
     with pytest.raises(WeightsBroken, match="NONE"):
-        load_pooling_renderer(
-            folder,
-            RenderConfig(),
-            info=make_info(MAX_MODEL_LEN),
-            pooling=LATE,
-            sentence=SentenceFolder(query_expansion=expansion),
-        )
+        load(folder, SentenceFolder(query_expansion=expansion), LATE)

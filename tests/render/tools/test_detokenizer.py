@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 import shutil
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -43,25 +44,16 @@ def load(folder: Path, parser: str) -> Renderer:
 
 def read(
     renderer: Renderer,
-    folder: Path,
     text: str,
     *,
     tools: ToolTable | None = TOOLS,
     group: int = 1,
-    stop: tuple[str, ...] = (),
-    takes_one_call: bool = False,
-    splits_reasoning: bool = False,
+    **options: Any,
 ) -> TextDelta:
     """Push the tokens of a text in groups, up to the end that the detokenizer finds."""
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer = renderer.model_tokenizer.backend
     ids = tokenizer.encode(text, add_special_tokens=False).ids
-    detokenizer = renderer.open_detokenizer(
-        PROMPT,
-        tools=tools,
-        stop=stop,
-        takes_one_call=takes_one_call,
-        splits_reasoning=splits_reasoning,
-    )
+    detokenizer = renderer.open_detokenizer(PROMPT, tools=tools, **options)
     deltas = []
     for begin in range(0, len(ids), group):
         deltas.append(detokenizer.push(ids[begin : begin + group]))
@@ -73,7 +65,7 @@ def read(
 @pytest.mark.parametrize("group", [1, 3, 1000])
 def test_tags_that_are_special_tokens_are_found(folder: Path, group: int) -> None:
     renderer = load(folder, "mistral")
-    delta = read(renderer, folder, f"Yes.[TOOL_CALLS] [{CALL}]", group=group)
+    delta = read(renderer, f"Yes.[TOOL_CALLS] [{CALL}]", group=group)
     assert delta.text == "Yes."
     assert [call.name for call in delta.tool_calls] == ["stop"]
 
@@ -81,13 +73,13 @@ def test_tags_that_are_special_tokens_are_found(folder: Path, group: int) -> Non
 def test_special_tokens_are_left_out_without_tools(folder: Path) -> None:
     renderer = load(folder, "mistral")
     text = f"Yes.[TOOL_CALLS] [{CALL}]"
-    delta = read(renderer, folder, text, tools=None)
+    delta = read(renderer, text, tools=None)
     assert delta.text == text.replace("[TOOL_CALLS]", "")
     assert not delta.tool_calls
 
 
 def test_special_tokens_of_other_families_are_left_out(folder: Path) -> None:
-    delta = read(load(folder, "mistral"), folder, "a<tool_call>b[TOOL_CALLS]c")
+    delta = read(load(folder, "mistral"), "a<tool_call>b[TOOL_CALLS]c")
     assert delta.text == "ab[TOOL_CALLS]c"
 
 
@@ -96,11 +88,7 @@ def test_tokens_behind_the_only_call_do_not_count(folder: Path, group: int) -> N
     renderer = load(folder, "hermes")
     begin = f"So.<tool_call>{CALL}"
     delta = read(
-        renderer,
-        folder,
-        begin + "</tool_call> and more",
-        group=group,
-        takes_one_call=True,
+        renderer, begin + "</tool_call> and more", group=group, takes_one_call=True
     )
     assert delta.text == "So."
     assert [call.arguments for call in delta.tool_calls] == ["{}"]
@@ -112,9 +100,7 @@ def test_tokens_behind_the_only_call_do_not_count(folder: Path, group: int) -> N
 @pytest.mark.parametrize("group", [1, 1000])
 def test_a_stop_string_releases_what_is_held(folder: Path, group: int) -> None:
     renderer = load(folder, "hermes")
-    delta = read(
-        renderer, folder, '<tool_call>{"name": "END', group=group, stop=("END",)
-    )
+    delta = read(renderer, '<tool_call>{"name": "END', group=group, stop=("END",))
     assert delta.text == '<tool_call>{"name": "'
     assert (delta.finish_reason, delta.stop_reason) == ("stop", "END")
 
@@ -127,17 +113,15 @@ def test_channels_are_split_with_and_without_tools(
     renderer = load(folder, "gpt_oss")
     assert renderer.separates_reasoning
     text = f"{THOUGHT}<|channel|>final<|message|>So."
-    delta = read(
-        renderer, folder, text, tools=tools, group=group, splits_reasoning=True
-    )
+    delta = read(renderer, text, tools=tools, group=group, splits_reasoning=True)
     assert (delta.text, delta.reasoning) == ("So.", "Is it?")
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer = renderer.model_tokenizer.backend
     # The text, and the tags at its ends.
     assert delta.num_reasoning_tokens == 2 + len(tokenizer.encode("Is it?").ids)
 
 
 def test_plain_completions_have_no_channels(folder: Path) -> None:
-    delta = read(load(folder, "gpt_oss"), folder, f"{THOUGHT}So.", tools=None)
+    delta = read(load(folder, "gpt_oss"), f"{THOUGHT}So.", tools=None)
     assert (delta.text, delta.reasoning) == ("analysisIs it?assistantSo.", "")
 
 
@@ -201,9 +185,7 @@ def test_rules_of_transformers_tell_the_family(
 
 
 def test_a_call_may_begin_and_end_in_one_delta(folder: Path) -> None:
-    delta = read(
-        load(folder, "hermes"), folder, f"<tool_call>{CALL}</tool_call>", group=1000
-    )
+    delta = read(load(folder, "hermes"), f"<tool_call>{CALL}</tool_call>", group=1000)
     [call] = delta.tool_calls
     assert json.loads(call.arguments) == {}
     assert call.index == 0 and call.id

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
 import json
 from pathlib import Path
 import random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from jsonschema import validate
@@ -63,40 +65,50 @@ FORMS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """A tokenizer in which all tags are special tokens."""
-    folder: Path = tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+@cache
+def tokenizer() -> Tokenizer:
+    """Make a tokenizer in which all tags are special tokens."""
+    with TemporaryDirectory() as folder:
+        tiny_tokenizer(Path(folder))
+        tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
     tags = {tag for scanner in SCANNERS.values() for tag in scanner.tags}
     tokenizer.add_special_tokens(sorted(tags - {"<tool_call>", "</tool_call>"}))
     return tokenizer
 
 
-@pytest.fixture(scope="module")
-def guide(tokenizer: Tokenizer) -> LLTokenizer:
-    size = tokenizer.get_vocab_size()
-    return LLTokenizer(tokenizer.to_str(), n_vocab=size, eos_token=[EOS])
+def encode(text: str) -> list[int]:
+    return tokenizer().encode(text, add_special_tokens=False).ids
 
 
-def find_tags(tokenizer: Tokenizer, family: str) -> dict[str, int]:
+@cache
+def guide() -> LLTokenizer:
+    size = tokenizer().get_vocab_size()
+    return LLTokenizer(tokenizer().to_str(), n_vocab=size, eos_token=[EOS])
+
+
+def match(grammar: str) -> LLMatcher:
+    matcher = LLMatcher(guide(), grammar)
+    assert not matcher.is_error(), matcher.get_error()
+    return matcher
+
+
+def find_tags(family: str) -> dict[str, int]:
     special = {
         token.content: token_id
-        for token_id, token in tokenizer.get_added_tokens_decoder().items()
+        for token_id, token in tokenizer().get_added_tokens_decoder().items()
     }
     tags = SCANNERS[family].tags
     return {tag: special[tag] for tag in tags if tag in special}
 
 
-def write_grammar(
-    tokenizer: Tokenizer, family: str, template: str, **options: Any
-) -> str:
+def write_grammar(family: str, template: str = "", **options: Any) -> str:
     scanner = SCANNERS[family]
     form = scanner.choose_form(template)
     assert form is not None
-    tags = find_tags(tokenizer, family)
+    tags = find_tags(family)
     options = {"names": frozenset(PARAMETERS), "takes_one": False} | options
-    return write_forced_calls(form, options.pop("tools", TOOLS), tags, **options)
+    written = write_forced_calls(form, options.pop("tools", TOOLS), tags, **options)
+    return LLMatcher.grammar_from_lark(written)
 
 
 def walk(matcher: LLMatcher, draw: random.Random) -> list[int]:
@@ -130,19 +142,14 @@ def split(
 @pytest.mark.parametrize(("family", "template"), FORMS)
 @pytest.mark.parametrize("takes_one", [True, False])
 def test_what_a_grammar_allows_is_read_as_calls(
-    tokenizer: Tokenizer,
-    guide: LLTokenizer,
-    family: str,
-    template: str,
-    takes_one: bool,
+    family: str, template: str, takes_one: bool
 ) -> None:
-    grammar = write_grammar(tokenizer, family, template, takes_one=takes_one)
-    matcher = LLMatcher(guide, LLMatcher.grammar_from_lark(grammar))
-    assert not matcher.is_error(), matcher.get_error()
+    grammar = write_grammar(family, template, takes_one=takes_one)
+    matcher = match(grammar)
     num_calls = set()
     for seed in range(6):
         ids = walk(matcher.deep_copy(), random.Random(seed))
-        written = tokenizer.decode(ids, skip_special_tokens=False)
+        written = tokenizer().decode(ids, skip_special_tokens=False)
         rest, calls = split(family, written)
         assert rest == "", written
         for call in calls:
@@ -164,26 +171,21 @@ ANSWER = {
 @pytest.mark.parametrize(
     ("family", "template"), [each for each in FORMS if each[0] != "llama3_json"]
 )
-def test_an_answer_has_its_form_or_calls(
-    tokenizer: Tokenizer, guide: LLTokenizer, family: str, template: str
-) -> None:
+def test_an_answer_has_its_form_or_calls(family: str, template: str) -> None:
     scanner = SCANNERS[family]
     form = scanner.choose_form(template)
     assert form is not None and scanner.marks(form)
     text = compile_structure(StructuredOutput(kind="json", value=json.dumps(ANSWER)))
-    calls = LLMatcher.grammar_from_lark(
-        write_grammar(tokenizer, family, template, is_free=True)
-    )
-    tags = find_tags(tokenizer, family)
+    calls = write_grammar(family, template, is_free=True)
+    tags = find_tags(family)
     grammar = write_answer(scanner.answer_form, tags, text, calls)
-    matcher = LLMatcher(guide, grammar)
-    assert not matcher.is_error(), matcher.get_error()
+    matcher = match(grammar)
     kinds: set[bool] = set()
     for seed in range(16):
         if seed > 3 and len(kinds) == 2:
             break
         ids = walk(matcher.deep_copy(), random.Random(seed))
-        written = tokenizer.decode(ids, skip_special_tokens=False)
+        written = tokenizer().decode(ids, skip_special_tokens=False)
         rest, found = split(family, written, calls_lead=True)
         assert bool(rest) != bool(found), written
         if rest:
@@ -211,7 +213,7 @@ def test_a_call_in_a_string_of_an_answer_with_a_form_is_text(family: str) -> Non
     assert split(family, answer)[1]
 
 
-def test_only_strict_tools_bind_the_calls_of_a_free_model(tokenizer: Tokenizer) -> None:
+def test_only_strict_tools_bind_the_calls_of_a_free_model() -> None:
     names = ("loose", "tight")
     parameters = {"type": "object", "properties": {"x": {"const": "only this"}}}
     tools = [
@@ -226,18 +228,16 @@ def test_only_strict_tools_bind_the_calls_of_a_free_model(tokenizer: Tokenizer) 
         for name in names
     ]
     options: Any = {"tools": tools, "names": frozenset(names)}
-    free = write_grammar(tokenizer, "hermes", "", is_free=True, **options)
+    free = write_grammar("hermes", is_free=True, **options)
     assert free.count("only this") == 1
-    assert write_grammar(tokenizer, "hermes", "", **options).count("only this") == 2
+    assert write_grammar("hermes", **options).count("only this") == 2
     [(param, schema)] = list_schemas(tools, frozenset(names), is_free=True)
     assert param == "tools[1].function.parameters"
     assert json.loads(schema) == parameters
 
 
-def test_gpt_oss_may_think_before_it_calls(
-    tokenizer: Tokenizer, guide: LLTokenizer
-) -> None:
-    grammar = write_grammar(tokenizer, "gpt_oss", "", takes_one=True)
+def test_gpt_oss_may_think_before_it_calls() -> None:
+    grammar = write_grammar("gpt_oss", takes_one=True)
     begin = "<|channel|>analysis<|message|>Is it\n{stop}?<|end|><|start|>assistant"
     call = "<|channel|>commentary to=functions.stop <|constrain|>json<|message|>{}"
     for written, is_allowed in [
@@ -246,8 +246,8 @@ def test_gpt_oss_may_think_before_it_calls(
         (begin + "<|channel|>final<|message|>No.", False),
         (begin + begin, False),
     ]:
-        matcher = LLMatcher(guide, LLMatcher.grammar_from_lark(grammar))
-        ids = tokenizer.encode(written, add_special_tokens=False).ids
+        matcher = match(grammar)
+        ids = encode(written)
         assert (matcher.validate_tokens(ids) == len(ids)) == is_allowed
 
 
@@ -257,23 +257,15 @@ def test_gpt_oss_may_think_before_it_calls(
         (StructuredOutput(kind="json", value='{"type": "integer"}'), "12", '"a"'),
         (StructuredOutput(kind="regex", value="a+"), "aaa", "ab"),
         (StructuredOutput(kind="choice", choices=("so", "no")), "no", "o"),
-        (
-            StructuredOutput(kind="grammar", value='start: "a" x\nx: "b"+'),
-            "abb",
-            "a",
-        ),
+        (StructuredOutput(kind="grammar", value='start: "a" x\nx: "b"+'), "abb", "a"),
     ],
 )
 def test_a_form_of_gpt_oss_is_that_of_its_final_message(
-    tokenizer: Tokenizer,
-    guide: LLTokenizer,
-    structure: StructuredOutput,
-    right: str,
-    wrong: str,
+    structure: StructuredOutput, right: str, wrong: str
 ) -> None:
     form = GptOssScanner.answer_form
     assert form is not None
-    ids = {tag: tokenizer.token_to_id(tag) for tag in GptOssScanner.tags}
+    ids = {tag: tokenizer().token_to_id(tag) for tag in GptOssScanner.tags}
     grammar = write_answer(form, ids, compile_structure(structure))
     thought = "<|channel|>analysis<|message|>Is it\n12?<|end|><|start|>assistant"
     final = "<|channel|>final<|message|>"
@@ -284,18 +276,17 @@ def test_a_form_of_gpt_oss_is_that_of_its_final_message(
         (right, False),
         (thought + thought + final + right, False),
     ]:
-        matcher = LLMatcher(guide, grammar)
-        assert not matcher.is_error(), matcher.get_error()
-        tokens = tokenizer.encode(written, add_special_tokens=False).ids
+        matcher = match(grammar)
+        tokens = encode(written)
         is_whole = matcher.consume_tokens(tokens) and matcher.is_accepting()
         assert is_whole == is_allowed, written
 
 
-def test_a_named_tool_is_the_only_one(tokenizer: Tokenizer, guide: LLTokenizer) -> None:
-    grammar = write_grammar(tokenizer, "hermes", "", names=frozenset({"stop"}))
-    matcher = LLMatcher(guide, LLMatcher.grammar_from_lark(grammar))
+def test_a_named_tool_is_the_only_one() -> None:
+    grammar = write_grammar("hermes", names=frozenset({"stop"}))
+    matcher = match(grammar)
     ids = walk(matcher, random.Random(0))
-    _, calls = split("hermes", tokenizer.decode(ids))
+    _, calls = split("hermes", tokenizer().decode(ids))
     assert {call.name for call in calls} == {"stop"}
 
 
@@ -314,7 +305,7 @@ def test_a_named_tool_is_the_only_one(tokenizer: Tokenizer, guide: LLTokenizer) 
     ],
 )
 def test_a_tool_without_parameters_is_called_without_arguments(
-    tokenizer: Tokenizer, guide: LLTokenizer, parameters: object, is_any: bool
+    parameters: object, is_any: bool
 ) -> None:
     functions: list[dict[str, Any]] = [{"name": "stop", "parameters": parameters}]
     if parameters is None:
@@ -323,11 +314,11 @@ def test_a_tool_without_parameters_is_called_without_arguments(
         tools = [{"type": "function", "function": function}]
         options: Any = {"tools": tools, "names": frozenset({"stop"})}
         for is_free in (False, True):
-            grammar = write_grammar(tokenizer, "hermes", "", is_free=is_free, **options)
+            grammar = write_grammar("hermes", is_free=is_free, **options)
             for arguments in ("{}", '{"a": 1}'):
-                matcher = LLMatcher(guide, LLMatcher.grammar_from_lark(grammar))
+                matcher = match(grammar)
                 call = f'<tool_call>\n{{"name": "stop", "arguments": {arguments}'
-                ids = tokenizer.encode(call, add_special_tokens=False).ids
+                ids = encode(call)
                 is_allowed = matcher.validate_tokens(ids) == len(ids)
                 assert is_allowed == (arguments == "{}" or is_any or is_free)
 
@@ -345,21 +336,19 @@ def test_a_tool_without_parameters_is_called_without_arguments(
     ],
 )
 def test_a_tool_that_cannot_be_written_is_named(
-    tokenizer: Tokenizer, function: dict[str, Any], param: str
+    function: dict[str, Any], param: str
 ) -> None:
     tools = [{"type": "function", "function": function}]
     with pytest.raises(InvalidParameter) as caught:
-        write_grammar(
-            tokenizer, "hermes", "", tools=tools, names=frozenset({function["name"]})
-        )
+        write_grammar("hermes", tools=tools, names=frozenset({function["name"]}))
     assert caught.value.param == param
 
 
-def test_the_second_tool_of_a_name_is_named(tokenizer: Tokenizer) -> None:
+def test_the_second_tool_of_a_name_is_named() -> None:
     functions = [{"name": name} for name in ("a", "b", "b")]
     tools = [{"type": "function", "function": each} for each in functions]
     with pytest.raises(InvalidParameter) as caught:
-        write_grammar(tokenizer, "hermes", "", tools=tools, names=frozenset("ab"))
+        write_grammar("hermes", tools=tools, names=frozenset("ab"))
     assert caught.value.param == "tools[2].function.name"
     # Nobody calls those.
-    write_grammar(tokenizer, "hermes", "", tools=tools, names=frozenset("a"))
+    write_grammar("hermes", tools=tools, names=frozenset("a"))

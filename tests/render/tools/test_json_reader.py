@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import example, given, strategies as st
+from examples import examples
+from hypothesis import example, given, settings, strategies as st
 import pytest
 
 from trioserve.render.tools.json_reader import JsonReader
@@ -34,6 +35,7 @@ def read(pieces: list[str]) -> tuple[str, JsonReader, int]:
     return passed, reader, num_taken
 
 
+@settings(max_examples=examples(60))
 @given(value=values, indent=st.sampled_from([None, 1]), is_ascii=st.booleans())
 def test_every_value_passes_unchanged(
     value: Any, indent: int | None, is_ascii: bool

@@ -90,12 +90,17 @@ class Renderer(BaseRenderer):
     def list_workplaces(self) -> Iterator[Workplace]:
         yield from super().list_workplaces()
         if self.images is not None:
-            yield Workplace(name="media connection", limiter=self.images.connections)
+            yield Workplace(
+                name="media connection", limiter=self.images.loader.connections
+            )
 
     @property
     def is_stuck(self) -> bool:
         """True if templates or images are refused, because too many do not end."""
-        return super().is_stuck or (self.images is not None and self.images.is_stuck)
+        images = self.images
+        return super().is_stuck or (
+            images is not None and images.loader.workers.is_stuck
+        )
 
     async def render_text(
         self,

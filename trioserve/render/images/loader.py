@@ -31,7 +31,6 @@ from ...errors import InvalidConfig, InvalidParameter
 from ...types.prompt import KEY_BYTES
 from ..text.chat import Base64Image
 from ..workers.threads import (
-    RendererStatistics,
     RendererWorkers,
     TookTooLong,
     hold_token,
@@ -145,14 +144,6 @@ class ImageLoader:
             raise InvalidParameter(
                 param, f"takes longer than {self._seconds:g} s to decode"
             ) from None
-
-    @property
-    def is_stuck(self) -> bool:
-        """True if images are refused, because too many take too long to decode."""
-        return self.workers.is_stuck
-
-    def statistics(self) -> RendererStatistics:
-        return self.workers.statistics()
 
     async def _run(self, read: Callable[[], bytes]) -> EncodedImage:
         return await self.workers.run(lambda: _digest(read()))

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ImageProcessor",
-    "ImageCounters",
     "ImageRenderer",
     "ImageStatistics",
     "ProcessedImage",
@@ -61,19 +60,6 @@ class ImageStatistics:
     processing: RendererStatistics
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageCounters:
-    """Counts of requested images since the start.
-
-    Args:
-      hits: images found in the cache, perhaps after another request prepared them.
-      misses: images that had to be decoded and prepared.
-    """
-
-    hits: int
-    misses: int
-
-
 class ImageRenderer:
     """Prepares the images of requests, each new one once.
 
@@ -81,8 +67,12 @@ class ImageRenderer:
       loader: None to make one from `config`.
 
     Attributes:
+      loader: fetches and decodes images.
       token: stands for each vector of an image.
       max_images: the limit of images in one request.
+      num_hits: requested images that were found in the cache, perhaps after another
+        request had prepared them.
+      num_misses: images that had to be decoded and prepared.
     """
 
     def __init__(
@@ -97,13 +87,13 @@ class ImageRenderer:
         )
         self.max_images = config.max_images
         self._processor = processor
-        self._loader = ImageLoader(config) if loader is None else loader
+        self.loader = ImageLoader(config) if loader is None else loader
         # One thread, because transformers' processors are not safe in several.
         self._workers = RendererWorkers(1)
         # Images that are being prepared, by their keys.
         self._pending: dict[bytes, trio.Event] = {}
-        self._num_hits = 0
-        self._num_misses = 0
+        self.num_hits = 0
+        self.num_misses = 0
         self._max_held_bytes = parse_bytes(
             "max_images_memory", config.max_images_memory
         )
@@ -124,24 +114,19 @@ class ImageRenderer:
           RendererStuck: too many images exceeded their time limit and still run.
           MemoryFull: prepared images take all the memory that is reserved for them.
         """
-        encoded = await self._loader.load(url, param=param)
+        encoded = await self.loader.load(url, param=param)
         # Several requests with the same image wait until one of them has prepared it.
         while (pending := self._pending.get(encoded.digest)) is not None:
             await pending.wait()
         if (found := self._processor.cache.get(encoded.digest)) is not None:
-            self._num_hits += 1
+            self.num_hits += 1
             return found
-        self._num_misses += 1
+        self.num_misses += 1
         return await self._prepare(encoded, param)
-
-    @property
-    def connections(self) -> trio.CapacityLimiter:
-        """Limits the images that are fetched at once."""
-        return self._loader.connections
 
     def list_workers(self) -> Iterator[tuple[str, RendererWorkers]]:
         """Yield all threads, by groups with the name of one."""
-        yield "media thread", self._loader.workers
+        yield "media thread", self.loader.workers
         yield "image processor", self._workers
 
     @property
@@ -151,22 +136,14 @@ class ImageRenderer:
             self._num_held_bytes -= self._freed.popleft()
         return self._num_held_bytes
 
-    @property
-    def is_stuck(self) -> bool:
-        """True if images are refused, because too many take too long to decode."""
-        return self._loader.is_stuck
-
     def statistics(self) -> ImageStatistics:
         cache = self._processor.cache
         return ImageStatistics(
             entries=len(cache),
             num_bytes=cache.num_bytes,
-            media=self._loader.statistics(),
+            media=self.loader.workers.statistics(),
             processing=self._workers.statistics(),
         )
-
-    def counters(self) -> ImageCounters:
-        return ImageCounters(hits=self._num_hits, misses=self._num_misses)
 
     async def _prepare(self, encoded: EncodedImage, param: str) -> ProcessedImage:
         key = encoded.digest
@@ -176,7 +153,7 @@ class ImageRenderer:
             # memory for the rest would wait for each other.
             if self.num_held_bytes >= self._max_held_bytes:
                 raise MemoryFull("images", retry_after_seconds=self._estimate_wait())
-            image = await self._loader.decode(encoded, param=param)
+            image = await self.loader.decode(encoded, param=param)
             processed = await self._workers.run(
                 partial(self._process, image, key, param)
             )

@@ -34,17 +34,6 @@ class WaitingRoomStatistics:
     num_characters: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitingRoomCounters:
-    """Counts of entries since the start.
-
-    Args:
-      refused: requests that were refused with a time to retry.
-    """
-
-    refused: int
-
-
 class WaitingRoom:
     """Admits requests until there are too many of them, or too much text.
 
@@ -52,6 +41,9 @@ class WaitingRoom:
       max_requests, max_characters: limits of all requests inside, which clients share as
         ClientHoldings says. The only request of a client may have more text, because it
         would never enter otherwise.
+
+    Attributes:
+      num_refused: requests that were refused with a time to retry.
     """
 
     def __init__(self, max_requests: int, max_characters: int) -> None:
@@ -61,7 +53,7 @@ class WaitingRoom:
         self._characters = ClientHoldings()
         # Of the requests inside, in characters.
         self._work = 0
-        self._num_refused = 0
+        self.num_refused = 0
         self._pace = Pace()
 
     @contextmanager
@@ -78,7 +70,7 @@ class WaitingRoom:
         try:
             self.check_room(num_characters, client)
         except RendererFull:
-            self._num_refused += 1
+            self.num_refused += 1
             raise
         self._count(1, num_characters, client)
         try:
@@ -90,9 +82,6 @@ class WaitingRoom:
         return WaitingRoomStatistics(
             num_requests=self._requests.total, num_characters=self._characters.total
         )
-
-    def counters(self) -> WaitingRoomCounters:
-        return WaitingRoomCounters(refused=self._num_refused)
 
     def check_room(self, num_characters: int, client: str | None = None) -> None:
         """Raise RendererFull if the room is full for so much text.

@@ -9,12 +9,12 @@ IMAGES: Rows[ImageRenderer] = (
     CounterMetric(
         "trioserve_mm_cache_queries_total",
         "Images looked up in the cache of prepared images.",
-        lambda images: images.counters().hits + images.counters().misses,
+        lambda images: images.num_hits + images.num_misses,
     ),
     CounterMetric(
         "trioserve_mm_cache_hits_total",
         "Images found in the cache of prepared images.",
-        lambda images: images.counters().hits,
+        lambda images: images.num_hits,
     ),
     GaugeMetric(
         "trioserve_mm_cache_images",

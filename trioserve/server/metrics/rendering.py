@@ -22,7 +22,7 @@ RENDERER: Rows[Renderer | PoolingRenderer] = (
         "trioserve_renderer_requests_refused_total",
         "Requests refused because too many requests or too much text waited for the "
         "renderer.",
-        lambda renderer: renderer.room.counters().refused,
+        lambda renderer: renderer.room.num_refused,
     ),
     GaugeMetric(
         "trioserve_renderer_workers",

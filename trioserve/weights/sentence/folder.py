@@ -14,8 +14,14 @@ from .late_interaction import (
     read_late_interaction,
     read_stanford,
 )
-from .modules import Entry, list_entries, read_modules, read_pooling, refuse
-from .prompts import read_prompts
+from .modules import (
+    Entry,
+    list_entries,
+    read_modules,
+    read_pooling,
+    read_prompts,
+    refuse,
+)
 from .transformer import check_transformer, read_transformer
 
 _CONFIG = "config_sentence_transformers.json"
@@ -57,17 +63,17 @@ def _read_pooled(
     check_transformer(entries[0], transformer)
     if entries[1].kind != "Pooling":
         raise refuse(entries[1], "nothing can stand between Transformer and Pooling")
-    pooling = read_pooling(folder, entries[1])
-    prompts = read_prompts(config)
+    modes, pools_prompts = read_pooling(folder, entries[1])
+    prompts, default = read_prompts(config)
     return SentenceFolder(
         transformer_path=entries[0].path,
         max_seq_length=transformer.max_length,
         lowercases=transformer.lowercases,
-        modes=pooling.modes,
-        pools_prompts=pooling.pools_prompts,
+        modes=modes,
+        pools_prompts=pools_prompts,
         modules=read_modules(folder, entries[2:], "sentence_embedding"),
-        prompts=prompts.texts,
-        default_prompt=prompts.default,
+        prompts=prompts,
+        default_prompt=default,
         truncate_dim=config.count("truncate_dim"),
     )
 
@@ -81,5 +87,5 @@ def _check_cross_encoder(
     task = read_transformer(folder, entries[0].path).task
     if task != "sequence-classification" or entries[0].path:
         raise refuse(entries[0], f"as a cross-encoder's, with the task {task}")
-    if read_prompts(config).default is not None:
+    if read_prompts(config)[1] is not None:
         raise UnsupportedModel("CrossEncoder", "it has a default prompt")

@@ -11,15 +11,14 @@ Source: sentence-transformers 6.2, multi_vector_encoder/model.py, which reads al
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 import string
 
 from ...errors import UnsupportedModel
 from ...types.sentence import QueryExpansion, SentenceFolder, SentenceModule
 from .fields import Fields, read_fields
-from .modules import Entry, read_modules, read_skipped_words
-from .prompts import read_prompts
+from .modules import Entry, read_modules, read_prompts, read_skipped_words
 from .transformer import TransformerSettings, check_transformer, read_transformer
 
 # Each of these fields shows that PyLate wrote the file.
@@ -36,13 +35,8 @@ _PUNCTUATION = tuple(string.punctuation)
 _STANFORD_ARCHITECTURES = {"HF_ColBERT", "ColBERT"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Lengths:
-    """Lengths of queries and documents in tokens, and the expansion of queries."""
-
-    query: int | None
-    document: int | None
-    expansion: QueryExpansion | None
+# The most tokens of a query and of a document, and the expansion of queries.
+_Lengths = tuple[int | None, int | None, QueryExpansion | None]
 
 
 def is_late_interaction(config: Fields) -> bool:
@@ -77,17 +71,17 @@ def read_late_interaction(
         modules += (SentenceModule(kind="normalize"),)
         skipped += _read_pylate_skipped(config)
     lengths = _read_lengths(transformer.fields, config)
-    if lengths.expansion is not None and not masks and not is_pylate:
+    if lengths[2] is not None and not masks and not is_pylate:
         reason = "query_expansion has no effect without a MultiVectorMask"
         raise UnsupportedModel(entries[0].type, reason)
-    prompts = read_prompts(config)
+    prompts, default = read_prompts(config)
     prefixes = _read_prefixes(config)
     return replace(
         _start_folder(transformer, lengths),
         transformer_path=entries[0].path,
         modules=modules,
-        prompts=_put_before(prefixes, prompts.texts),
-        default_prompt=prompts.default,
+        prompts=_put_before(prefixes, prompts),
+        default_prompt=default,
         skipped_words=skipped,
         special_words=_list_special_words(prefixes),
         averages_similarity=config.text("similarity_fn_name") == "meanmaxsim",
@@ -113,14 +107,11 @@ def read_stanford(folder: Path) -> SentenceFolder:
         "query": f"{metadata.text('query_token_id') or '[unused0]'} ",
         "document": f"{metadata.text('doc_token_id') or '[unused1]'} ",
     }
-    lengths = _Lengths(
-        query=None,
-        document=metadata.count("doc_maxlen"),
-        expansion=QueryExpansion(
-            length=metadata.count("query_maxlen") or _EXPANDED_LENGTH,
-            is_seen=metadata.flag("attend_to_mask_tokens") or False,
-        ),
+    expansion = QueryExpansion(
+        length=metadata.count("query_maxlen") or _EXPANDED_LENGTH,
+        is_seen=metadata.flag("attend_to_mask_tokens") or False,
     )
+    lengths = (None, metadata.count("doc_maxlen"), expansion)
     keeps_punctuation = metadata.flag("mask_punctuation") is False
     return replace(
         _start_folder(read_transformer(folder, ""), lengths),
@@ -184,7 +175,7 @@ def _read_lengths(own: Fields, config: Fields) -> _Lengths:
             "has a 'query_length' below the length of 'query_expansion'"
         )
     document = own.count("document_length") or config.count("document_length")
-    return _Lengths(query=query, document=document, expansion=expansion)
+    return query, document, expansion
 
 
 def _read_expansion(fields: Fields) -> QueryExpansion | None:
@@ -221,9 +212,8 @@ def _start_folder(
     transformer: TransformerSettings, lengths: _Lengths
 ) -> SentenceFolder:
     limit = transformer.max_length
-    query = lengths.query or limit
-    document = lengths.document or limit
-    expanded = lengths.expansion.length if lengths.expansion is not None else None
+    query, document, expansion = lengths[0] or limit, lengths[1] or limit, lengths[2]
+    expanded = expansion.length if expansion is not None else None
     known = [length for length in (query, document, expanded) if length is not None]
     return SentenceFolder(
         # The limit of a kind of text has precedence over the limit of all texts.
@@ -231,5 +221,5 @@ def _start_folder(
         lowercases=transformer.lowercases,
         query_length=query,
         document_length=document,
-        query_expansion=lengths.expansion,
+        query_expansion=expansion,
     )

@@ -1,4 +1,4 @@
-"""Reads modules.json, and the config.json of each module that it lists."""
+"""Reads modules.json, the config.json of each module that it lists, and prompts."""
 
 from __future__ import annotations
 
@@ -111,16 +111,8 @@ def _check_inside(path: str, fields: Fields) -> None:
         raise fields.make_error(f"names {path!r}, outside the folder")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pooling:
-    """The settings of a Pooling module."""
-
-    modes: tuple[PoolingMode, ...]
-    pools_prompts: bool
-
-
-def read_pooling(folder: Path, entry: Entry) -> Pooling:
-    """Read the settings of a Pooling module, from files of old and new versions."""
+def read_pooling(folder: Path, entry: Entry) -> tuple[tuple[PoolingMode, ...], bool]:
+    """Return the modes of a Pooling module, and whether it pools prompts, too."""
     fields = entry.read_config(folder)
     if fields is None:
         name = join(entry.path, "config.json")
@@ -128,13 +120,11 @@ def read_pooling(folder: Path, entry: Entry) -> Pooling:
             str(folder), f"{name}, which modules.json needs, is missing"
         )
     pools_prompts = fields.flag("include_prompt")
-    return Pooling(
-        modes=_read_modes(fields),
-        pools_prompts=True if pools_prompts is None else pools_prompts,
-    )
+    return _read_modes(fields), pools_prompts is not False
 
 
 def _read_modes(fields: Fields) -> tuple[PoolingMode, ...]:
+    # Of old and of new versions.
     if "pooling_mode" not in fields:
         modes = tuple(mode for flag, mode in _MODE_FLAGS.items() if fields.flag(flag))
         return modes or ("mean",)
@@ -206,3 +196,23 @@ def read_skipped_words(folder: Path, entries: Iterable[Entry]) -> tuple[str, ...
             raise refuse(entry, "tokens are skipped in documents only")
         words += mine
     return tuple(words)
+
+
+def read_prompts(config: Fields) -> tuple[dict[str, str], str | None]:
+    """Return prompts by name, and the name of the one for texts without a kind.
+
+    Args:
+      config: config_sentence_transformers.json.
+
+    Raises:
+      WeightsBroken: a prompt is not text, or the default prompt is missing.
+    """
+    default = config.text("default_prompt_name")
+    fields = config.object("prompts")
+    names = sorted(fields.names()) if fields is not None else []
+    if default is not None and default not in names:
+        raise config.make_error(f"has no prompt {default!r}, its default")
+    read = {name: fields.text(name) for name in names} if fields is not None else {}
+    # A name with null as its text is a placeholder, and has no effect.
+    texts = {name: text for name, text in read.items() if text is not None}
+    return texts, default if default in texts else None
