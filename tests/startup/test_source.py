@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from trioserve.config import EngineConfig, build_config
+from trioserve.config import EngineConfig, build_config, list_options
 from trioserve.errors import InvalidConfig, StartupError
-from trioserve.startup.source import ModelKind, find_source, guess_source
+from trioserve.startup import source
+from trioserve.startup.source import ModelKind, check_options, find_source, guess_source
+from trioserve.types.pooling import Task
 
 
 def save_model(folder: Path, **described: object) -> Path:
@@ -99,3 +102,107 @@ def test_a_file_that_names_nothing_is_refused_by_both(tmp_path: Path) -> None:
     for find in (find_source, guess_source):
         with pytest.raises(StartupError, match="model_type"):
             find(make_config(tmp_path), "all")
+
+
+# ---- options without an effect -----------------------------------------------------
+
+GENERATION: dict[str, Any] = {
+    "stop_repetition": (1, 2, 3),
+    "logits_processor": ("a:A",),
+    "kv_cache_memory": "1GiB",
+    "kv_cache_fraction": 0.5,
+    "block_size": 32,
+    "max_step_seconds": 0.5,
+    "enable_prompt_embeds": True,
+    "reasoning_parser": "qwen3",
+    "tool_call_parser": "hermes",
+    "quantization": "int8",
+    "max_logprobs": 5,
+    "attention_backend": "gather",
+}
+POOLING: dict[str, Any] = {
+    "pooling": "cls",
+    "matryoshka": True,
+    "long_texts": "chunk",
+}
+IMAGES: dict[str, Any] = {
+    "max_images": 4,
+    "max_image_bytes": "1MiB",
+    "max_image_pixels": 10,
+    "allowed_media_domains": ("a.example",),
+    "allowed_local_media_path": "/",
+    "media_timeout": 1.0,
+    "media_num_connections": 1,
+    "media_num_workers": 2,
+    "max_images_memory": "1GiB",
+    "processor_cache_memory": "1MiB",
+}
+OFF: dict[str, Any] = {
+    "prefix_caching": False,
+    "async_scheduling": False,
+    "generation_config": "none",
+    "max_images": 0,
+    "processor_cache_memory": "0",
+    "tool_call_parser": "none",
+}
+
+
+def check(options: dict[str, Any], task: Task, *, takes_images: bool = False) -> None:
+    check_options(build_config(EngineConfig, options), task, takes_images=takes_images)
+
+
+WRITES = ("embed", "generate", "the model is served for embed and does not write")
+POOLS = ("generate", "embed", "does not pool")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "task", "other_task", "reason"),
+    [(*option, *WRITES) for option in GENERATION.items()]
+    + [(*option, *POOLS) for option in POOLING.items()],
+)
+def test_a_task_refuses_options_of_others(
+    name: str, value: object, task: Task, other_task: Task, reason: str
+) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        check({name: value}, task, takes_images=True)
+    assert caught.value.field == name
+    assert reason in str(caught.value)
+    check({name: value}, other_task)
+
+
+@pytest.mark.parametrize("task", ["generate", "embed"])
+@pytest.mark.parametrize(("name", "value"), IMAGES.items())
+def test_a_model_without_images_refuses_their_options(
+    name: str, value: object, task: Task
+) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        check({"model": "org/name", name: value}, task)
+    assert caught.value.field == name
+    assert "org/name takes no images" in str(caught.value)
+    check({name: value}, "generate", takes_images=True)
+
+
+def test_one_process_refuses_the_timeout_of_stages() -> None:
+    with pytest.raises(InvalidConfig, match="--step-timeout: there are no stages"):
+        check({"step_timeout": 5.0}, "generate")
+    check({"step_timeout": 5.0, "pipeline_parallel_size": 2}, "generate")
+
+
+@pytest.mark.parametrize("task", ["generate", "classify"])
+@pytest.mark.parametrize(("name", "value"), OFF.items())
+def test_turning_off_a_missing_thing_is_no_mistake(
+    name: str, value: object, task: Task
+) -> None:
+    check({name: value}, task)
+
+
+@pytest.mark.parametrize("task", ["generate", "classify"])
+def test_a_default_that_is_written_out_is_no_mistake(task: Task) -> None:
+    defaults = {option.name: option.default for option in list_options(EngineConfig)}
+    check(defaults, task)
+
+
+def test_the_lists_name_options() -> None:
+    assert {*source._FOR_GENERATION} == GENERATION.keys()
+    assert {*source._FOR_POOLING} == POOLING.keys()
+    assert {*source._FOR_IMAGES} == IMAGES.keys()

@@ -79,7 +79,7 @@ def find(bars: Iterable[Bar], stage: int) -> list[Bar]:
     return [bar for bar in bars if bar.stage == stage]
 
 
-@pytest.mark.parametrize("num_stages", [2, 3, 4, 8])
+@pytest.mark.parametrize("num_stages", [2, 8])
 async def test_a_stage_takes_the_next_chunk_while_later_ones_have_the_last(
     num_stages: int, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -98,7 +98,7 @@ async def test_a_stage_takes_the_next_chunk_while_later_ones_have_the_last(
     assert last[-1].end == num_chunks + num_stages - 1
 
 
-@pytest.mark.parametrize("num_stages", [2, 4])
+@pytest.mark.parametrize("num_stages", [4])
 async def test_a_first_stage_that_waits_for_every_answer_has_no_company(
     num_stages: int, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -148,9 +148,9 @@ async def leave_at_random(
                 written[number] += delta.token_ids
 
 
-@pytest.mark.parametrize("num_stages", [2, 3, 4])
+@pytest.mark.parametrize("num_stages", [2, 4])
 @pytest.mark.parametrize("always", [False, True])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 async def test_whatever_happens_all_stages_agree_on_what_they_send(
     num_stages: int, always: bool, seed: int, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -267,7 +267,7 @@ def single_stage_prefill() -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_stages", [2, 4, 8])
+@pytest.mark.parametrize("num_stages", [8])
 async def test_a_long_prompt_is_read_as_many_times_as_fast_as_there_are_stages(
     num_stages: int,
     single_stage_prefill: float,
@@ -277,7 +277,7 @@ async def test_a_long_prompt_is_read_as_many_times_as_fast_as_there_are_stages(
     assert 0.9 * num_stages < speed / single_stage_prefill < 1.1 * num_stages
 
 
-@pytest.mark.parametrize("num_stages", [2, 4, 8])
+@pytest.mark.parametrize("num_stages", [8])
 async def test_with_an_answer_to_every_step_it_is_read_as_fast_as_by_one_stage(
     num_stages: int,
     single_stage_prefill: float,
@@ -289,7 +289,7 @@ async def test_with_an_answer_to_every_step_it_is_read_as_fast_as_by_one_stage(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_stages", [2, 4, 8])
+@pytest.mark.parametrize("num_stages", [4])
 def test_decoding_in_micro_batches_of_one_size_is_as_many_times_as_fast(
     num_stages: int,
 ) -> None:
@@ -314,7 +314,7 @@ def test_decoding_in_micro_batches_of_one_size_is_as_many_times_as_fast(
     assert 0.9 * num_stages < measure(num_stages) / measure(1) < 1.1 * num_stages
 
 
-@pytest.mark.parametrize("num_stages", [2, 3, 4])
+@pytest.mark.parametrize("num_stages", [3])
 async def test_nobody_starves_while_long_prompts_keep_coming(
     num_stages: int, autojump_clock: trio.testing.MockClock
 ) -> None:
