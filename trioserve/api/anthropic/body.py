@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final, TypeVar
-
-import msgspec
+from typing import Final
 
 from ..decode.decoder import BodyDecoder, DecodeField
 from ..decode.errors import Neutral, Refused
-from ..decode.payloads import Payloads, Strings, restore
+from ..decode.payloads import Payloads, put_back
 from ..decode.values import decode_copy
 from ..shared.message_mappings import decode_template_kwargs
 from ..shared.refused import CHATS_ALONE
@@ -20,7 +18,6 @@ from .requests import (
     OutputConfig,
     decode_client_tools,
 )
-from .turns import Block, ResultBlock, Turn
 
 _UNSUPPORTED: Final[Mapping[str, Neutral]] = {
     "billing_policy": (),
@@ -75,46 +72,11 @@ _FOREIGN: Final[Mapping[str, Refused]] = {
 
 _IGNORED: Final = frozenset({"cache_control", "metadata", "user_profile_id"})
 
-BlockT = TypeVar("BlockT", bound=ResultBlock)
-
-
-def _put_back(fields: dict[str, Any], strings: Strings) -> None:
-    fields["messages"] = tuple(_complete(turn, strings) for turn in fields["messages"])
-
-
 TURN_PAYLOADS: Final = Payloads(
-    keys=frozenset({b'"data"', b'"url"'}), put_back=_put_back
+    # The input of a call may have fields of the same names.
+    keys=frozenset({b'"data"', b'"url"'}),
+    put_back=partial(put_back, "messages"),
 )
-
-
-def _complete(turn: Turn, strings: Strings) -> Turn:
-    if isinstance(turn.content, str):
-        return turn
-    content = tuple(_complete_block(block, strings) for block in turn.content)
-    return msgspec.structs.replace(turn, content=content)
-
-
-def _complete_block(block: Block, strings: Strings) -> Block:
-    block = _complete_source(block, strings)
-    if block.input:
-        # The input of a call may have fields of the same names.
-        block = msgspec.structs.replace(block, input=restore(block.input, strings))
-    if isinstance(block.content, tuple):
-        content = tuple(_complete_source(each, strings) for each in block.content)
-        block = msgspec.structs.replace(block, content=content)
-    return block
-
-
-def _complete_source(block: BlockT, strings: Strings) -> BlockT:
-    if block.source is None:
-        return block
-    source = msgspec.structs.replace(
-        block.source,
-        data=restore(block.source.data, strings),
-        url=restore(block.source.url, strings),
-    )
-    return msgspec.structs.replace(block, source=source)
-
 
 _LAZY: Final[Mapping[str, DecodeField]] = {
     "tools": decode_client_tools,

@@ -53,7 +53,7 @@ async def read_request(
     Raises:
       RequestError: a field is wrong, or the model is not served here.
       ShuttingDown, ModelLoading: the server is draining, or has no model yet.
-      UnsupportedMediaType, HTTPException: as read_json_body.
+      UnsupportedMediaType, HTTPException: as wait_body.
     """
     chunks = await wait_body(state, request)
     engine = require(None)
@@ -83,10 +83,25 @@ def forget(body: ModelRequest, **fields: object) -> None:
 async def wait_body(
     state: ServerState, request: ScopedRequest
 ) -> list[bytes | bytearray]:
-    """Read a body; raises as read_json_body, and ShuttingDown."""
+    """Read a body that is declared as JSON; returns its parts in order.
+
+    Raises:
+      UnsupportedMediaType: the body is not declared as JSON, or is compressed.
+      ShuttingDown: the server is draining.
+      UploadTooSlow, MemoryFull, RequestEntityTooLarge: as read_chunks.
+    """
     # A drain ends this wait, because the sender of a body could delay the drain.
     with state.lifecycle.until_drain():
-        chunks = await read_json_body(request)
+        kind, _ = parse_options_header(request.headers.get("Content-Type"))
+        # RFC 9110, 8.3.1: names of media types have no case.
+        kind = kind.lower()
+        if kind != "application/json" and not kind.endswith("+json"):
+            raise UnsupportedMediaType("Content-Type", "application/json")
+        # A compressed body may be a thousand times longer than its declared length, and
+        # OpenAI's clients never compress.
+        if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise UnsupportedMediaType("Content-Encoding", "identity")
+        chunks = await request.read_chunks()
     request.progress.enter("render")
     return chunks
 
@@ -165,22 +180,3 @@ def join_chunks(chunks: list[bytes | bytearray]) -> bytes:
         raise MemoryFull("bodies") from None
     chunks.clear()
     return content
-
-
-async def read_json_body(request: ScopedRequest) -> list[bytes | bytearray]:
-    """Read a body that is declared as JSON; returns its parts in order.
-
-    Raises:
-      UnsupportedMediaType: the body is not declared as JSON, or is compressed.
-      UploadTooSlow, MemoryFull, RequestEntityTooLarge: as read_chunks.
-    """
-    kind, _ = parse_options_header(request.headers.get("Content-Type"))
-    # RFC 9110, 8.3.1: names of media types have no case.
-    kind = kind.lower()
-    if kind != "application/json" and not kind.endswith("+json"):
-        raise UnsupportedMediaType("Content-Type", "application/json")
-    # A compressed body may be a thousand times longer than its declared length, and
-    # OpenAI's clients never compress.
-    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise UnsupportedMediaType("Content-Encoding", "identity")
-    return await request.read_chunks()

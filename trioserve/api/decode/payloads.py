@@ -86,7 +86,7 @@ def take_out(
     return (b"".join(pieces) if strings else body), strings
 
 
-def restore(raw: msgspec.Raw, strings: Strings) -> msgspec.Raw:
+def _restore(raw: msgspec.Raw, strings: Strings) -> msgspec.Raw:
     """Replace the labels in any value by their payloads."""
     found = LABEL.search(raw)
     if found is None:
@@ -97,6 +97,28 @@ def restore(raw: msgspec.Raw, strings: Strings) -> msgspec.Raw:
     return msgspec.Raw(
         LABEL.sub(lambda each: bytes(strings.get(each[1], each[0])), raw)
     )
+
+
+def put_back(name: str, fields: dict[str, Any], strings: Strings) -> None:
+    """Replace the labels in one field of a decoded request by their payloads."""
+    fields[name] = _replace(fields[name], strings)
+
+
+def _replace(value: Any, strings: Strings) -> Any:
+    """Return a decoded value with the payloads in the places of their labels."""
+    if isinstance(value, msgspec.Raw):
+        return _restore(value, strings)
+    if isinstance(value, tuple):
+        return tuple(_replace(each, strings) for each in value)
+    if isinstance(value, msgspec.Struct):
+        fields = msgspec.structs.asdict(value).items()
+        replaced = {
+            name: _replace(each, strings)
+            for name, each in fields
+            if isinstance(each, (msgspec.Raw, msgspec.Struct, tuple))
+        }
+        return msgspec.structs.replace(value, **replaced)
+    return value
 
 
 def _find_end(body: bytes, position: int) -> int:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from ..decode.decoder import BodyDecoder
 from ..decode.errors import Neutral, Refused
-from ..decode.payloads import Payloads, Strings, restore
+from ..decode.payloads import Payloads, put_back
 from ..decode.values import decode_copy
 from ..shared.message_mappings import decode_template_kwargs
 from ..shared.refused import CHATS_ALONE, FOREIGN, IGNORED, UNSUPPORTED
 from ..shared.requests import decode_processors
-from .items import InputItem, InputPart, replace_parts
 from .request import ResponseRequest, TextConfig
 from .tools import decode_flat_tool_choice, decode_flat_tools
 
@@ -93,23 +90,9 @@ _FOREIGN: Final[Mapping[str, Refused]] = {
 }
 
 
-def _put_back(fields: dict[str, Any], strings: Strings) -> None:
-    if isinstance(items := fields["input"], tuple):
-        fields["input"] = tuple(_complete(item, strings) for item in items)
-
-
 RESPONSE_PAYLOADS: Final = Payloads(
-    keys=frozenset({b'"image_url"'}), put_back=_put_back
+    keys=frozenset({b'"image_url"'}), put_back=partial(put_back, "input")
 )
-
-
-def _complete(item: InputItem, strings: Strings) -> InputItem:
-    def complete(part: InputPart) -> InputPart:
-        image = restore(part.image_url, strings)
-        return msgspec.structs.replace(part, image_url=image)
-
-    return replace_parts(item, complete)
-
 
 RESPONSE_BODY: Final = BodyDecoder(
     ResponseRequest,

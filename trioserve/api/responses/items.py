@@ -171,18 +171,6 @@ def _check_parts(content: Content | None, path: str) -> None:
             )
 
 
-def replace_parts(
-    item: InputItem, replace: Callable[[InputPart], InputPart]
-) -> InputItem:
-    """Return the item with other parts in its content and its output."""
-    changed = {
-        name: tuple(map(replace, parts))
-        for name in ("content", "output")
-        if isinstance(parts := getattr(item, name), tuple)
-    }
-    return msgspec.structs.replace(item, **changed) if changed else item
-
-
 def encode_items(items: Iterable[InputItem], make_id: Callable[[str], str]) -> bytes:
     """Return the stored form of items: a JSON array.
 

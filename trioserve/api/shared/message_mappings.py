@@ -73,7 +73,16 @@ class MessageMappings(LazyMappings):
 
     @cached_property
     def num_characters(self) -> int:
-        return sum(map(_count_characters, self._messages))
+        num_characters = TURN_CHARACTERS * len(self._messages)
+        for message in self._messages:
+            for text in (message.content, message.reasoning, message.reasoning_content):
+                if isinstance(text, str):
+                    num_characters += len(text)
+            for part in message.content if isinstance(message.content, tuple) else ():
+                num_characters += len(part.text or "")
+            for call in message.tool_calls or ():
+                num_characters += len(call.function.arguments or "")
+        return num_characters
 
     def list_sizes(self) -> Iterator[int]:
         for message in self._messages:
@@ -149,18 +158,6 @@ def decode_template_kwargs(
         name, raw, dict[str, object] | None, MAX_TEMPLATE_KWARGS_BYTES
     )
     return kwargs
-
-
-def _count_characters(message: Message) -> int:
-    num_characters = TURN_CHARACTERS
-    for text in (message.content, message.reasoning, message.reasoning_content):
-        if isinstance(text, str):
-            num_characters += len(text)
-    for part in message.content if isinstance(message.content, tuple) else ():
-        num_characters += len(part.text or "")
-    for call in message.tool_calls or ():
-        num_characters += len(call.function.arguments or "")
-    return num_characters
 
 
 def _to_part(part: ContentPart, path: str) -> dict[str, object]:

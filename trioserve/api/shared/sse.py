@@ -62,12 +62,10 @@ def respond_events(
       comment: sent when there is no event for long; clients ignore it.
     """
 
-    async def write(send: SendPart, note_error: Callable[[str], None]) -> bytes:
-        sender = _EventSender(send, meter, writer, workers)
-        return await _write_events(
-            request.id, note_error, sender, writer, opening, before_end
-        )
-
+    write = partial(
+        _write_events,
+        *(request.id, meter, writer, workers, opening, before_end),
+    )
     return respond_stream(partial(_send_events, request, meter, comment, write))
 
 
@@ -151,13 +149,16 @@ async def _send_events(
 
 async def _write_events(
     request_id: object,
-    note_error: Callable[[str], None],
-    sender: _EventSender,
+    meter: StreamMeter,
     writer: EventWriter,
+    workers: RendererWorkers,
     opening: bytes,
     before_end: Callable[[], None] | None,
+    send: SendPart,
+    note_error: Callable[[str], None],
 ) -> bytes:
     """Write the events of a stream, and return the last of them."""
+    sender = _EventSender(send, meter, writer, workers)
     try:
         if opening:
             await sender.send(opening)
