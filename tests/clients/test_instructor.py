@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import anthropic
 import openai
-from pydantic import BaseModel, Field
 import pytest
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        find_spec("instructor") is None, reason="needs the extra clients"
-    ),
-    # Of the client's own code and imports.
-    pytest.mark.filterwarnings("ignore"),
-]
+from .city import MESSAGES, MODEL, City, mark_client
 
-
-class City(BaseModel, extra="forbid"):
-    """A city."""
-
-    name: str = Field(max_length=20)
-    is_capital: bool
+pytestmark = mark_client("instructor")
 
 
 ASK: dict[str, Any] = {
-    "model": "SmolLM2-135M-Instruct",
+    "model": MODEL,
     "response_model": City,
-    "messages": [
-        {
-            "role": "user",
-            "content": "Describe Paris: its name, and whether it is a capital.",
-        }
-    ],
+    "messages": MESSAGES,
     # The first answer has the form.
     "max_retries": 0,
 }

@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
-from pydantic import BaseModel, Field
 import pytest
 import trio
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        find_spec("langchain_openai") is None, reason="needs the extra clients"
-    ),
-    # Of the client's own code and imports.
-    pytest.mark.filterwarnings("ignore"),
-]
+from .city import MODEL, QUESTION, City, mark_client
 
-QUESTION = "Describe Paris: its name, and whether it is a capital."
+pytestmark = mark_client("langchain_openai")
 
 
-class City(BaseModel, extra="forbid"):
-    """A city."""
-
-    name: str = Field(max_length=20)
-    is_capital: bool
-
-
-def make_model(url: str, model: str = "SmolLM2-135M-Instruct", **options: Any) -> Any:
+def make_model(url: str, model: str = MODEL, **options: Any) -> Any:
     from langchain_openai import ChatOpenAI
 
     return ChatOpenAI(

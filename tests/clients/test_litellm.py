@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
-from pydantic import BaseModel, Field
 import pytest
 import trio
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(find_spec("litellm") is None, reason="needs the extra clients"),
-    # Of the client's own code and imports.
-    pytest.mark.filterwarnings("ignore"),
-]
+from .city import MESSAGES, MODEL, QUESTION, City, mark_client
 
-MODEL = "SmolLM2-135M-Instruct"
-MESSAGES: list[Any] = [
-    {
-        "role": "user",
-        "content": "Describe Paris: its name, and whether it is a capital.",
-    }
-]
-
-
-class City(BaseModel, extra="forbid"):
-    """A city."""
-
-    name: str = Field(max_length=20)
-    is_capital: bool
+pytestmark = mark_client("litellm")
 
 
 TOOL = {
@@ -79,7 +59,7 @@ def test_a_response_is_answered(default_url: str) -> None:
 
     response = litellm.responses(
         model=f"openai/{MODEL}",
-        input=MESSAGES[0]["content"],
+        input=QUESTION,
         api_base=f"{default_url}/v1",
         api_key="none",
         max_output_tokens=20,

@@ -6,21 +6,11 @@ from typing import Any
 
 import anthropic
 import openai
-from pydantic import BaseModel, Field
 import pytest
 
+from .city import MESSAGES, MODEL, QUESTION, City
+
 pytestmark = pytest.mark.slow
-
-MODEL = "SmolLM2-135M-Instruct"
-QUESTION = "Describe Paris: its name, and whether it is a capital."
-MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
-
-
-class City(BaseModel, extra="forbid"):
-    """A city."""
-
-    name: str = Field(max_length=20)
-    is_capital: bool
 
 
 SCHEMA = City.model_json_schema()

@@ -6,33 +6,19 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import anthropic
 import openai
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 import pytest
 import trio
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        find_spec("pydantic_ai") is None, reason="needs the extra clients"
-    ),
-    # Of the client's own code and imports.
-    pytest.mark.filterwarnings("ignore"),
-]
+from .city import MODEL, QUESTION, City, mark_client
+
+pytestmark = mark_client("pydantic_ai")
 
 APIS = ["chat", "responses", "anthropic"]
-QUESTION = "Describe Paris: its name, and whether it is a capital."
-
-
-class City(BaseModel, extra="forbid"):
-    """A city."""
-
-    name: str = Field(max_length=20)
-    is_capital: bool
 
 
 class Weather(BaseModel):
@@ -65,7 +51,7 @@ async def open_model(api: str, url: str, name: str) -> AsyncIterator[Any]:
 async def describe_paris(api: str, url: str, output_type: Any) -> Any:
     from pydantic_ai import Agent
 
-    async with open_model(api, url, "SmolLM2-135M-Instruct") as model:
+    async with open_model(api, url, MODEL) as model:
         agent: Any = Agent(model, output_type=output_type)
         result = await agent.run(QUESTION, model_settings={"max_tokens": 80})
     return result.output

@@ -45,17 +45,6 @@ def test_tools_and_templates_reach_the_renderer_as_they_are() -> None:
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 
-@with_messages
-@pytest.mark.parametrize(
-    ("choice", "shown"), [(None, (TOOL,)), ("auto", (TOOL,)), ("none", ())]
-)
-def test_tools_that_must_not_be_called_are_not_shown(
-    request_type: type[Any], choice: str | None, shown: tuple[object, ...]
-) -> None:
-    fields = {"messages": MESSAGES, "tools": [TOOL], "tool_choice": choice}
-    assert to_chat_options(decode(request_type, fields)).tools == shown
-
-
 UNKNOWN_TOOLS: list[Any] = [
     {"type": "custom", "custom": {"name": "patch"}},
     {"type": "web_search_20250305", "name": "web_search"},
@@ -107,6 +96,11 @@ def test_an_unknown_tool_is_named(tool: Any, described: str) -> None:
     assert f"{described} is not run here" in str(caught.value)
 
 
+def allow(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 OTHER_TOOL = {"type": "function", "function": {"name": "g"}}
 
 
@@ -119,40 +113,35 @@ OTHER_TOOL = {"type": "function", "function": {"name": "g"}}
         ("required", {"f", "g"}),
         ({"type": "function", "function": {"name": "g"}}, {"g"}),
         ({"function": {"name": "f"}}, {"f"}),
-        ("allowed required f g", {"f", "g"}),
-        ("allowed required g", {"g"}),
-        ("allowed auto g", set()),
+        (allow("required", "f", "g"), {"f", "g"}),
+        (allow("required", "g"), {"g"}),
+        (allow("auto", "g"), set()),
     ],
 )
 def test_a_call_may_be_forced(choice: object, forced: set[str]) -> None:
-    if isinstance(choice, str) and choice.startswith("allowed"):
-        choice = allow(*choice.split()[1:])
     request = chat(tools=[TOOL, OTHER_TOOL], tool_choice=choice)
     assert request.text_params.forced_tools == forced
-
-
-def allow(mode: str, *names: str) -> dict[str, Any]:
-    tools = [{"type": "function", "function": {"name": name}} for name in names]
-    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
 @with_messages
 @pytest.mark.parametrize(
     ("choice", "shown"),
     [
+        (None, (TOOL, OTHER_TOOL)),
+        ("auto", (TOOL, OTHER_TOOL)),
+        ("none", ()),
         (allow("auto", "g"), (OTHER_TOOL,)),
         (allow("auto", "g", "f"), (TOOL, OTHER_TOOL)),
         # A grammar keeps the model to the allowed ones.
         (allow("required", "g"), (TOOL, OTHER_TOOL)),
     ],
 )
-def test_tools_that_are_not_allowed_are_not_shown(
+def test_tools_that_must_not_be_called_are_not_shown(
     request_type: type[Any], choice: object, shown: tuple[object, ...]
 ) -> None:
     tools = [TOOL, OTHER_TOOL]
     fields = {"messages": MESSAGES, "tools": tools, "tool_choice": choice}
-    request = decode(request_type, fields)
-    assert to_chat_options(request).tools == shown
+    assert to_chat_options(decode(request_type, fields)).tools == shown
 
 
 def test_allowed_tools_of_a_response_are_those_of_a_chat() -> None:
@@ -180,98 +169,57 @@ def test_allowed_tools_of_a_response_are_those_of_a_chat() -> None:
     assert caught.value.param == "tool_choice.tools[0].name"
 
 
+NAMES = "tool_choice.allowed_tools"
+
+
 @pytest.mark.parametrize(
-    ("fields", "param"),
+    ("choice", "param"),
     [
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": "any", "tools": [TOOL]}, "tool_choice"),
-        ({"tool_choice": 7, "tools": [TOOL]}, "tool_choice"),
-        (
-            {"tool_choice": {"type": "function"}, "tools": [TOOL]},
-            "tool_choice.function",
-        ),
-        (
-            {"tool_choice": {"type": "custom"}, "tools": [TOOL]},
-            "tool_choice.type",
-        ),
-        (
-            {"tool_choice": {"type": {"function": 1}}, "tools": [TOOL]},
-            "tool_choice.type",
-        ),
-        (
-            {"tool_choice": {"type": "allowed_tools"}, "tools": [TOOL]},
-            "tool_choice.allowed_tools",
-        ),
+        ("any", "tool_choice"),
+        (7, "tool_choice"),
+        ({"type": "function"}, "tool_choice.function"),
+        ({"type": "custom"}, "tool_choice.type"),
+        ({"type": {"function": 1}}, "tool_choice.type"),
+        ({"function": {"name": "h"}}, "tool_choice.function.name"),
+        ({"type": "allowed_tools"}, NAMES),
+        (allow("any"), f"{NAMES}.mode"),
+        (allow("auto"), f"{NAMES}.tools"),
+        (allow("auto", "h"), f"{NAMES}.tools[0].function.name"),
         (
             {
-                "tool_choice": {
-                    "type": "allowed_tools",
-                    "allowed_tools": {"mode": "any", "tools": []},
-                },
-                "tools": [TOOL],
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [{"type": "mcp"}]},
             },
-            "tool_choice.allowed_tools.mode",
-        ),
-        (
-            {
-                "tool_choice": {
-                    "type": "allowed_tools",
-                    "allowed_tools": {"mode": "auto", "tools": []},
-                },
-                "tools": [TOOL],
-            },
-            "tool_choice.allowed_tools.tools",
-        ),
-        (
-            {
-                "tool_choice": {
-                    "type": "allowed_tools",
-                    "allowed_tools": {"mode": "auto", "tools": [{"type": "mcp"}]},
-                },
-                "tools": [TOOL],
-            },
-            "tool_choice.allowed_tools.tools[0].type",
-        ),
-        (
-            {
-                "tool_choice": {
-                    "type": "allowed_tools",
-                    "allowed_tools": {
-                        "mode": "auto",
-                        "tools": [{"type": "function", "function": {"name": "h"}}],
-                    },
-                },
-                "tools": [TOOL],
-            },
-            "tool_choice.allowed_tools.tools[0].function.name",
-        ),
-        (
-            {"tool_choice": {"function": {"name": "h"}}, "tools": [TOOL]},
-            "tool_choice.function.name",
+            f"{NAMES}.tools[0].type",
         ),
     ],
 )
-def test_a_wrong_choice_of_tools_is_named(fields: dict[str, Any], param: str) -> None:
+def test_a_wrong_choice_of_tools_is_named(choice: object, param: str) -> None:
     with pytest.raises(RequestError) as caught:
-        chat(**fields)
+        chat(tools=[TOOL], tool_choice=choice)
     assert caught.value.param == param
 
 
+def test_a_choice_needs_tools() -> None:
+    with pytest.raises(RequestError, match="^tool_choice: is only taken with tools"):
+        chat(tool_choice="required")
+
+
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "is_allowed"),
     [
-        {"tools": [TOOL], "parallel_tool_calls": True},
-        {"tools": [TOOL], "parallel_tool_calls": None},
-        {"tools": [TOOL], "parallel_tool_calls": False},
-        {"parallel_tool_calls": False},
-        {"tools": [TOOL], "tool_choice": "none", "parallel_tool_calls": False},
+        ({"parallel_tool_calls": True}, True),
+        ({"parallel_tool_calls": None}, True),
+        ({"parallel_tool_calls": False}, False),
+        ({"parallel_tool_calls": False, "tool_choice": "none"}, False),
+        ({"tool_choice": {"function": {"name": "f"}}}, False),
     ],
 )
 def test_parallel_tool_calls_may_be_allowed_or_forbidden(
-    fields: dict[str, Any],
+    fields: dict[str, Any], is_allowed: bool
 ) -> None:
-    request = chat(**fields)
-    assert request.parallel_tool_calls == fields["parallel_tool_calls"]
+    request = chat(tools=[TOOL], **fields)
+    assert request.text_params.parallel_tool_calls is is_allowed
 
 
 @pytest.mark.parametrize(

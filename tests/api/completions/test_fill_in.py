@@ -9,10 +9,11 @@ from typing import Any
 import openai
 import pytest
 from tokenizers import Tokenizer
-import trio
 
 from trioserve.render.text.fill_in import find_fill_in_form
 from trioserve.testing.server import open_fake_server
+
+from ..seen import list_starts
 
 FIM = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 
@@ -55,49 +56,43 @@ def fim_folder(
 
 async def test_the_model_sees_both_sides_of_the_gap(fim_folder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(fim_folder / "tokenizer.json"))
-    with trio.fail_after(30):
-        async with (
-            open_fake_server(fim_folder) as server,
-            openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
-        ):
-            await client.completions.create(
-                model="fake", prompt=["def f(", "x"], suffix="): pass", max_tokens=2
-            )
-            starts = [start for plan in server.device.plans for start in plan.starts]
-            texts = {
-                tokenizer.decode(start.prompt_token_ids, skip_special_tokens=False)
-                for start in starts
-            }
-            begin, hole, end = FIM
-            assert texts == {
-                f"{begin}def f({hole}): pass{end}",
-                f"{begin}x{hole}): pass{end}",
-            }
-            assert starts[0].prompt_token_ids[0] == tokenizer.token_to_id(begin)
-            wrong: list[dict[str, Any]] = [
-                {"prompt": [1, 2]},
-                {"prompt": "a", "echo": True},
-                {"prompt": "a", "extra_body": {"truncate_prompt_tokens": 3}},
-            ]
-            for fields in wrong:
-                with pytest.raises(openai.BadRequestError) as caught:
-                    await client.completions.create(model="fake", suffix="b", **fields)
-                assert caught.value.param == "suffix"
-
-
-async def test_a_model_without_the_tokens_says_so(tokenizer_folder: Path) -> None:
-    with trio.fail_after(30):
-        async with (
-            open_fake_server(tokenizer_folder) as server,
-            openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
-        ):
+    async with (
+        open_fake_server(fim_folder) as server,
+        openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
+    ):
+        await client.completions.create(
+            model="fake", prompt=["def f(", "x"], suffix="): pass", max_tokens=2
+        )
+        starts = list_starts(server)
+        texts = {
+            tokenizer.decode(start.prompt_token_ids, skip_special_tokens=False)
+            for start in starts
+        }
+        begin, hole, end = FIM
+        assert texts == {
+            f"{begin}def f({hole}): pass{end}",
+            f"{begin}x{hole}): pass{end}",
+        }
+        assert starts[0].prompt_token_ids[0] == tokenizer.token_to_id(begin)
+        wrong: list[dict[str, Any]] = [
+            {"prompt": [1, 2]},
+            {"prompt": "a", "echo": True},
+            {"prompt": "a", "extra_body": {"truncate_prompt_tokens": 3}},
+        ]
+        for fields in wrong:
             with pytest.raises(openai.BadRequestError) as caught:
-                await client.completions.create(model="fake", prompt="a", suffix="b")
+                await client.completions.create(model="fake", suffix="b", **fields)
             assert caught.value.param == "suffix"
-            assert "fill in the middle" in str(caught.value)
-            # Some clients always send an empty one.
-            answer = await client.completions.create(
-                model="fake", prompt="a", suffix="", max_tokens=2
-            )
-            assert answer.usage is not None
-            assert answer.usage.completion_tokens == 2
+
+
+async def test_a_model_without_the_tokens_says_so(
+    openai_client: openai.AsyncOpenAI,
+) -> None:
+    complete = openai_client.completions.create
+    with pytest.raises(openai.BadRequestError, match="fill in the middle") as caught:
+        await complete(model="fake", prompt="a", suffix="b")
+    assert caught.value.param == "suffix"
+    # Some clients always send an empty one.
+    answer = await complete(model="fake", prompt="a", suffix="", max_tokens=2)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from examples import examples
 from hypothesis import given, settings, strategies as st
 import pytest
 
@@ -63,7 +64,7 @@ def test_malformed_bodies_are_refused(kind: str) -> None:
         assert len(str(caught.value)) < 200
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=examples(100))
 @given(body=st.binary(max_size=200), kind=st.sampled_from(sorted(BODIES)))
 def test_random_bytes_are_decoded_or_refused(body: bytes, kind: str) -> None:
     try:
@@ -94,7 +95,7 @@ _NAMES = {
 }
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=examples(100))
 @given(data=st.data(), kind=st.sampled_from(sorted(BODIES)))
 def test_any_value_in_any_field_is_taken_or_refused(
     data: st.DataObject, kind: str

@@ -112,27 +112,6 @@ async def test_a_text_is_answered(client: Any) -> None:
     assert usage.output_tokens_details.reasoning_tokens == 0
 
 
-async def test_a_response_and_a_chat_get_the_same_prompt_and_give_the_same_text(
-    server: FakeServer, client: Any
-) -> None:
-    history: list[Any] = [
-        {"role": "user", "content": "Hello"},
-        {"role": "assistant", "content": "Hi!"},
-        {"role": "user", "content": "Who sleeps?"},
-    ]
-    system = {"role": "system", "content": "Be brief."}
-    chat = await client.chat.completions.create(
-        model="fake", messages=[system, *history], seed=1
-    )
-    response = await ask(
-        client, input=history, instructions="Be brief.", extra_body={"seed": 1}
-    )
-    assert response.output_text == chat.choices[0].message.content
-    prompts = [start.prompt_token_ids for start in list_starts(server)]
-    assert len(prompts) == 2
-    assert prompts[0] == prompts[1]
-
-
 async def test_a_stream_has_all_events_in_order(server: FakeServer) -> None:
     events = await read_events(server)
     numbers = [event["sequence_number"] for event in events]

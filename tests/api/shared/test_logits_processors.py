@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 import threading
 from typing import Any
 
@@ -15,7 +14,7 @@ from trioserve.api.chat.body import CHAT_BODY
 from trioserve.api.completions.body import COMPLETION_BODY
 from trioserve.api.shared.generation import to_sampling
 from trioserve.errors import InvalidParameter, RequestError
-from trioserve.testing.server import FakeServer, open_fake_server
+from trioserve.testing.server import FakeServer
 from trioserve.types.logits import LogitsProcessor, LogitsRow
 
 decode_chat = CHAT_BODY.decode
@@ -25,11 +24,7 @@ decode_completion = COMPLETION_BODY.decode
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
 COMPLETION = {"prompt": "Hello", "max_tokens": 3}
 
-both = pytest.mark.parametrize(
-    ("path", "body"),
-    [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)],
-    ids=["chat", "completion"],
-)
+BOTH = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
 
 
 class Picky(LogitsProcessor):
@@ -79,13 +74,20 @@ class Silent(Picky):
         raise ValueError
 
 
-@pytest.fixture
-async def server(tokenizer_folder: Path) -> FakeServer:
-    async with open_fake_server(
-        tokenizer_folder, logits_processors=(Picky, Broken, Slow, Silent)
-    ) as server:
-        with trio.fail_after(30):
-            yield server
+pytestmark = pytest.mark.server(logits_processors=(Picky, Broken, Slow, Silent))
+
+
+async def ask_both(
+    client: httpx.AsyncClient, processors: dict[str, object]
+) -> list[httpx.Response]:
+    """Name the processors in a chat and in a completion, streamed and not."""
+    return [
+        await client.post(
+            path, json=body | {"logits_processors": processors, "stream": streams}
+        )
+        for path, body in BOTH.items()
+        for streams in (False, True)
+    ]
 
 
 # Decoding.
@@ -144,64 +146,44 @@ def test_values_other_than_objects_are_refused(value: str) -> None:
 # Checks before the request is queued.
 
 
-@both
-async def test_a_request_selects_processors_by_name(
-    client: httpx.AsyncClient, path: str, body: dict[str, object]
-) -> None:
+async def test_a_request_selects_processors_by_name(client: httpx.AsyncClient) -> None:
     Picky.threads.clear()
-    fields = {"logits_processors": {"picky": {"size": 3}}}
-    for streams in (False, True):
-        answer = await client.post(path, json=body | fields | {"stream": streams})
+    for answer in await ask_both(client, {"picky": {"size": 3}}):
         assert answer.status_code == 200
     assert Picky.threads
     assert threading.main_thread().name not in Picky.threads
 
 
-@both
-@pytest.mark.parametrize("streams", [False, True])
-async def test_wrong_arguments_are_400_in_the_plug_ins_words(
-    client: httpx.AsyncClient, path: str, body: dict[str, object], streams: bool
+@pytest.mark.parametrize(
+    ("processors", "param", "message"),
+    [
+        ({"picky": None}, "logits_processors.picky", "size is required"),
+        ({"silent": {}}, "logits_processors.silent", "wrong arguments"),
+        (
+            {"nobody": {}, "picky": {"size": 1}},
+            "logits_processors",
+            "'nobody' is not loaded; loaded: picky, broken, slow, silent",
+        ),
+    ],
+)
+async def test_wrong_names_and_arguments_are_400(
+    client: httpx.AsyncClient, processors: dict[str, object], param: str, message: str
 ) -> None:
-    for named, message in (
-        ({"picky": None}, "logits_processors.picky: size is required"),
-        ({"silent": {}}, "logits_processors.silent: wrong arguments"),
-    ):
-        fields = body | {"logits_processors": named, "stream": streams}
-        answer = await client.post(path, json=fields)
+    for answer in await ask_both(client, processors):
         assert answer.status_code == 400
         error = answer.json()["error"]
-        assert error["message"] == message
-        assert error["param"] == f"logits_processors.{list(named)[0]}"
+        assert (error["param"], error["message"]) == (param, f"{param}: {message}")
 
 
-@both
-async def test_an_unknown_name_is_400_and_lists_the_known_names(
-    client: httpx.AsyncClient, path: str, body: dict[str, object]
-) -> None:
-    fields = {"logits_processors": {"nobody": {}, "picky": {"size": 1}}}
-    answer = await client.post(path, json=body | fields)
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert error["param"] == "logits_processors"
-    assert "'nobody'" in error["message"]
-    assert error["message"].endswith(": picky, broken, slow, silent")
-
-
-@both
-@pytest.mark.parametrize("streams", [False, True])
 async def test_a_defect_of_a_plug_in_is_a_500_for_its_own_request_only(
-    client: httpx.AsyncClient,
-    server: FakeServer,
-    path: str,
-    body: dict[str, object],
-    streams: bool,
+    client: httpx.AsyncClient, server: FakeServer
 ) -> None:
-    fields = {"logits_processors": {"broken": {}}, "stream": streams}
-    answer = await client.post(path, json=body | fields)
-    assert answer.status_code == 500
-    assert answer.json()["error"]["message"] == "Internal server error."
+    for answer in await ask_both(client, {"broken": {}}):
+        assert answer.status_code == 500
+        assert answer.json()["error"]["message"] == "Internal server error."
     assert server.engine.statistics().num_streams == 0
-    assert (await client.post(path, json=body)).status_code == 200
+    for path, body in BOTH.items():
+        assert (await client.post(path, json=body)).status_code == 200
     assert (await client.get("/health")).status_code == 200
 
 

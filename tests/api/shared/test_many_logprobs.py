@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import httpx2 as httpx
 import pytest
-import trio
 
 from trioserve.api.completions.answers import build_completion_logprobs
 from trioserve.api.responses.request import LOGPROBS
@@ -20,7 +18,7 @@ from trioserve.api.shared.logprobs import (
 )
 from trioserve.engine.generation import admission
 from trioserve.http.wire.encode import encode
-from trioserve.testing.server import FakeServer, open_fake_server
+from trioserve.testing.server import FakeServer
 from trioserve.types.output import TokenLogprobs
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -29,19 +27,16 @@ COMPLETION = {"prompt": "hi", "max_tokens": 1}
 RESPONSE = {"input": "hi", "include": [LOGPROBS], "max_output_tokens": 8}
 
 
-@pytest.fixture
-async def server(
-    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[FakeServer]:
+@pytest.fixture(autouse=True)
+def low_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "MAX_LOGPROB_ENTRIES", 8)
     # So that this test has many.
     monkeypatch.setattr(admission, "DEFAULT_MAX_LOGPROBS", 0)
-    with trio.fail_after(30):
-        async with open_fake_server(tokenizer_folder) as server:
-            yield server
 
 
-async def test_the_field_that_asks_for_too_many_is_named(server: FakeServer) -> None:
+async def test_the_field_that_asks_for_too_many_is_named(
+    server: FakeServer, client: httpx.AsyncClient
+) -> None:
     requests: list[tuple[str, dict[str, Any], str]] = [
         ("/v1/chat/completions", CHAT | {"top_logprobs": 2}, "top_logprobs"),
         ("/v1/chat/completions", CHAT | {"top_logprobs": 1, "n": 2}, "top_logprobs"),
@@ -63,20 +58,18 @@ async def test_the_field_that_asks_for_too_many_is_named(server: FakeServer) -> 
             "prompt_logprobs",
         ),
     ]
-    async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
-        for path, body, param in requests:
-            answer = await client.post(path, json=body)
-            assert answer.status_code == 400, body
-            error = answer.json()["error"]
-            assert error["param"] == param, body
-            assert error["message"].startswith(f"{param}: the answer may have ")
-            assert "fewer alternatives, fewer tokens or a lower n" in error["message"]
-        assert not server.device.plans
-        # Just as many as there may be.
-        answer = await client.post(
-            "/v1/chat/completions", json=CHAT | {"top_logprobs": 1}
-        )
-        assert answer.status_code == 200
+    for path, body, param in requests:
+        answer = await client.post(path, json=body)
+        assert answer.status_code == 400, body
+        error = answer.json()["error"]
+        assert error["param"] == param, body
+        assert error["message"].startswith(f"{param}: the answer may have ")
+        assert "fewer alternatives, fewer tokens or a lower n" in error["message"]
+    assert not server.device.plans
+    # Just as many as there may be.
+    body = CHAT | {"top_logprobs": 1}
+    answer = await client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200
 
 
 @pytest.mark.parametrize("build", [build_chat_logprobs, build_prompt_logprobs])

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 import json
-from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import openai
 import pytest
 
-from trioserve.testing.server import FakeServer, open_fake_server
+from trioserve.testing.server import FakeServer
 from trioserve.types.repetition import RepetitionDetection
-
-# The client leaves generators of its HTTP library to the garbage collector.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
 
 MESSAGES: Any = [{"role": "user", "content": "a"}]
 RULE = RepetitionDetection(max_pattern_size=64, min_count=3)
@@ -26,15 +18,20 @@ FIELDS = {"max_pattern_size": 64, "min_count": 2}
 OFF: dict[str, int] = {}
 
 
-@pytest.fixture(params=[False, True], ids=["here", "in_a_process"])
-async def server(
-    request: pytest.FixtureRequest, tokenizer_folder: Path
-) -> AsyncIterator[FakeServer]:
-    """Serve a model that writes one sentence again and again."""
-    async with open_fake_server(
-        tokenizer_folder, stop_repetition=RULE, is_remote=request.param
-    ) as server:
-        yield server
+pytestmark = [
+    # The model writes one sentence again and again.
+    pytest.mark.server(stop_repetition=RULE),
+    # The client leaves generators of its HTTP library to the garbage collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+in_both_places = pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param("here"),
+        pytest.param("process", marks=pytest.mark.server(is_remote=True)),
+    ],
+)
 
 
 async def post(server: FakeServer, path: str, **body: object) -> Any:
@@ -47,6 +44,7 @@ async def post(server: FakeServer, path: str, **body: object) -> Any:
     return answer.json()
 
 
+@in_both_places
 @pytest.mark.parametrize(
     ("fields", "times", "reason"),
     [
@@ -62,7 +60,7 @@ async def post(server: FakeServer, path: str, **body: object) -> Any:
     ],
 )
 async def test_a_request_decides_and_else_the_server(
-    server: FakeServer, fields: dict[str, Any], times: int, reason: str
+    place: str, server: FakeServer, fields: dict[str, Any], times: int, reason: str
 ) -> None:
     size = len(server.answer_ids)
     body = {"prompt": "a", "n": 2, "max_tokens": 5 * size, **fields}
@@ -73,7 +71,10 @@ async def test_a_request_decides_and_else_the_server(
     assert answer["usage"]["completion_tokens"] == 2 * times * size
 
 
-async def test_a_stop_string_in_the_last_text_counts(server: FakeServer) -> None:
+@in_both_places
+async def test_a_stop_string_in_the_last_text_counts(
+    place: str, server: FakeServer
+) -> None:
     body = {"prompt": "a", "max_tokens": 200, "repetition_detection": FIELDS}
     half = server.answer.rpartition("lazy")[2]
     stop = half + server.answer[:9]
@@ -86,8 +87,10 @@ async def test_a_stop_string_in_the_last_text_counts(server: FakeServer) -> None
     assert answer["choices"][0]["text"] == 2 * server.answer
 
 
-async def test_the_official_client_takes_the_reason(server: FakeServer) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="-") as client:
+async def test_the_official_client_takes_the_reason(
+    server: FakeServer, openai_client: openai.AsyncOpenAI
+) -> None:
+    async with openai_client as client:
         whole = await client.chat.completions.create(
             model="fake", messages=MESSAGES, max_tokens=200
         )

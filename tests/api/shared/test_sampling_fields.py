@@ -227,21 +227,3 @@ def test_a_request_is_of_its_public_type() -> None:
 def test_bad_words_are_short_and_few(words: Any) -> None:
     with pytest.raises(InvalidParameter, match=r"^bad_words"):
         chat(bad_words=words)
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
-        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
-        ({"truncation_side": "left"}, "truncation_side"),
-        ({"truncate_prompt_tokens": 5, "truncation_side": "top"}, "truncation_side"),
-    ],
-)
-@pytest.mark.parametrize("make", [chat, completion])
-def test_wrong_truncation_is_named(
-    make: Callable[..., Any], fields: dict[str, Any], param: str
-) -> None:
-    with pytest.raises(InvalidParameter) as caught:
-        make(**fields)
-    assert caught.value.param == param
