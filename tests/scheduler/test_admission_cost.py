@@ -1,41 +1,37 @@
-"""Prompts that are cached cost the budget nothing, and the loop little."""
+"""Cached prompts cost the budget nothing, and the loop little, as do waiting requests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 import hashlib
+import sys
 from typing import Any
 
 import pytest
+import scheduling
+from scheduling import Loop
 
 from trioserve.scheduler.generation import blocks
 from trioserve.scheduler.generation.scheduler import Scheduler
 from trioserve.scheduler.generation.sequence import Sequence
 from trioserve.testing.fake_device import FakeDevice
-from trioserve.types.ids import SequenceId
-from trioserve.types.sampling import SamplingParams
 
 PROMPT = tuple(range(8000))
 
 
-def make_scheduler() -> Scheduler:
-    return Scheduler(
-        num_blocks=2000,
-        block_size=16,
-        max_num_seqs=32,
-        max_num_batched_tokens=512,
-        max_model_len=16_000,
-    )
+make_scheduler = partial(
+    scheduling.make_scheduler,
+    num_blocks=2000,
+    block_size=16,
+    max_num_seqs=32,
+    max_num_batched_tokens=512,
+    max_model_len=16_000,
+)
 
 
 def make_sequence(number: int, prompt: tuple[int, ...] = PROMPT) -> Sequence:
-    return Sequence(
-        sequence_id=SequenceId(number),
-        arrival=number,
-        seed=number,
-        prompt_token_ids=prompt,
-        sampling=SamplingParams(max_tokens=2),
-    )
+    return scheduling.make_sequence(number, prompt_token_ids=prompt, max_tokens=2)
 
 
 def run_all(scheduler: Scheduler, device: FakeDevice) -> list[int]:
@@ -88,15 +84,36 @@ def test_prepared_sequences_are_hashed_by_no_step(hashed: list[int]) -> None:
 
 
 def test_nothing_is_prepared_for_a_cache_that_is_off(hashed: list[int]) -> None:
-    scheduler = Scheduler(
-        num_blocks=2000,
-        block_size=16,
-        max_num_seqs=32,
-        max_num_batched_tokens=512,
-        max_model_len=16_000,
-        prefix_caching=False,
-    )
+    scheduler = make_scheduler(prefix_caching=False)
     sequence = make_sequence(0)
     hashed.clear()
     scheduler.prepare([sequence])
     assert hashed == []
+
+
+def count_calls_per_step(num_waiting: int) -> float:
+    """Return the calls of functions, of Python and C, in one step of a steady state."""
+    scheduler = make_scheduler(num_blocks=16 * 512, max_num_seqs=16, max_model_len=8192)
+    loop = Loop(scheduler, FakeDevice(), checks=False)
+    for number in range(16 + num_waiting):
+        loop.add(scheduling.make_sequence(number, 3, max_tokens=8000))
+    num_calls = 0
+
+    def count(frame: object, event: str, arg: object) -> None:
+        nonlocal num_calls
+        num_calls += event in ("call", "c_call")
+
+    loop.step()
+    loop.step()
+    # In 16 steps each sequence begins one block.
+    sys.setprofile(count)
+    for _ in range(16):
+        loop.step()
+    sys.setprofile(None)
+    return num_calls / 16
+
+
+def test_a_step_costs_the_same_with_10_and_with_2000_waiting() -> None:
+    assert count_calls_per_step(2000) == pytest.approx(
+        count_calls_per_step(10), rel=0.01
+    )

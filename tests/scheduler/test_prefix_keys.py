@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from examples import examples
 from hypothesis import given, settings, strategies as st
+import scheduling
+from scheduling import make_device, make_scheduler
 
-from trioserve.scheduler.generation.scheduler import Scheduler
 from trioserve.scheduler.generation.sequence import Sequence
-from trioserve.testing.fake_device import FakeDevice
 from trioserve.types.ids import SequenceId
 from trioserve.types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput, Prompt
-from trioserve.types.sampling import SamplingParams
 
 BLOCK_SIZE = 4
 
@@ -41,15 +42,13 @@ def make_prompt(positions: list[Position]) -> Prompt:
     )
 
 
-def make_sequence(prompt: Prompt, number: int = 0, **changes: object) -> Sequence:
-    return Sequence(
-        sequence_id=SequenceId(number),
-        arrival=number,
-        seed=number,
+def make_sequence(prompt: Prompt, number: int = 0, **changes: Any) -> Sequence:
+    return scheduling.make_sequence(
+        number,
         prompt_token_ids=prompt.token_ids,
-        sampling=SamplingParams(max_tokens=1),
         embedded=prompt.embedded,
-        **changes,  # type: ignore[arg-type]
+        max_tokens=1,
+        **changes,
     )
 
 
@@ -60,10 +59,6 @@ def hash_blocks(prompt: Prompt) -> list[bytes]:
 
 
 positions = st.tuples(st.sampled_from(["token", "vector"]), st.integers(0, 2))
-
-
-def make_device() -> FakeDevice:
-    return FakeDevice(block_size=BLOCK_SIZE, reads_blocks=True)
 
 
 @given(
@@ -94,13 +89,7 @@ def test_images_with_different_runs_have_different_hashes() -> None:
 
 
 def test_a_second_prompt_of_the_same_vectors_computes_only_new_positions() -> None:
-    scheduler = Scheduler(
-        num_blocks=64,
-        block_size=BLOCK_SIZE,
-        max_num_seqs=4,
-        max_num_batched_tokens=32,
-        max_model_len=64,
-    )
+    scheduler = make_scheduler(max_num_batched_tokens=32)
     device = make_device()
     shared: list[Position] = [("vector", n) for n in range(10)]
     cached = []
@@ -123,14 +112,7 @@ def test_another_salt_shares_no_vector() -> None:
 
 
 def test_the_device_learns_of_vectors_that_no_step_will_read() -> None:
-    scheduler = Scheduler(
-        num_blocks=64,
-        block_size=BLOCK_SIZE,
-        max_num_seqs=4,
-        max_num_batched_tokens=4,
-        max_model_len=64,
-        prefix_caching=False,
-    )
+    scheduler = make_scheduler(max_num_batched_tokens=4, prefix_caching=False)
     device = make_device()
     prompt = make_prompt([("vector", n) for n in range(10)])
     scheduler.add(make_sequence(prompt, 1))
@@ -148,13 +130,7 @@ def test_the_device_learns_of_vectors_that_no_step_will_read() -> None:
 
 
 def test_a_sequence_that_has_read_its_vectors_ends_without_a_word() -> None:
-    scheduler = Scheduler(
-        num_blocks=64,
-        block_size=BLOCK_SIZE,
-        max_num_seqs=4,
-        max_num_batched_tokens=16,
-        max_model_len=64,
-    )
+    scheduler = make_scheduler()
     device = make_device()
     scheduler.add(make_sequence(make_prompt([("vector", 1), ("token", 2)]), 1))
     plan = scheduler.schedule()

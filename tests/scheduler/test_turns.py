@@ -5,27 +5,16 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from scheduling import make_sequence
 
 from trioserve.scheduler.generation.sequence import Flow, Sequence
 from trioserve.scheduler.generation.time_share import DecodingTurns
 from trioserve.scheduler.step_cost import StepCost
 from trioserve.types.client import Client
-from trioserve.types.ids import SequenceId
-from trioserve.types.sampling import SamplingParams
 
 
 def make_sequences(*flows: Flow) -> list[Sequence]:
-    return [
-        Sequence(
-            sequence_id=SequenceId(number),
-            arrival=number,
-            seed=0,
-            flow=flow,
-            prompt_token_ids=(1,),
-            sampling=SamplingParams(max_tokens=1),
-        )
-        for number, flow in enumerate(flows)
-    ]
+    return [make_sequence(number, flow=flow) for number, flow in enumerate(flows)]
 
 
 def test_each_request_has_one_row_where_there_is_no_time_at_all() -> None:
