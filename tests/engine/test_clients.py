@@ -16,7 +16,7 @@ from trioserve.engine.generation.core import LocalCore
 from trioserve.engine.generation.engine import TokenEngine
 from trioserve.engine.pooling.core import LocalPoolingCore
 from trioserve.engine.pooling.engine import TensorEngine
-from trioserve.engine.process.core_server import GenerationHost, PoolingHost
+from trioserve.engine.process.core_server import CoreHost
 from trioserve.engine.process.messages import FromEngine, ToEngine, find_first_id
 from trioserve.engine.process.remote import RemoteCore, RemotePoolingCore
 from trioserve.errors import EngineDied, QueueFull, ShuttingDown
@@ -134,7 +134,7 @@ async def test_each_engine_gets_its_own_outputs(autojump_clock: MockClock) -> No
         seen[seed] = await read(engine, 6, seed)
 
     async with (
-        open_host(GenerationHost(core)) as host,
+        open_host(CoreHost(core)) as host,
         open_client(host, 0, make_token_engine) as first,
         open_client(host, 1, make_token_engine) as second,
     ):
@@ -153,7 +153,7 @@ async def test_a_client_that_is_gone_leaves_nothing_and_disturbs_nobody(
     core = make_core()
     fresh = core.statistics()
     async with (
-        open_host(GenerationHost(core)) as host,
+        open_host(CoreHost(core)) as host,
         open_client(host, 0, make_token_engine) as first,
     ):
         async with open_client(host, 1, make_token_engine) as second:
@@ -182,7 +182,7 @@ async def test_an_engine_sees_only_its_own_work_in_the_core(
     autojump_clock: MockClock,
 ) -> None:
     async with (
-        open_host(GenerationHost(make_core())) as host,
+        open_host(CoreHost(make_core())) as host,
         open_client(host, 0, make_token_engine) as first,
         open_client(host, 1, make_token_engine) as second,
         trio.open_nursery() as nursery,
@@ -205,7 +205,7 @@ async def test_the_first_of_equals_goes_first_whichever_engine_has_it(
         order.append(name)
 
     async with (
-        open_host(GenerationHost(make_core(max_num_seqs=1))) as host,
+        open_host(CoreHost(make_core(max_num_seqs=1))) as host,
         open_client(host, 0, make_token_engine) as first,
         open_client(host, 1, make_token_engine) as second,
         trio.open_nursery() as nursery,
@@ -229,7 +229,7 @@ async def test_a_client_has_one_share_in_all_engines(autojump_clock: MockClock) 
         ends[name].append(trio.current_time())
 
     async with (
-        open_host(GenerationHost(make_core(max_num_seqs=2))) as host,
+        open_host(CoreHost(make_core(max_num_seqs=2))) as host,
         open_client(host, 0, make_token_engine) as first,
         open_client(host, 1, make_token_engine) as second,
         trio.open_nursery() as nursery,
@@ -247,7 +247,7 @@ async def test_a_client_has_one_share_in_all_engines(autojump_clock: MockClock) 
 async def test_admission_counts_the_work_of_peers(autojump_clock: MockClock) -> None:
     options = {"max_num_seqs": 1, "max_num_sequences": 4}
     async with (
-        open_host(GenerationHost(make_core(max_num_seqs=1))) as host,
+        open_host(CoreHost(make_core(max_num_seqs=1))) as host,
         open_client(host, 0, make_token_engine, **options) as first,
         open_client(host, 1, make_token_engine, **options) as second,
     ):
@@ -275,7 +275,7 @@ async def test_a_failed_step_ends_all_engines(autojump_clock: MockClock) -> None
     core = make_core(fail_at_step=2)
     with pytest.RaisesGroup(RuntimeError, flatten_subgroups=True):
         async with (
-            open_host(GenerationHost(core)) as host,
+            open_host(CoreHost(core)) as host,
             open_client(host, 0, make_token_engine) as first,
         ):
             with pytest.raises(EngineDied):
@@ -308,7 +308,7 @@ async def test_engines_that_pool_share_a_core(autojump_clock: MockClock) -> None
             return await request.pool(inputs)
 
     async with (
-        open_host(PoolingHost(core)) as host,
+        open_host(CoreHost(core)) as host,
         open_client(host, 0, make_tensor_engine) as first,
     ):
         async with open_client(host, 1, make_tensor_engine) as second:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..engine.generation.core import LocalCore
-from ..engine.process.core_server import host_clients, host_core, host_pooling_core
+from ..engine.process.core_server import host_clients, host_core
 from ..engine.process.messages import EngineLoaded, StartEngine, ToEngine
 from ..errors import StartupError
 from ..processes import MessageStream, run_as_child
@@ -40,10 +39,8 @@ async def _host(
     stream.send_nowait(EngineLoaded(info=loaded.info, pooling=loaded.pooling))
     if is_shared:
         await host_clients(loaded.core, stream)
-    elif isinstance(loaded.core, LocalCore):
-        await host_core(loaded.core, stream)
     else:
-        await host_pooling_core(loaded.core, stream)
+        await host_core(loaded.core, stream)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import trio
 
-from ..engine.process.core_server import host_core, host_pooling_core
+from ..engine.process.core_server import host_core
 from ..engine.process.messages import FromEngine, ToEngine
 from ..engine.process.remote import RemoteCore, RemotePoolingCore
 from ..processes import MessageStream
@@ -39,12 +38,12 @@ async def _describe_end() -> str:
     return "the other side has gone"
 
 
-async def _serve(stream: _Stream, host: Callable[[], Awaitable[None]]) -> None:
+async def _serve(core: Any, stream: _Stream) -> None:
     """Serve a core; close the connection if it fails, as the end of a process would."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(stream.run)
         try:
-            await host()
+            await host_core(core, stream)
         except Exception:
             stream.close()
         nursery.cancel_scope.cancel()
@@ -63,8 +62,6 @@ class _Hosted:
     Args:
       core: the core on the far side.
     """
-
-    _host: Callable[..., Awaitable[None]]
 
     def __init__(self, core: Any) -> None:
         remote: Any = super()
@@ -87,8 +84,7 @@ class _Hosted:
         with open_streams(ours=FromEngine, theirs=ToEngine) as (ours, theirs):
             remote.__init__(ours, _describe_end)
             async with trio.open_nursery() as nursery:
-                host = partial(type(self)._host, self._core, theirs)
-                nursery.start_soon(_serve, theirs, host)
+                nursery.start_soon(_serve, self._core, theirs)
                 await nursery.start(remote.run, deliver)
                 self._is_open = True
                 task_status.started()
@@ -97,10 +93,6 @@ class _Hosted:
 class HostedCore(_Hosted, RemoteCore):
     """A GenerationCore in this event loop, behind a connection."""
 
-    _host = staticmethod(host_core)
-
 
 class HostedPoolingCore(_Hosted, RemotePoolingCore):
     """A PoolingCore in this event loop, behind a connection."""
-
-    _host = staticmethod(host_pooling_core)

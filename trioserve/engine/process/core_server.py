@@ -15,9 +15,11 @@ import trio
 from ...observe.process_holdings import inspect_process
 from ...processes import MessageStream, PeerGone, beat
 from ...types.ids import SequenceId
+from ...types.output import TokenDelta
+from ...types.tensors import TensorBytes
 from ..core import CoreHoldings
 from ..generation.core import LocalCore, SequenceGroup
-from ..pooling.core import LocalPoolingCore
+from ..pooling.core import JobId, LocalPoolingCore
 from .messages import (
     AbortInputs,
     AbortSequences,
@@ -38,19 +40,19 @@ from .messages import (
 _STATE_SECONDS: Final = 0.05
 
 
-async def host_core(core: LocalCore, stream: MessageStream[Any]) -> None:
+async def host_core(
+    core: LocalCore | LocalPoolingCore, stream: MessageStream[Any]
+) -> None:
     """Serve a core until its only client is gone.
 
     Raises:
       PeerGone: the client is gone.
       any error of a failed step.
     """
-    await _serve_one(GenerationHost(core), stream)
-
-
-async def host_pooling_core(core: LocalPoolingCore, stream: MessageStream[Any]) -> None:
-    """Serve a pooling core; see host_core."""
-    await _serve_one(PoolingHost(core), stream)
+    host = CoreHost(core)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(host.run)
+        await host.serve_alone(stream)
 
 
 async def host_clients(
@@ -62,8 +64,7 @@ async def host_clients(
       PeerGone: the process that sends these messages is gone.
       any error of a failed step.
     """
-    kind = GenerationHost if isinstance(core, LocalCore) else PoolingHost
-    host: CoreHost = kind(core)
+    host = CoreHost(core)
     async with trio.open_nursery() as nursery:
         await nursery.start(host.run)
         while True:
@@ -83,19 +84,13 @@ async def _serve_client(host: CoreHost, message: AddClient) -> None:
         stream.close()
 
 
-async def _serve_one(host: CoreHost, stream: MessageStream[Any]) -> None:
-    async with trio.open_nursery() as nursery:
-        await nursery.start(host.run)
-        await host.serve_alone(stream)
-
-
 class CoreHost:
     """A core in this process, for clients in other ones."""
 
-    _client_type: ClassVar[type[_Client]]
-
-    def __init__(self, core: Any) -> None:
-        self._core = core
+    def __init__(self, core: LocalCore | LocalPoolingCore) -> None:
+        self._core: Any = core
+        is_pooling = isinstance(core, LocalPoolingCore)
+        self._client_type = _PoolingClient if is_pooling else _GenerationClient
         # The only client, or all clients by their numbers.
         self._only: _Client | None = None
         self._clients: dict[int, _Client] = {}
@@ -145,7 +140,7 @@ class CoreHost:
         """Send the outputs of a step, in one message to each client."""
         parts: dict[int, list[Any]] = {number: [] for number in self._clients}
         for output in outputs:
-            part = parts.get(find_client(self._find_id(output)))
+            part = parts.get(find_client(self._client_type.find_id(output)))
             # None for an output of a client that is gone.
             if part is not None:
                 part.append(output)
@@ -170,10 +165,6 @@ class CoreHost:
         if number == min(self._clients):
             return replace(held, work=work)
         return CoreHoldings(work=work, process=held.process)
-
-    def _find_id(self, output: Any) -> int:
-        """Return the number of the work that an output belongs to."""
-        raise NotImplementedError
 
 
 class _Client:
@@ -235,6 +226,11 @@ class _Client:
         """Carry out a message of the client."""
         raise NotImplementedError
 
+    @staticmethod
+    def find_id(output: Any) -> int:
+        """Return the number of the work that an output belongs to."""
+        raise NotImplementedError
+
     async def _inspect(self, question: Inspect, pick: Any) -> None:
         holdings = pick(await self._core.inspect(lost=question.lost))
         if question.process:
@@ -248,6 +244,10 @@ class _Client:
 
 class _GenerationClient(_Client):
     _report_type = GenerationReport
+
+    @staticmethod
+    def find_id(output: TokenDelta) -> int:
+        return output.sequence_id
 
     def __init__(self, core: LocalCore, stream: MessageStream[Any]) -> None:
         super().__init__(core, stream)
@@ -285,6 +285,10 @@ class _GenerationClient(_Client):
 class _PoolingClient(_Client):
     _report_type = PoolingReport
 
+    @staticmethod
+    def find_id(output: tuple[JobId, TensorBytes]) -> int:
+        return output[0]
+
     def _take(self, message: object, nursery: trio.Nursery) -> None:
         match message:
             case AddInputs(batch=batch):
@@ -297,21 +301,3 @@ class _PoolingClient(_Client):
                 self._report_abort()
             case _:
                 raise AssertionError(f"{message} is not for this engine")
-
-
-class GenerationHost(CoreHost):
-    """A LocalCore for clients in other processes."""
-
-    _client_type = _GenerationClient
-
-    def _find_id(self, output: Any) -> int:
-        return int(output.sequence_id)
-
-
-class PoolingHost(CoreHost):
-    """A LocalPoolingCore for clients in other processes."""
-
-    _client_type = _PoolingClient
-
-    def _find_id(self, output: Any) -> int:
-        return int(output[0])
