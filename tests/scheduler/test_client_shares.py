@@ -91,7 +91,7 @@ def test_tokens_are_shared_by_weight(
 ) -> None:
     bench = Bench()
     ann = Client(name="ann", weight=weight)
-    bench.run_steps(400, ann=(ann, one), bob=(BOB, other))
+    bench.run_steps(200, ann=(ann, one), bob=(BOB, other))
     ratio = bench.tokens["ann"] / bench.tokens["bob"]
     assert ratio == pytest.approx(weight, rel=0.2)
     bench.run()

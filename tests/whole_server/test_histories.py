@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 import math
 import os
 from pathlib import Path
@@ -43,7 +43,7 @@ from trioserve.http.live import live_requests
 from trioserve.http.live.lifecycle import Lifecycle
 from trioserve.http.record.progress import HasPhase
 from trioserve.http.streams.resumable import ResumableStream, ResumableStreams
-from trioserve.render.workers.turns import Turn, Turns
+from trioserve.render.workers.turns import Turns
 from trioserve.scheduler.generation.block_tables import BlockTables
 from trioserve.types.output import TextDelta, TokenDelta
 from trioserve.types.pooling import PoolingRow
@@ -141,13 +141,18 @@ def plant_kept_body(original: object) -> Callable[..., None]:
     return release
 
 
-def plant_kept_token(original: Callable[..., None]) -> Callable[..., None]:
-    def leave(self: Turns, turn: Turn) -> None:
-        if turn.begun.is_set() and sys.exc_info()[0] is not None:
-            return
-        original(self, turn)
+def plant_kept_worker(original: object) -> object:
+    @asynccontextmanager
+    async def hold(self: Turns, seconds: float = 0.0) -> AsyncIterator[None]:
+        turn = self._queue.add(seconds)
+        self._begin()
+        await turn.begun.wait()
+        yield
+        # An exception leaves the worker busy.
+        self._limiter.release_on_behalf_of(turn)
+        self._begin()
 
-    return leave
+    return hold
 
 
 def plant_mixed_choices(original: Callable[..., TextDelta]) -> Callable[..., TextDelta]:
@@ -230,7 +235,7 @@ PLANTED: dict[str, tuple[Any, str, Callable[[Any], object], str, int]] = {
     ),
     "a request stays live": (Lifecycle, "hold", plant_kept_request, "live", 0),
     "a body is held": (ChunkedBody, "release", plant_kept_body, "bodies", 0),
-    "a worker is held": (Turns, "_leave", plant_kept_token, "", 0),
+    "a worker is held": (Turns, "hold", plant_kept_worker, "", 0),
     "the length of an answer is kept": (
         Backlog,
         "drop",
