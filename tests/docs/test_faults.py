@@ -93,7 +93,7 @@ ADVISORIES: dict[tuple[str, ...], tuple[str, ...]] = {
     # A model's files are unpickled.
     ("CVE-2025-24357", "GHSA-ggpf-24jw-3fcw"): (
         "docs/test_faults.py::test_nothing_unpickles_or_evaluates",
-        "weights/test_folder.py::test_pickled_weights_are_refused",
+        "weights/test_folder.py::test_a_folder_without_readable_files_is_refused",
     ),
     # Tensors of clients write outside their memory.
     ("CVE-2025-62164", "GHSA-mcmc-2m55-j8jj"): (

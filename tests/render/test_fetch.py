@@ -194,25 +194,24 @@ async def test_a_password_is_refused_and_not_repeated() -> None:
     assert "password" in text and "secret" not in text
 
 
+DOT = ("pictures.example", "PICTURES.example.", "pictures.example:8080")
+IDNA = ("bücher.example", "BÜCHER.example", "xn--bcher-kva.example")
+
+
 @pytest.mark.parametrize(
-    "domain",
-    ["Pictures.Example", "pictures.example.", "PICTURES.EXAMPLE."],
+    ("domain", "hosts"),
+    [
+        *(("Pictures.Example", DOT), ("pictures.example.", DOT)),
+        *(("bücher.example", IDNA), ("xn--bcher-kva.example", IDNA)),
+    ],
 )
-async def test_an_allowed_host_is_the_same_in_any_case_and_with_a_dot(
-    domain: str,
+async def test_an_allowed_host_is_the_same_in_all_spellings(
+    domain: str, hosts: tuple[str, ...]
 ) -> None:
     trio.socket.set_custom_hostname_resolver(NoNames())
-    for host in ("pictures.example", "PICTURES.example.", "pictures.example:8080"):
+    for host in hosts:
         text = await refuse(f"http://{host}/", allowed_media_domains=(domain,))
         assert "cannot be fetched" in text
-
-
-async def test_an_international_host_is_the_same_in_either_spelling() -> None:
-    trio.socket.set_custom_hostname_resolver(NoNames())
-    for domain in ("bücher.example", "xn--bcher-kva.example"):
-        for host in ("bücher.example", "BÜCHER.example", "xn--bcher-kva.example"):
-            text = await refuse(f"http://{host}/", allowed_media_domains=(domain,))
-            assert "cannot be fetched" in text
 
 
 @pytest.mark.parametrize(
@@ -286,17 +285,14 @@ async def test_a_redirect_is_checked_like_the_url(
 
 
 @pytest.mark.parametrize(
-    "status", ["404 Not Found", "500 Oops", "204 No Content", "206 Partial Content"]
+    "status",
+    # The last one leads nowhere.
+    ["404 Not Found", "500 Oops", "204 No Content", "206 Part", "302 Found"],
 )
 async def test_only_200_is_an_image(server: WebServer, status: str) -> None:
     server.answers["/"] = answer(b"secret", status=status)
     text = await refuse(server.url())
     assert status.split()[0] in text and "secret" not in text
-
-
-async def test_a_redirect_to_nowhere_is_no_image(server: WebServer) -> None:
-    server.answers["/"] = answer(b"", status="302 Found")
-    assert "302" in await refuse(server.url())
 
 
 async def test_a_compressed_body_is_refused(server: WebServer) -> None:

@@ -140,44 +140,33 @@ def check_section(
 
 
 @pytest.mark.parametrize(
-    ("text", "reasoning", "content"),
+    ("place", "text", "reasoning", "content"),
     [
-        ("<think>\nHm.\n</think>\n\nYes.", "Hm.", "Yes."),
+        ("before", "<think>\nHm.\n</think>\n\nYes.", "Hm.", "Yes."),
         (
-            "\n<think>Hm.</think>Yes. <think>No.</think>",
-            "Hm.",
+            *("before", "\n<think>Hm.</think>Yes. <think>No.</think>", "Hm."),
             "Yes. <think>No.</think>",
         ),
-        ("<think>\n\n</think>\n\nYes.", "", "Yes."),
-        ("<think>Hm. <thi", "Hm. <thi", ""),
-        ("<think>Hm.\n", "Hm.\n", ""),
-        ("Yes.", "", "Yes."),
-        (" \n", "", " \n"),
-        ("Yes. <thin", "", "Yes. <thin"),
-        ("Yes. <think>Hm.</think> No.", "Hm.", "Yes. No."),
-        ("Yes.</think>No.", "", "Yes.</think>No."),
-    ],
-)
-def test_examples_of_qwen3(text: str, reasoning: str, content: str) -> None:
-    style = REASONING_STYLES["qwen3"]
-    assert split_cut(style, "before", list(text)) == (reasoning, content)
-
-
-@pytest.mark.parametrize(
-    ("text", "reasoning", "content"),
-    [
-        ("Hm.</think>Yes.", "Hm.", "Yes."),
+        ("before", "<think>\n\n</think>\n\nYes.", "", "Yes."),
+        ("before", "<think>Hm. <thi", "Hm. <thi", ""),
+        ("before", "<think>Hm.\n", "Hm.\n", ""),
+        ("before", "Yes.", "", "Yes."),
+        ("before", " \n", "", " \n"),
+        ("before", "Yes. <thin", "", "Yes. <thin"),
+        ("before", "Yes. <think>Hm.</think> No.", "Hm.", "Yes. No."),
+        ("before", "Yes.</think>No.", "", "Yes.</think>No."),
+        ("opened", "Hm.</think>Yes.", "Hm.", "Yes."),
         # Some models repeat the start tag of the template.
-        ("\n<think>\nHm.</think>Yes.", "Hm.", "Yes."),
-        ("</think>\nYes.", "", "Yes."),
-        ("Hm. <think> Hm.", "Hm. <think> Hm.", ""),
+        ("opened", "\n<think>\nHm.</think>Yes.", "Hm.", "Yes."),
+        ("opened", "</think>\nYes.", "", "Yes."),
+        ("opened", "Hm. <think> Hm.", "Hm. <think> Hm.", ""),
     ],
 )
-def test_examples_of_an_answer_that_begins_inside(
-    text: str, reasoning: str, content: str
+def test_examples_of_qwen3(
+    place: Place, text: str, reasoning: str, content: str
 ) -> None:
-    style = REASONING_STYLES["deepseek_r1"]
-    assert split_cut(style, "opened", list(text)) == (reasoning, content)
+    style = REASONING_STYLES["qwen3"]
+    assert split_cut(style, place, list(text)) == (reasoning, content)
 
 
 def make_tags(name: str) -> ReasoningTags:
@@ -268,12 +257,18 @@ def special_folder(
     return folder
 
 
+@pytest.fixture(scope="session")
+def special_reader(special_folder: Path) -> Reader:
+    return make_reader(special_folder, "mistral")
+
+
 @pytest.fixture(scope="session", params=["special", "plain"])
 def reader(
-    request: pytest.FixtureRequest, special_folder: Path, byte_level_folder: Path
+    request: pytest.FixtureRequest, special_reader: Reader, byte_level_folder: Path
 ) -> Reader:
-    folder = special_folder if request.param == "special" else byte_level_folder
-    return make_reader(folder, "mistral")
+    if request.param == "special":
+        return special_reader
+    return make_reader(byte_level_folder, "mistral")
 
 
 def test_tags_that_are_special_tokens_are_seen_although_those_are_skipped(
@@ -293,9 +288,8 @@ def test_other_texts_leave_the_tags_out(reader: Reader) -> None:
     assert text == ("Hm." if reader.is_special else "[THINK]Hm.")
 
 
-def test_other_special_tokens_are_still_left_out(special_folder: Path) -> None:
-    reader = make_reader(special_folder, "mistral")
-    whole, _ = reader.read("[THINK]H[OTHER]m.[/THINK]Y[OTHER]es.")
+def test_other_special_tokens_are_still_left_out(special_reader: Reader) -> None:
+    whole, _ = special_reader.read("[THINK]H[OTHER]m.[/THINK]Y[OTHER]es.")
     assert (whole.reasoning, whole.text) == ("Hm.", "Yes.")
 
 
@@ -425,10 +419,11 @@ def test_an_answer_with_reasoning_is_not_stopped_before_its_min_tokens(
 
 
 def test_an_answer_with_reasoning_shows_special_tokens_on_request(
-    special_folder: Path,
+    special_reader: Reader,
 ) -> None:
-    reader = make_reader(special_folder, "mistral")
-    whole, _ = reader.read("[THINK]Hm.[/THINK]Y[OTHER]es.", skip_special_tokens=False)
+    whole, _ = special_reader.read(
+        "[THINK]Hm.[/THINK]Y[OTHER]es.", skip_special_tokens=False
+    )
     assert (whole.reasoning, whole.text) == ("Hm.", "Y[OTHER]es.")
 
 
@@ -445,20 +440,18 @@ def test_sentencepieces_first_space_is_dropped_with_reasoning_too(
         assert answer.push(ids).text + answer.finish().text == text
 
 
-def test_tokens_of_reasoning_are_counted_as_they_come(special_folder: Path) -> None:
-    reader = make_reader(special_folder, "mistral")
+def test_tokens_of_reasoning_are_counted_as_they_come(special_reader: Reader) -> None:
     prompt = Prompt(token_ids=(300,))
-    answer = reader.renderer.open_detokenizer(prompt, splits_reasoning=True)
-    ids = reader.encode("[THINK]Hm.")
+    answer = special_reader.renderer.open_detokenizer(prompt, splits_reasoning=True)
+    ids = special_reader.encode("[THINK]Hm.")
     assert [answer.push((i,)).num_reasoning_tokens for i in ids] == [1] * len(ids)
 
 
-def test_space_before_the_tag_is_no_reasoning(special_folder: Path) -> None:
-    reader = make_reader(special_folder, "mistral")
-    whole, num_tokens = reader.read("\n[THINK]Hm.[/THINK]Yes.")
-    num_reasoning = len(reader.encode("[THINK]Hm.[/THINK]"))
+def test_space_before_the_tag_is_no_reasoning(special_reader: Reader) -> None:
+    whole, num_tokens = special_reader.read("\n[THINK]Hm.[/THINK]Yes.")
+    num_reasoning = len(special_reader.encode("[THINK]Hm.[/THINK]"))
     assert whole.num_reasoning_tokens == num_reasoning < num_tokens
-    assert reader.encode("\n[THINK]")[1:] == reader.encode("[THINK]")
+    assert special_reader.encode("\n[THINK]")[1:] == special_reader.encode("[THINK]")
 
 
 def test_after_a_stop_string_in_the_reasoning_no_token_counts(reader: Reader) -> None:
@@ -470,11 +463,10 @@ def test_after_a_stop_string_in_the_reasoning_no_token_counts(reader: Reader) ->
     assert answer.push(reader.encode("x")).num_reasoning_tokens == 0
 
 
-def test_a_held_token_before_the_tag_is_no_reasoning(special_folder: Path) -> None:
+def test_a_held_token_before_the_tag_is_no_reasoning(special_reader: Reader) -> None:
     """The first "[" may begin the tag, so it is held back until the tag is found."""
-    reader = make_reader(special_folder, "mistral")
-    whole, num_tokens = reader.read("[[THINK]Hm.[/THINK]Yes.", range(1, 20))
-    num_reasoning = len(reader.encode("[THINK]Hm.[/THINK]"))
+    whole, num_tokens = special_reader.read("[[THINK]Hm.[/THINK]Yes.", range(1, 20))
+    num_reasoning = len(special_reader.encode("[THINK]Hm.[/THINK]"))
     assert (whole.reasoning, whole.text) == ("Hm.", "[Yes.")
     assert whole.num_reasoning_tokens == num_reasoning < num_tokens
 

@@ -104,8 +104,13 @@ def copy(tmp_path: Path, pooling_folders: dict[str, Path]) -> Callable[[str], Pa
     return copy
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("model_type", ["", "llama", "gemma2", "bert"])
+@pytest.mark.parametrize(
+    ("kind", "model_type"),
+    [
+        *((kind, "") for kind in KINDS),
+        *(("wordpiece", "bert"), ("sentencepiece", "llama"), ("unigram", "gemma2")),
+    ],
+)
 def test_tokenizers_in_a_file(
     copy: Callable[[str], Path], kind: str, model_type: str
 ) -> None:

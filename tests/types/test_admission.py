@@ -15,31 +15,32 @@ def hold(**numbers: int) -> ClientHoldings:
     return held
 
 
-def test_one_client_may_take_all() -> None:
-    assert hold().count_free(10, "ann") == 10
-    assert hold(ann=7).count_free(10, "ann") == 3
-    assert hold(ann=12).count_free(10, "ann") == -2
-
-
-def test_a_full_bound_still_has_the_equal_share_of_another_client() -> None:
-    held = hold(ann=10)
-    assert held.count_free(10, "ann") == 0
-    assert held.count_free(10, "bob") == 5
-    assert held.count_free(10, None) == 0
-    held.change("bob", 5)
-    assert held.count_free(10, "bob") == 0
-    # A third of it, rounded up.
-    assert held.count_free(10, "carl") == 4
-
-
-def test_what_is_free_belongs_to_everybody() -> None:
-    assert hold(ann=6, bob=1).count_free(10, "ann") == 3
-    assert hold(ann=6, bob=1).count_free(10, None) == 3
-
-
-def test_a_single_place_is_not_one_clients_alone() -> None:
-    assert hold(ann=1).count_free(1, "bob") == 1
-    assert hold(ann=1).count_free(0, "bob") == 0
+@pytest.mark.parametrize(
+    ("held", "limit", "client", "num_free"),
+    [
+        # One client may take all.
+        ({}, 10, "ann", 10),
+        ({"ann": 7}, 10, "ann", 3),
+        ({"ann": 12}, 10, "ann", -2),
+        # A full bound still has the equal share of another client.
+        ({"ann": 10}, 10, "ann", 0),
+        ({"ann": 10}, 10, "bob", 5),
+        ({"ann": 10}, 10, None, 0),
+        ({"ann": 10, "bob": 5}, 10, "bob", 0),
+        # A third of it, rounded up.
+        ({"ann": 10, "bob": 5}, 10, "carl", 4),
+        # The free part belongs to everybody.
+        ({"ann": 6, "bob": 1}, 10, "ann", 3),
+        ({"ann": 6, "bob": 1}, 10, None, 3),
+        # A single place is not one client's alone.
+        ({"ann": 1}, 1, "bob", 1),
+        ({"ann": 1}, 0, "bob", 0),
+    ],
+)
+def test_clients_share_a_bound(
+    held: dict[str, int], limit: int, client: str | None, num_free: int
+) -> None:
+    assert hold(**held).count_free(limit, client) == num_free
 
 
 def test_a_client_that_holds_nothing_is_forgotten() -> None:

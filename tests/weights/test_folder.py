@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 import json
 from pathlib import Path
 
@@ -31,9 +32,52 @@ def test_weights_may_be_sharded(sharded_folder: Path) -> None:
     assert resolve_weights(str(sharded_folder)).folder == sharded_folder
 
 
-def test_a_folder_without_configuration_is_refused(model_folder: Path) -> None:
-    (model_folder / "config.json").unlink()
-    with pytest.raises(WeightsNotFound, match="the folder has no config.json; name a"):
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
+WEIGHTS = "model.safetensors"
+
+
+def dangle(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    (folder / WEIGHTS).symlink_to("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "reason"),
+    [
+        (
+            lambda folder: (folder / "config.json").unlink(),
+            WeightsNotFound,
+            "the folder has no config.json; name a",
+        ),
+        # transformers does not look for this name.
+        (
+            lambda folder: (folder / WEIGHTS).rename(
+                folder / "adapter_model.safetensors"
+            ),
+            WeightsNotFound,
+            "neither model.safetensors nor",
+        ),
+        (
+            lambda folder: (folder / WEIGHTS).rename(folder / "pytorch_model.bin"),
+            WeightsNotFound,
+            "pickle, which is never loaded",
+        ),
+        (
+            lambda folder: (folder / WEIGHTS).write_text(POINTER),
+            WeightsBroken,
+            "git lfs pull",
+        ),
+        (dangle, WeightsNotFound, "neither model.safetensors nor"),
+    ],
+)
+def test_a_folder_without_readable_files_is_refused(
+    model_folder: Path,
+    change: Callable[[Path], object],
+    error: type[Exception],
+    reason: str,
+) -> None:
+    change(model_folder)
+    with pytest.raises(error, match=reason):
         resolve_weights(str(model_folder))
 
 
@@ -49,21 +93,6 @@ def test_a_configuration_that_is_no_json_object_is_refused(
 ) -> None:
     (model_folder / "config.json").write_text(text)
     with pytest.raises(WeightsBroken, match="config.json is not"):
-        resolve_weights(str(model_folder))
-
-
-def test_a_folder_without_weights_is_refused(model_folder: Path) -> None:
-    # transformers does not look for this name.
-    weights = model_folder / "model.safetensors"
-    weights.rename(model_folder / "adapter_model.safetensors")
-    with pytest.raises(WeightsNotFound, match="neither model.safetensors nor"):
-        resolve_weights(str(model_folder))
-
-
-def test_pickled_weights_are_refused(model_folder: Path) -> None:
-    weights = model_folder / "model.safetensors"
-    weights.rename(model_folder / "pytorch_model.bin")
-    with pytest.raises(WeightsNotFound, match="pickle, which is never loaded"):
         resolve_weights(str(model_folder))
 
 
@@ -103,17 +132,3 @@ def test_an_index_cannot_name_files_outside_the_folder(sharded_folder: Path) -> 
     write_index(sharded_folder, {"w": "../model.safetensors"})
     with pytest.raises(WeightsBroken, match="outside the folder"):
         resolve_weights(str(sharded_folder))
-
-
-def test_a_git_lfs_pointer_is_recognised(model_folder: Path) -> None:
-    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
-    (model_folder / "model.safetensors").write_text(pointer)
-    with pytest.raises(WeightsBroken, match="git lfs pull"):
-        resolve_weights(str(model_folder))
-
-
-def test_a_folder_that_ends_in_a_dangling_link_is_refused(model_folder: Path) -> None:
-    (model_folder / "model.safetensors").unlink()
-    (model_folder / "model.safetensors").symlink_to("nowhere")
-    with pytest.raises(WeightsNotFound, match="neither model.safetensors nor"):
-        resolve_weights(str(model_folder))

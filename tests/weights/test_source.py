@@ -17,31 +17,18 @@ from trioserve.weights import (
 from trioserve.weights.cache import cache_folder
 
 
-def test_a_folder_is_served_where_it_is_under_its_own_name(model_folder: Path) -> None:
-    weights = resolve_weights(str(model_folder))
-    assert weights == Weights(folder=model_folder, name="tiny-model")
-
-
-def test_a_relative_folder_has_the_name_that_it_has_on_disk(
+def test_a_folder_is_served_where_it_is_under_its_own_name(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(model_folder)
-    assert resolve_weights(".") == Weights(folder=model_folder, name="tiny-model")
-
-
-def test_a_local_folder_comes_before_a_hub_id(
-    model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(model_folder.parent.parent)
-    source = f"{model_folder.parent.name}/tiny-model"
-    assert resolve_weights(source).folder == model_folder
-
-
-def test_a_tilde_is_the_home_folder(
-    model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    weights = Weights(folder=model_folder, name="tiny-model")
+    assert resolve_weights(str(model_folder)) == weights
     monkeypatch.setenv("HOME", str(model_folder.parent))
-    assert resolve_weights("~/tiny-model").folder == model_folder
+    assert resolve_weights("~/tiny-model") == weights
+    monkeypatch.chdir(model_folder)
+    assert resolve_weights(".") == weights
+    # It comes before a hub id.
+    monkeypatch.chdir(model_folder.parent.parent)
+    assert resolve_weights(f"{model_folder.parent.name}/tiny-model") == weights
 
 
 @pytest.mark.parametrize(
