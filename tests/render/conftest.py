@@ -162,9 +162,7 @@ def _train_byte_level(post: str) -> Tokenizer:
             ]
         )
         tokenizer.post_processor = processors.TemplateProcessing(
-            single="$A </s>",
-            pair="$A </s> $B:1 </s>:1",
-            special_tokens=[("</s>", 1)],
+            single="$A </s>", pair="$A </s> $B:1 </s>:1", special_tokens=[("</s>", 1)]
         )
     return tokenizer
 

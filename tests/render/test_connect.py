@@ -95,8 +95,7 @@ async def test_a_name_is_resolved_once_and_its_checked_address_is_used(
 
 
 @pytest.mark.parametrize(
-    "answer",
-    [["10.0.0.1"], ["127.0.0.1", "10.0.0.1"], ["10.0.0.1", "127.0.0.1"], []],
+    "answer", [["10.0.0.1"], ["127.0.0.1", "10.0.0.1"], ["10.0.0.1", "127.0.0.1"], []]
 )
 async def test_no_connection_to_a_name_with_an_address_that_is_not_allowed(
     answer: list[str], server: Server
@@ -107,9 +106,7 @@ async def test_no_connection_to_a_name_with_an_address_that_is_not_allowed(
     assert server.peers == []
 
 
-async def test_the_next_address_is_tried_if_one_does_not_answer(
-    server: Server,
-) -> None:
+async def test_the_next_address_is_tried_if_one_does_not_answer(server: Server) -> None:
     names = Names(twins=[["127.0.0.2", "127.0.0.1"]])
     trio.socket.set_custom_hostname_resolver(names)
     await connect("twins.test", server.port)

@@ -205,9 +205,7 @@ def test_half_a_character_at_the_end_is_shown_as_a_replacement(
     assert detokenizer.finish().text == "\N{REPLACEMENT CHARACTER}"
 
 
-def test_broken_bytes_after_whole_ones_retract_nothing(
-    sentencepiece: Subject,
-) -> None:
+def test_broken_bytes_after_whole_ones_retract_nothing(sentencepiece: Subject) -> None:
     """`decode` replaces the whole group of byte tokens by U+FFFD; a stream cannot."""
     ids = sentencepiece.encode("é🙂")
     detokenizer = sentencepiece.renderer.open_detokenizer(PROMPT)

@@ -517,9 +517,7 @@ UNFIT_PARTS = [
     rebuild_sparse(PLACES, TAKEN, (5, HIDDEN)),
     rebuild_sparse(None, None, (5, HIDDEN)),
     rebuild_sparse(
-        rebuild(Stored("0", 4, torch.LongStorage), (0, 2), (2, 1)),
-        VALUES,
-        (5, HIDDEN),
+        rebuild(Stored("0", 4, torch.LongStorage), (0, 2), (2, 1)), VALUES, (5, HIDDEN)
     ),
 ]
 

@@ -124,10 +124,7 @@ def backends(pooling_folders: dict[str, Path]) -> dict[str, Tokenizer]:
     kind=st.sampled_from(KINDS),
 )
 def test_a_text_has_never_fewer_tokens_than_were_counted_in_pieces(
-    backends: dict[str, Tokenizer],
-    runs: list[tuple[str, int]],
-    size: int,
-    kind: str,
+    backends: dict[str, Tokenizer], runs: list[tuple[str, int]], size: int, kind: str
 ) -> None:
     text = "".join(fragment * times for fragment, times in runs)
     [whole] = backends[kind].encode_batch_fast([text], add_special_tokens=False)

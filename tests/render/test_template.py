@@ -415,9 +415,7 @@ def test_statements_without_an_end_are_read_once() -> None:
     assert find_roles(begun + "%}{% if m.role == 'b' %}") == ["a", "b"]
 
 
-async def test_a_template_of_a_request_must_be_trusted(
-    load_template: Load,
-) -> None:
+async def test_a_template_of_a_request_must_be_trusted(load_template: Load) -> None:
     own = load_template(STRINGS)
     await refuse(own, "chat_template", "--trust-req", USER, chat_template="{{ 1 }}")
     renderer = load_template(STRINGS, trust_request_chat_template=True)

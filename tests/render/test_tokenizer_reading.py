@@ -212,8 +212,7 @@ def test_a_file_without_a_post_processor(copy: Callable[[str], Path]) -> None:
 def make_qwen2(folder: Path) -> Path:
     """Turn the tokenizer like Qwen's into one by name."""
     change_backend(
-        folder,
-        lambda own: own.add_special_tokens(["<|im_start|>", "<|endoftext|>"]),
+        folder, lambda own: own.add_special_tokens(["<|im_start|>", "<|endoftext|>"])
     )
     change_backend(folder, lambda own: own.add_tokens(["<think>"]))
     change(

@@ -26,8 +26,7 @@ def test_the_cache_has_the_default_model_once_and_then_needs_no_network(
 
 @pytest.mark.slow
 async def test_the_default_model_answers_from_its_own_file_and_stops(
-    monkeypatch: pytest.MonkeyPatch,
-    needs_kernels: None,
+    monkeypatch: pytest.MonkeyPatch, needs_kernels: None
 ) -> None:
     def refuse(*arguments: object) -> None:
         raise AssertionError("the file is converted")

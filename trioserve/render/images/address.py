@@ -17,10 +17,7 @@ _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 # Exceptions in global unicast: special purposes and Teredo (RFC 2928, 4380), examples
 # (RFC 3849, 9637), and 6to4, which contains an IPv4 address (RFC 3056).
 _NOT_PUBLIC_IPV6 = tuple(
-    map(
-        ipaddress.IPv6Network,
-        ("2001::/23", "2001:db8::/32", "3fff::/20", "2002::/16"),
-    )
+    map(ipaddress.IPv6Network, ("2001::/23", "2001:db8::/32", "3fff::/20", "2002::/16"))
 )
 
 # DNS64 answers with such addresses in networks without IPv4. The last 32 bits are an

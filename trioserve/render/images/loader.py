@@ -30,11 +30,7 @@ from ...config import MediaConfig, parse_bytes
 from ...errors import InvalidConfig, InvalidParameter
 from ...types.prompt import KEY_BYTES
 from ..text.chat import Base64Image
-from ..workers.threads import (
-    RendererWorkers,
-    TookTooLong,
-    hold_token,
-)
+from ..workers.threads import RendererWorkers, TookTooLong, hold_token
 from .address import IPAddress, is_public
 from .decode import decode_image
 

@@ -82,10 +82,7 @@ _NOTHING: array[int] = array("i")
 # For texts that have their special tokens already, or must not have any.
 BARE = Layout([_Piece(text=0, ids=_NOTHING, type_id=0)])
 BARE_PAIR = Layout(
-    [
-        _Piece(text=0, ids=_NOTHING, type_id=0),
-        _Piece(text=1, ids=_NOTHING, type_id=1),
-    ]
+    [_Piece(text=0, ids=_NOTHING, type_id=0), _Piece(text=1, ids=_NOTHING, type_id=1)]
 )
 
 

@@ -91,10 +91,7 @@ class PoolingRenderer(BaseRenderer):
         return await self.workers.run(work, expected_seconds=seconds)
 
     async def render_pairs(
-        self,
-        pairs: Sequence[tuple[str, str]],
-        options: TextOptions,
-        name: NameParam,
+        self, pairs: Sequence[tuple[str, str]], options: TextOptions, name: NameParam
     ) -> list[PoolingInput]:
         """Make the inputs of pairs, for cross-encoders.
 

@@ -100,12 +100,7 @@ _GLOBALS: dict[tuple[bytes, bytes], object] = {
     (b"torch", b"LongStorage"): _StorageType("int64"),
 }
 
-_CONSTANTS: dict[bytes, object] = {
-    b")": (),
-    b"N": None,
-    b"\x88": True,
-    b"\x89": False,
-}
+_CONSTANTS: dict[bytes, object] = {b")": (), b"N": None, b"\x88": True, b"\x89": False}
 # Bytes of an integer, and whether one of them has its sign.
 _INTEGERS = {b"K": (1, False), b"M": (2, False), b"J": (4, True)}
 _SHORT_TUPLES = {b"\x85": 1, b"\x86": 2, b"\x87": 3}

@@ -85,11 +85,7 @@ class TemplateProbe:
     """
 
     def __init__(
-        self,
-        source: str,
-        render: Render,
-        *,
-        describes_tools: bool = False,
+        self, source: str, render: Render, *, describes_tools: bool = False
     ) -> None:
         self._source = source
         self._render = render

@@ -144,11 +144,7 @@ class ChatTemplate:
             tools=tools,
             add_generation_prompt=options.add_generation_prompt,
             continue_final_message=options.continue_final_message,
-            variables={
-                **self.tokenizer.special_tokens,
-                **effort,
-                **options.variables,
-            },
+            variables={**self.tokenizer.special_tokens, **effort, **options.variables},
         )
 
     def _choose(self, options: ChatOptions) -> str:

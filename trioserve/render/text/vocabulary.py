@@ -99,10 +99,7 @@ class Vocabulary:
         return self._tokenizer.token_to_id(token) is not None
 
     def choose_speller(
-        self,
-        *,
-        skip_special_tokens: bool,
-        kept_token_ids: frozenset[int] = frozenset(),
+        self, *, skip_special_tokens: bool, kept_token_ids: frozenset[int] = frozenset()
     ) -> Callable[[int], bytes]:
         """Return a function from a token id to the bytes that it adds to a text.
 

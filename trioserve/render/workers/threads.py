@@ -130,11 +130,7 @@ class RendererWorkers:
       limiter: has a token for each worker; only this class takes them.
     """
 
-    def __init__(
-        self,
-        num_workers: int,
-        run_in_thread: RunInThread = _TRIO,
-    ) -> None:
+    def __init__(self, num_workers: int, run_in_thread: RunInThread = _TRIO) -> None:
         self.limiter = trio.CapacityLimiter(num_workers)
         self._run_in_thread = run_in_thread
         self._turns = Turns(self.limiter)
