@@ -39,8 +39,8 @@ from kit.rounds import shuffle, take_medians
 from kit.tables import write_markdown
 import torch
 
+from trioserve.model.sampling.launched import SampledIds
 from trioserve.model.sampling.processors import LogitsProcessors
-from trioserve.model.sampling.sampled import SampledIds
 from trioserve.programs.bench.measuring.plot import add_legend, dress, open_figure
 from trioserve.programs.bench.measuring.report import save
 from trioserve.programs.bench.measuring.table import write_ratio

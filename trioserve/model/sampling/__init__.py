@@ -9,6 +9,6 @@ processors          plug-ins that change logits
 reasoning_budget    ends a thought that has used its tokens
 draw                random draws that depend on the seed and the position alone
 logprobs            the log probabilities that a request asked for
-rows, sampled       parameters by row, and the result
+rows, launched      parameters by row, and the result
 host_copy           results on their way to the host, in pinned memory
 """

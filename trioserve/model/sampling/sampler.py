@@ -28,12 +28,12 @@ from .choice import Choice, prepare_choice
 from .dead_ends import DeadEnds, find_dead_ends, list_exclusions
 from .grammars import Grammars, LoadTokenizer, MaskedRows
 from .host_copy import copy_to_host
+from .launched import Sampled, SampledIds
 from .logprobs import LogprobReports
 from .operators import SamplingOperators, TorchOperators
 from .penalties import PenaltyCounts
 from .processors import LogitsProcessors
 from .reasoning_budget import ReasoningBudgets
-from .sampled import Sampled, SampledIds
 
 
 class Sampler:

@@ -7,5 +7,5 @@ tokens of a step are sampled by the first process alone, which sends them to the
 
 Source: Shoeybi et al. 2019 (Megatron-LM), section 3.
 
-This room knows torch. Only builder.py, plan.py and weights.py know transformers.
+This room knows torch. Only choose.py, plan.py and weights.py know transformers.
 """

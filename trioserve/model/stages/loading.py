@@ -22,7 +22,7 @@ from ..loading.files.facts import ModelFacts, read_facts
 from ..loading.load import describe_model, make_ready, takes_logits_to_keep
 from ..loading.outline import build_on_meta, describe_outline, outline_layers
 from ..loading.weights import read_weights
-from ..shards.builder import ShardBuilder, cut_layers
+from ..shards.choose import ShardBuilder, cut_layers
 from ..shards.group import TensorGroup
 from .cutting import drop_unused, find_entrance, make_stage_class
 from .partition import Partition, partition_layers
