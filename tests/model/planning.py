@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 import random
 from typing import Any, cast
@@ -13,17 +14,38 @@ import torch
 from trioserve.model.runner import ModelRunner
 from trioserve.model.runtimes.loaded import LoadedModel
 from trioserve.model.self_check.steps import COMPARED_TOKENS, make_check
+from trioserve.scheduler.generation.scheduler import Scheduler
 from trioserve.types.ids import BlockId
 from trioserve.types.logits import LogitsProcessor
-from trioserve.types.output import StepResult, TokenLogprobs
+from trioserve.types.output import StepResult, TokenDelta, TokenLogprobs
 from trioserve.types.plan import SlotStart, StepPlan, StepRow
 from trioserve.types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput
 from trioserve.types.sampling import SamplingParams
 from trioserve.types.tensors import TensorBytes
 
-from .starts import make_start
-
 GREEDY = SamplingParams(temperature=0.0)
+
+
+def make_start(
+    sampling: SamplingParams = SamplingParams(),
+    slot: int = 0,
+    *,
+    prompt: Sequence[int] = (1,),
+    outputs: Sequence[int] = (),
+    seed: int = 0,
+    stops: frozenset[int] = frozenset(),
+    **fields: Any,
+) -> SlotStart:
+    """Return the start of a sequence, of which most tests want a few facts only."""
+    return SlotStart(
+        slot=slot,
+        prompt_token_ids=tuple(prompt),
+        output_token_ids=tuple(outputs),
+        sampling=sampling,
+        seed=seed,
+        stop_token_ids=stops,
+        **fields,
+    )
 
 
 @dataclass
@@ -157,6 +179,26 @@ class Planner:
             new_block_ids=new,
             sample=end == sequence.num_tokens,
         )
+
+
+def run_steps(
+    scheduler: Scheduler, launch: Callable[[StepPlan], Any], *, depth: int
+) -> Iterator[TokenDelta]:
+    """Run steps as the engine does, and yield the outputs of sequences.
+
+    Args:
+      launch: starts a step; its `finish` returns the result.
+      depth: most steps in flight.
+    """
+    in_flight: deque[tuple[StepPlan, Any]] = deque()
+    while True:
+        while len(in_flight) < depth and (plan := scheduler.schedule()) is not None:
+            in_flight.append((plan, launch(plan)))
+        if not in_flight:
+            return
+        plan, launched = in_flight.popleft()
+        yield from scheduler.update(plan, launched.finish())
+        scheduler.check()
 
 
 @torch.inference_mode()

@@ -17,8 +17,7 @@ from trioserve.testing.models import TINY_MODELS, TINY_VISION_MODELS
 from trioserve.types.plan import SlotStart
 from trioserve.types.sampling import ReasoningBudget, SamplingParams
 
-from .planning import Planner, make_image, make_prompt, make_vectors
-from .starts import make_start
+from .planning import Planner, make_image, make_prompt, make_start, make_vectors
 
 DEVICE = "cuda"
 

@@ -18,7 +18,7 @@ from trioserve.types.logits import LogitsProcessor, LogitsRow
 from trioserve.types.output import SequenceError
 from trioserve.types.sampling import SamplingParams
 
-from .starts import make_start
+from .planning import make_start
 
 VOCAB_SIZE = 40
 CPU = torch.device("cpu")

@@ -23,7 +23,7 @@ from trioserve.types.plan import SlotStart
 from trioserve.types.sampling import SamplingParams
 from trioserve.types.structured import Grammar, StructuredOutput
 
-from .starts import make_start
+from .planning import make_start
 
 VOCAB_SIZE, IM_END = 520, 1
 CPU = torch.device("cpu")
@@ -167,23 +167,13 @@ def test_a_grammar_that_is_being_built_costs_others_nothing(
     assert tokenizer.decode(write(sampler, 1, logits[1:])[:-1]) == "x"
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_without_a_token_left_is_an_error(
-    sampler: Sampler, tokenizer: Tokenizer
-) -> None:
-    [x] = tokenizer.encode("x").ids
-    sampler.start(start_choosing(0, "x", bad_words=((x,),)))
-    result = StepResult(step_id=0, sampled=((),))
-    while result.sampled == ((),):
-        result = step(sampler, [0], 0, torch.zeros(1, VOCAB_SIZE))
-    assert "no token is left" in result.errors[0].reason
-
-
-def test_a_drawn_row_without_a_token_left_is_an_error(
-    sampler: Sampler, tokenizer: Tokenizer
+    sampler: Sampler, tokenizer: Tokenizer, temperature: float
 ) -> None:
     """A drawn row gets any token, even one that fits."""
     [x] = tokenizer.encode("x").ids
-    sampler.start(start_choosing(0, "x", temperature=1.0, bad_words=((x,),)))
+    sampler.start(start_choosing(0, "x", temperature=temperature, bad_words=((x,),)))
     logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, x] = 100.0
     result = StepResult(step_id=0, sampled=((),))

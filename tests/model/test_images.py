@@ -58,33 +58,6 @@ def test_alone(
     model.check_at(mixed, sequence.outputs)
 
 
-@some_models
-def test_another_image_gets_another_answer(
-    tiny_vision: Callable[..., Any], model_type: str
-) -> None:
-    model = tiny_vision(model_type)
-    planner = Planner(model.loaded)
-    sequences = [
-        begin(
-            planner,
-            model.join(make_prompt(6), make_image(seed), make_prompt(5, 1)),
-            slot=seed,
-        )
-        for seed in range(3)
-    ]
-    planner.run(*sequences, num_tokens=8)
-    assert len({tuple(sequence.outputs) for sequence in sequences}) == 3
-
-
-@some_models
-def test_text_alone(tiny_vision: Callable[..., Any], model_type: str) -> None:
-    model = tiny_vision(model_type)
-    planner = Planner(model.loaded)
-    sequence = planner.begin(make_prompt(19))
-    planner.run(sequence, num_tokens=16, chunk=7)
-    model.check(sequence)
-
-
 @every_model
 def test_beside_others(
     tiny_vision_by_kernels: Callable[..., Any], model_type: str
@@ -169,16 +142,6 @@ def test_images_and_vectors(
 
 
 @some_models
-def test_vectors_alone(tiny_vision: Callable[..., Any], model_type: str) -> None:
-    model = tiny_vision(model_type)
-    planner = Planner(model.loaded)
-    prompt = make_prompt(13)
-    sequence = planner.begin(prompt, embedded=[make_vectors(0, model.embed(prompt))])
-    planner.run(sequence, num_tokens=12, chunk=8)
-    model.check_behind(prompt, sequence.outputs)
-
-
-@every_model
 def test_in_bfloat16(tiny_vision: Callable[..., Any], model_type: str) -> None:
     """The tensors of an image come in float32, whatever the type of the model."""
     model = tiny_vision(model_type)

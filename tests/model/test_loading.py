@@ -113,29 +113,18 @@ def test_default_sampling_that_no_request_could_use(
         load(folder)
 
 
+SHORT = {"original_max_position_embeddings": 64}
+
+
 @pytest.mark.parametrize(
     "rope, length",
     [
-        ({"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}, 512),
-        ({"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}, 256),
+        ({"rope_type": "linear", "factor": 4.0}, 512),
+        ({"rope_type": "dynamic", "factor": 2.0}, 256),
+        ({"rope_type": "yarn", "factor": 4.0, **SHORT}, 256),
         (
-            {
-                "rope_type": "yarn",
-                "factor": 4.0,
-                "original_max_position_embeddings": 64,
-                "rope_theta": 10000.0,
-            },
-            256,
-        ),
-        (
-            {
-                "rope_type": "llama3",
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 64,
-                "rope_theta": 10000.0,
-            },
+            {"rope_type": "llama3", "factor": 8.0, **SHORT}
+            | {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
             128,
         ),
     ],
@@ -143,6 +132,7 @@ def test_default_sampling_that_no_request_could_use(
 def test_scaled_rotary_embeddings_reach_further(
     tmp_path: Path, rope: dict[str, object], length: int
 ) -> None:
+    rope = {**rope, "rope_theta": 10000.0}
     folder = save_tiny_model("llama", tmp_path, rope_parameters=rope)
     assert load(folder).info.max_model_len == length
 

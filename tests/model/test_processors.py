@@ -22,8 +22,7 @@ from trioserve.types.logits import LogitsProcessor, LogitsRow
 from trioserve.types.plan import SlotStart
 from trioserve.types.sampling import SamplingParams
 
-from .planning import Planner, make_prompt
-from .starts import make_start
+from .planning import Planner, make_prompt, make_start
 
 VOCAB_SIZE = 16
 CPU = torch.device("cpu")

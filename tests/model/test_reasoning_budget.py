@@ -16,7 +16,7 @@ from trioserve.types.plan import SlotStart
 from trioserve.types.sampling import ReasoningBudget, SamplingParams
 from trioserve.types.structured import Grammar
 
-from .starts import make_start
+from .planning import make_start
 
 START, END = (10,), (11,)
 
@@ -249,19 +249,6 @@ def test_no_work_is_done_before_a_budget_can_be_used_up(
     assert has_looked == [False, False, False, True, True, True]
 
 
-def test_a_slot_forgets_its_former_sequence() -> None:
-    budgets = start_budgets(
-        start_thinking(make_budget(0, (1, 2, 3), (5, 6, 7), is_open=True), outputs=[5])
-    )
-    assert ask(budgets, 0) == [6]
-    budgets.start(start_thinking(make_budget(1, (4,), (8,))))
-    for token_id in (1, 2, 3, 4, 5, 6):
-        assert ask(budgets, 0) == [None if token_id < 6 else 8]
-        budgets.append([0], torch.tensor([token_id]))
-    budgets.start(start_thinking(None))
-    assert ask(budgets, 0) == [None]
-
-
 def test_a_step_costs_the_same_after_any_number_of_outputs(
     record_operations: Any,
 ) -> None:
@@ -279,19 +266,6 @@ def test_a_step_costs_the_same_after_any_number_of_outputs(
         records.append(record)
         assert token_ids.tolist()[0] in END
     assert records[0] == records[1] != []
-
-
-def test_no_step_waits_for_the_device(no_sync: Any) -> None:
-    budgets = start_budgets(
-        *(start_thinking(make_budget(n, is_open=True), slot=n) for n in range(4))
-    )
-    token_ids = torch.ones(5, dtype=torch.int64)
-    with no_sync():
-        for slots in ([0, 1, 2, 3, 4], [4, 2, 0, 1, 3]):
-            token_ids.fill_(CHOSEN)
-            budgets.force(slots, token_ids)
-            budgets.append(slots, torch.ones_like(token_ids))
-    assert token_ids.tolist() == [CHOSEN, CHOSEN, END[0], END[0], CHOSEN]
 
 
 def test_nothing_is_done_for_sequences_without_a_budget(record_operations: Any) -> None:

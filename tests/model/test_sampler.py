@@ -15,10 +15,9 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from trioserve.model.sampling.sampler import Sampler
 from trioserve.model.step.scans import Scans, TorchScans
 from trioserve.types.output import TokenLogprobs
-from trioserve.types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput
 from trioserve.types.sampling import SamplingParams
 
-from .starts import make_start
+from .planning import make_start
 
 VOCAB_SIZE = 600
 
@@ -298,10 +297,11 @@ def test_penalties_of_many_slots_and_their_followers() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_logprobs_are_those_of_the_raw_logits(dtype: torch.dtype) -> None:
-    """Temperature, bias and top_k do not change them."""
+    """Temperature, bias, top_k and bad words do not change them."""
     logits = make_logits().to(dtype)
     sampling = SamplingParams(
-        temperature=0.7, top_k=3, seed=5, logit_bias=((9, 100.0),), logprobs=4
+        **{"temperature": 0.7, "top_k": 3, "seed": 5, "logprobs": 4},
+        **{"logit_bias": ((9, 100.0),), "bad_words": ((find_best(logits),), (3, 1))},
     )
     report = sample_one(sampling, logits).logprobs
     assert report is not None
@@ -366,18 +366,6 @@ def test_a_whole_vocabulary_is_reported_in_order() -> None:
     assert len(one.logprobs.top) == 1
 
 
-def test_logprobs_are_finite_numbers() -> None:
-    """JSON has neither infinity nor NaN."""
-    logits = make_logits(2)
-    logits[0, :590] = -math.inf
-    logits[1, 7] = math.nan
-    sampling = SamplingParams(temperature=0.0, logprobs=20)
-    for token in sample(make_sampler(sampling, sampling), [0, 1], [0, 0], logits):
-        assert token.logprobs is not None
-        numbers = [token.logprobs.logprob, *(p for _, p in token.logprobs.top)]
-        assert all(math.isfinite(number) for number in numbers)
-
-
 @pytest.mark.parametrize(
     "sampling", [GREEDY, SamplingParams(), SamplingParams(top_p=0.5)]
 )
@@ -396,7 +384,7 @@ def test_more_requested_logprobs_than_the_vocabulary_has_tokens() -> None:
 
 
 def test_a_token_that_cannot_come_is_reported_as_vllm_reports_it() -> None:
-    """The lowest log probability is -9999, and NaN counts as that."""
+    """The lowest log probability is -9999, and NaN counts as that: JSON has neither."""
     logits = make_logits(2)
     logits[0, :599] = -math.inf
     logits[1] = math.nan
@@ -417,17 +405,3 @@ def test_min_p_alone_leaves_out_unlikely_tokens(min_p: float, can_come: bool) ->
         for seed in range(40)
     }
     assert token_ids == ({0, 1, 2, 3} if can_come else {0})
-
-
-def test_vectors_of_a_prompt_are_no_repetition() -> None:
-    """Only the prompt's tokens count."""
-    item = EmbeddedInput(
-        kind="embeds", runs=((0, 2),), keys=bytes(2 * KEY_BYTES), tensors={}
-    )
-    sampler = Sampler(vocab_size=4, device=torch.device("cpu"))
-    sampling = SamplingParams(temperature=0.0, repetition_penalty=2.0)
-    sampler.start(
-        make_start(sampling, prompt=(NO_TOKEN, NO_TOKEN, 2), embedded=(item,))
-    )
-    logits = torch.tensor([[0.0, 0.5, 1.5, 1.0]])
-    assert sample(sampler, [0], [0], logits)[0].token_id == 3

@@ -31,7 +31,7 @@ from trioserve.model.sampling.triton_operators import TritonOperators  # noqa: E
 from trioserve.model.step.scans import TorchScans, make_noise  # noqa: E402
 from trioserve.types.sampling import SamplingParams  # noqa: E402
 
-from .starts import make_start  # noqa: E402
+from .planning import make_start  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ORACLE = TorchOperators(TorchScans(), DEVICE)

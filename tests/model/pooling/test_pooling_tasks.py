@@ -162,10 +162,6 @@ def test_a_step_may_hold_all_kinds_of_rows(bench: Make, row: Any) -> None:
         np.testing.assert_allclose(together, one, rtol=1e-5)
 
 
-def test_an_empty_step_is_one(bench: Make) -> None:
-    assert bench().step([]) == []
-
-
 def test_an_input_without_vectors_gives_an_empty_matrix(bench: Make) -> None:
     model = bench()
     text = PoolingInput(token_ids=array("i", [3]), left_out=(0,))
@@ -222,5 +218,5 @@ def test_options_of_embedders_are_refused_elsewhere(
 def test_warming_up_leaves_nothing_behind(classifier: Make, task: Any) -> None:
     model = classifier(task=task)
     model.runner.warm_up()
-    model.step([])
+    assert model.step([]) == []
     assert model.num_kept == 0

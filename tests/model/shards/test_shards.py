@@ -146,7 +146,7 @@ def test_kernels_for_gpus_add_up_the_shards(
     )
     model = split(model_type)
     # The interpreter takes its time.
-    sizes = {**SIZES, "max_num_seqs": 2}
+    sizes = {**SIZES, "max_num_seqs": 2, "max_model_len": 16}
     sampling = SamplingParams(temperature=0.0, max_tokens=3)
     sequences = partial(make_sequences, make_prompts()[:2], sampling=sampling)
     expected = write_all(

@@ -1,6 +1,9 @@
-"""One stage in its own process: loads, runs a fixed list of plans, waits for more.
+"""One of two processes that share a model.
 
-python stage_process.py FOLDER STAGE NUM_STAGES PORT
+python stage_process.py FOLDER INDEX PORT PORT PORT
+
+As a shard, it exchanges numbers over shared memory and then over gloo. As a stage, it loads its
+layers, runs a fixed list of plans, and waits for more. Each time it writes a line of JSON.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from trioserve.config import ModelConfig
 from trioserve.model.ends.stage import StageEnds
 from trioserve.model.runner import ModelRunner
 from trioserve.model.shards.group import StageLost
+from trioserve.model.stages import distributed
 from trioserve.model.stages.distributed import open_channels
 from trioserve.model.stages.links import StageLinks
 from trioserve.model.stages.plain import load_plain_stage
@@ -24,7 +28,7 @@ from trioserve.types.ids import SequenceId
 from trioserve.types.output import StepResult
 from trioserve.types.plan import StepPlan
 from trioserve.types.sampling import SamplingParams
-from trioserve.types.stage_place import StagePlace
+from trioserve.types.stage_place import Shard, StagePlace
 
 SIZES: dict[str, int] = {
     "num_blocks": 32,
@@ -58,10 +62,51 @@ def make_plans() -> list[StepPlan]:
     return plans
 
 
-def main(folder: str, stage: str, num_stages: str, port: str) -> None:
+def main(folder: str, index: str, *ports: str) -> None:
     torch.set_num_threads(1)
-    source = Path(folder), ModelConfig(device="cpu")
-    place = StagePlace(stage=int(stage), num_stages=int(num_stages))
+    shard = Shard(index=int(index), count=2)
+    exchange(shard, int(ports[0]))
+    # As on several machines.
+    distributed.share_memory = lambda *others: None
+    exchange(shard, int(ports[1]), notices_ends=True)
+    run_stage(Path(folder), StagePlace(stage=int(index), num_stages=2), int(ports[2]))
+
+
+def exchange(shard: Shard, port: int, *, notices_ends: bool = False) -> None:
+    """Exchange numbers with the other shard.
+
+    Args:
+      notices_ends: the first shard leaves, and the other one notices.
+    """
+    place, device = StagePlace(stage=0, num_stages=1, shard=shard), torch.device("cpu")
+    with open_channels(
+        place, device, host="127.0.0.1", port=port, timeout_seconds=60.0
+    ) as channels:
+        group = channels.shards
+        assert group is not None
+        group.wait_for_all()
+        numbers = torch.arange(4.0) + 10 * place.rank
+        group.sum(numbers)
+        halves = torch.full((2, 3), 1.0 + place.rank, dtype=torch.bfloat16)
+        group.sum(halves[:, :2])
+        # Of 131 tokens, the first has 66 and the other 65.
+        logits = torch.full((2, 66 - place.rank), float(place.rank))
+        joined = group.join_logits(logits, 131)
+        tokens = torch.tensor([7, 8, 9]) * (1 - place.rank)
+        group.broadcast(tokens)
+        assert group.agree(True, device)
+        assert not group.agree(place.rank == 0, device)
+        found = numbers, halves.float(), joined.sum(dim=1), tokens
+        print(json.dumps([each.tolist() for each in found]), flush=True)
+        if notices_ends and place.rank == 1:
+            try:
+                group.sum(numbers)
+            except StageLost as error:
+                print(json.dumps(str(error)), flush=True)
+
+
+def run_stage(folder: Path, place: StagePlace, port: int) -> None:
+    source = folder, ModelConfig(device="cpu")
     loaded = load_plain_stage(*source, name="tiny", place=place)
     if loaded is None:
         # Imported here, because it needs transformers.
@@ -72,7 +117,7 @@ def main(folder: str, stage: str, num_stages: str, port: str) -> None:
         loaded.place,
         loaded.device,
         host="127.0.0.1",
-        port=int(port),
+        port=port,
         timeout_seconds=60.0,
     ) as channels:
         links = StageLinks(loaded, channels)
@@ -89,4 +134,4 @@ def main(folder: str, stage: str, num_stages: str, port: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[-4:])
+    main(*sys.argv[-5:])

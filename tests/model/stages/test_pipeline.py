@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import random
-import threading
 from typing import Any
 
 from kit.every_step_stage import EveryStepLinks
@@ -20,15 +18,19 @@ from trioserve.scheduler.generation.scheduler import Scheduler
 from trioserve.scheduler.generation.sequence import Sequence as Scheduled
 from trioserve.testing.models import TINY_MODELS
 from trioserve.types.ids import SequenceId
+from trioserve.types.plan import StepPlan
 from trioserve.types.prompt import NO_TOKEN
 from trioserve.types.sampling import SamplingParams
 from trioserve.types.stage_place import StagePlace
 from trioserve.types.transfers import list_transfers
 
-from ..planning import make_image, make_prompt, make_vectors
+from ..planning import make_image, make_prompt, make_vectors, run_steps
 from ..test_launching import SAMPLINGS, answer_all, assert_same
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=10)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+# Those whose modules are built in different ways, and the others.
+MODELS = "gemma3_text gpt2 gpt_neox gpt_oss llama phi3 qwen3_moe".split()
+MORE_MODELS = sorted(TINY_MODELS.keys() - {*MODELS})
 SIZES: dict[str, int] = {"num_blocks": 64, "block_size": 4, "max_num_seqs": 5}
 
 
@@ -54,17 +56,16 @@ def write_all(
     for sequence in sequences:
         scheduler.add(sequence)
     outputs: dict[int, list[int]] = {s.sequence_id: [] for s in sequences}
-    in_flight: deque[Any] = deque()
-    while True:
-        while len(in_flight) < depth and (plan := scheduler.schedule()) is not None:
-            in_flight.append((plan, launch(plan)))
-            if plan.step_id in (aborts or {}):
-                scheduler.abort(SequenceId((aborts or {})[plan.step_id]))
-        if not in_flight:
-            return outputs
-        plan, launched = in_flight.popleft()
-        for output in scheduler.update(plan, launched.finish()):
-            outputs[output.sequence_id].extend(output.token_ids)
+
+    def launch_and_abort(plan: StepPlan) -> Any:
+        launched = launch(plan)
+        if plan.step_id in (aborts or {}):
+            scheduler.abort(SequenceId((aborts or {})[plan.step_id]))
+        return launched
+
+    for output in run_steps(scheduler, launch_and_abort, depth=depth):
+        outputs[output.sequence_id].extend(output.token_ids)
+    return outputs
 
 
 def make_sequences(
@@ -90,7 +91,7 @@ def make_sequences(
 def make_prompts(seed: int = 0) -> list[list[int]]:
     """Return short prompts, prompts of several chunks, and two that begin alike."""
     rng = random.Random(seed)
-    lengths = (3, 1, 19, 30, 5, 12, 24)
+    lengths = (3, 1, 19, 30, 12)
     prompts = [rng.choices(range(3, 90), k=length) for length in lengths]
     return [*prompts, [*prompts[3][:17], 7, 8, 9]]
 
@@ -100,9 +101,9 @@ def make_runner(model: Any) -> ModelRunner:
 
 
 @functools.cache
-def write_whole(model: Any, seed: int = 0) -> dict[int, list[int]]:
-    """Return what the whole model writes for make_prompts(seed)."""
-    sequences = make_sequences(make_prompts(seed))
+def write_whole(model: Any) -> dict[int, list[int]]:
+    """Return what the whole model writes for make_prompts()."""
+    sequences = make_sequences(make_prompts())
     return write_all(make_runner(model.loaded).launch, sequences, depth=1)
 
 
@@ -152,7 +153,8 @@ def test_a_sequence_without_a_token_left_ends_and_no_other(
 
 @pytest.mark.parametrize(
     "model_type, num_stages",
-    [*((name, 3) for name in sorted(TINY_MODELS)), ("gemma3_text", 2), ("gpt2", 2)],
+    [*((each, 3) for each in MODELS), ("gemma3_text", 2), ("gpt2", 2)]
+    + [pytest.param(each, 3, marks=pytest.mark.matrix) for each in MORE_MODELS],
 )
 def test_every_architecture(
     cut: Callable[..., Any],
@@ -170,7 +172,7 @@ def test_every_architecture(
         pipeline.launch, make_sequences(make_prompts()), depth=num_stages + 1
     )
     assert written == expected
-    assert len({tuple(tokens) for tokens in expected.values()}) > 3
+    assert len({tuple(tokens) for tokens in expected.values()}) > 2
     assert_exchanged(pipeline, num_stages)
 
 
@@ -190,16 +192,6 @@ def test_all_sampling_parameters(cut: Callable[..., Any], make_pipeline: Any) ->
     assert_same(answers, expected)
 
 
-@pytest.mark.parametrize("is_tied", [True, False])
-def test_tied_and_untied_heads(
-    cut: Callable[..., Any], make_pipeline: Any, is_tied: bool
-) -> None:
-    model = cut("llama", tie_word_embeddings=is_tied)
-    pipeline = make_pipeline(model.stages(3), **SIZES, max_model_len=64)
-    written = write_all(pipeline.launch, make_sequences(make_prompts(1)), depth=4)
-    assert written == write_whole(model, 1)
-
-
 def test_sequences_that_are_cancelled_in_flight(
     cut: Callable[..., Any], make_pipeline: Any
 ) -> None:
@@ -209,7 +201,7 @@ def test_sequences_that_are_cancelled_in_flight(
     sequences = functools.partial(make_sequences, make_prompts(2), sampling=sampling)
     expected = write_all(make_runner(model.loaded).launch, sequences(), depth=1)
     pipeline = make_pipeline(model.stages(3), **SIZES, max_model_len=64)
-    aborts = {4: 0, 6: 1, 9: 3, 15: 6}
+    aborts = {4: 0, 6: 1, 9: 3, 12: 5}
     written = write_all(pipeline.launch, sequences(), depth=4, aborts=aborts)
     for number, tokens in written.items():
         if number in aborts.values():
@@ -225,7 +217,7 @@ def test_vectors_of_prompts(cut: Callable[..., Any], make_pipeline: Any) -> None
     embedding = model.loaded.model.get_input_embeddings().weight.detach()
     prompts = make_prompts(3)
     embedded: list[tuple[Any, ...]] = [()] * len(prompts)
-    places = {2: (1, 9), 3: (0, 30), 6: (14, 24)}
+    places = {2: (1, 9), 3: (0, 30), 4: (5, 12)}
     for number, (begin, end) in places.items():
         vectors = embedding[prompts[number][begin:end]]
         embedded[number] = (make_vectors(begin, vectors),)
@@ -277,19 +269,6 @@ def test_images(
     )
     pipeline = make_pipeline(stages, **sizes)
     assert write_all(pipeline.launch, sequences(), depth=3) == expected
-
-
-def test_stages_warm_up_together(cut: Callable[..., Any], make_pipeline: Any) -> None:
-    model = cut()
-    pipeline = make_pipeline(model.stages(3), **SIZES, max_model_len=64)
-    threads = [threading.Thread(target=r.warm_up) for r in pipeline.runners]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30.0)
-        assert not thread.is_alive()
-    written = write_all(pipeline.launch, make_sequences(make_prompts()), depth=4)
-    assert written == write_whole(model)
 
 
 def test_tokens_can_be_made_to_go_back_in_every_step(

@@ -1,4 +1,4 @@
-"""Stages that are processes, connected by gloo."""
+"""Shards and stages that are processes, connected by shared memory and by gloo."""
 
 from __future__ import annotations
 
@@ -32,21 +32,30 @@ def test_two_processes_write_the_same_as_one_and_notice_each_others_end(
     cut: Callable[..., Any],
 ) -> None:
     model = cut()
-    port = find_port()
-    stages = [
+    ports = [find_port() for _ in range(3)]
+    stages: list[Any] = [
         subprocess.Popen(
             [
                 *(sys.executable, "-c", RUN, str(PROGRAM), str(model.folder)),
-                *(str(stage), "2", port),
+                *(str(index), *ports),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        for stage in range(2)
+        for index in range(2)
     ]
     try:
-        first, last = (json.loads(read_line(stage)) for stage in stages)
+        for way in ("memory", "gloo"):
+            for index, stage in enumerate(stages):
+                sums, halves, logits, tokens = read_line(stage)
+                assert sums == [10.0, 12.0, 14.0, 16.0], way
+                assert halves == [[3.0, 3.0, 1.0 + index]] * 2
+                assert logits == [65.0] * 2
+                assert tokens == [7, 8, 9]
+        # Shared memory tells nothing: the engine ends all processes if one has ended.
+        assert "a process that shares the layers is lost" in read_line(stages[1])
+        first, last = map(read_line, stages)
         runner = ModelRunner(model.loaded, **PLANS["SIZES"])
         plans = PLANS["make_plans"]()
         expected = [runner.step(plan).sampled for plan in plans[:-1]]
@@ -64,6 +73,5 @@ def test_two_processes_write_the_same_as_one_and_notice_each_others_end(
             stage.communicate()
 
 
-def read_line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline()
+def read_line(process: Any) -> Any:
+    return json.loads(process.stdout.readline())

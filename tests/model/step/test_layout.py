@@ -16,7 +16,7 @@ from trioserve.types.ids import BlockId
 from trioserve.types.plan import StepPlan, StepRow
 
 from ..attention.steps import make_layer, make_model
-from ..starts import make_start
+from ..planning import make_start
 
 BLOCK_SIZE = 16
 

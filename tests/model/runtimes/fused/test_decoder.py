@@ -92,10 +92,10 @@ def test_a_model_writes_what_generate_writes(
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_graphs_write_the_same_with_padding(tiny: Callable[..., Any]) -> None:
     model = tiny("qwen2", DEVICE)
-    planner = Planner(load(model), max_num_seqs=4)
+    planner = Planner(load(model), max_num_seqs=4, max_model_len=16)
     planner.runner.warm_up()
-    sequences = [planner.begin(make_prompt(9, slot), slot=slot) for slot in range(3)]
-    planner.step(*((sequence, 9) for sequence in sequences))
+    sequences = [planner.begin(make_prompt(4, slot), slot=slot) for slot in range(3)]
+    planner.step(*((sequence, 4) for sequence in sequences))
     planner.run(*sequences, num_tokens=2)
     model.check(*sequences)
     # Three rows in a graph of four.
