@@ -9,6 +9,7 @@ from pathlib import Path
 import re
 import signal
 import time
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from server_process import END_SECONDS, SERVE, ServerProcess, start_process
@@ -16,6 +17,9 @@ from warm_start import WarmClient
 
 from trioserve.testing.models import save_tiny_model
 from trioserve.testing.tokenizer import tiny_tokenizer
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 PLUGIN_PAGE = Path(__file__).parents[2] / "docs" / "reasoning-and-plugins.rst"
 
@@ -87,6 +91,15 @@ def start_server() -> Iterator[Callable[..., ServerProcess]]:
             return start_process(stack, command, executable)
 
         yield start
+
+
+@pytest.fixture
+def client(server: Any) -> Iterator[OpenAI]:
+    """OpenAI's client of the file's server, or of the shared one."""
+    from openai import OpenAI
+
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

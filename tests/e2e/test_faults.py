@@ -15,21 +15,14 @@ import resource
 import signal
 import socket
 import subprocess
-import sys
 import time
 
 import httpx2 as httpx
 import psutil
 import pytest
+from server_process import END_SECONDS, LONG, SERVE, START_SECONDS
 import trio
 
-# These limits end a test that hangs.
-START_SECONDS = 180
-END_SECONDS = 60
-
-SERVE = (sys.executable, "-m", "trioserve", "serve")
-
-LONG = {"prompt": "Once upon", "max_tokens": 400, "ignore_eos": True, "stream": True}
 SHORT = {"prompt": "Once upon", "max_tokens": 4}
 
 # These are larger in a server that has answered requests, or count the connection that asks

@@ -16,12 +16,6 @@ pytestmark = pytest.mark.slow
 MESSAGES: list[Any] = [{"role": "user", "content": "Who waits for whom?"}]
 
 
-@pytest.fixture
-def client(server: Any) -> Any:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
-        yield client
-
-
 @pytest.fixture(scope="module")
 def expect(model_folder: Path) -> Any:
     """Return a function: prompt ids -> generate()'s greedy continuation, as text."""

@@ -45,12 +45,6 @@ def server(start_server: Callable[..., Any]) -> Any:
     return start_server(MODEL, "--num-threads", "1", executable=sys.executable)
 
 
-@pytest.fixture
-def client(server: Any) -> Any:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
-        yield client
-
-
 @pytest.fixture(scope="module")
 def oracle() -> Any:
     from sentence_transformers import SentenceTransformer

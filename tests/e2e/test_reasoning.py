@@ -27,12 +27,6 @@ def server(
     )
 
 
-@pytest.fixture
-def client(server: Any) -> Any:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
-        yield client
-
-
 def test_the_answer_of_a_model_that_does_not_end_its_reasoning_is_reasoning(
     client: openai.OpenAI,
 ) -> None:

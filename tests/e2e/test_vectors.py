@@ -38,12 +38,6 @@ def server(start_server: Callable[..., Any], vision_folder: Path) -> Any:
     )
 
 
-@pytest.fixture
-def client(server: Any) -> Any:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
-        yield client
-
-
 @pytest.fixture(scope="module")
 def model(vision_folder: Path) -> Any:
     from transformers import AutoModelForImageTextToText
