@@ -28,8 +28,8 @@ import signal
 import threading
 
 from .errors import StartupError, escape
+from .programs.command import write_output
 from .programs.commands import COMMANDS, explain_unknown_command, find_command
-from .programs.output import write_output
 from .types.version import __version__
 
 _USAGE = """\

@@ -4,7 +4,6 @@
     whole                            all options of an engine, and all of a server
     remote                           the address of a server that a command talks to
     options                          the name, type, default and meaning of each option
-    paths                            the type of options that name a file
     flags, help                      the command line, made from the fields
     keywords                         the spelling of options in programs
     foreign                          names that other servers give to these options
@@ -14,11 +13,10 @@ Values that depend on the model or the machine are *resolved* into new objects l
 Nothing is written back, and nothing is read from the environment.
 """
 
-from .checks import check_plain_file, parse_bytes
+from .checks import FilePath, check_plain_file, parse_bytes
 from .engine import CacheConfig, ParallelConfig, SchedulerConfig, SchedulingPolicy
 from .model import DEFAULT_MODEL, DEFAULT_MODEL_REPETITION, ModelConfig, PoolingConfig
 from .options import Option, build_config, list_changes, list_options
-from .paths import FilePath
 from .remote import RemoteConfig, find_base_path
 from .render import MediaConfig, RenderConfig
 from .server import STREAM_LOG_BYTES, BindConfig, HttpConfig, ProcessConfig

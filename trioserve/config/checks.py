@@ -1,9 +1,11 @@
-"""Checks of the values of options."""
+"""Checks of the values of options, and the type of those that name a file."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 import math
 from pathlib import Path
+from typing import Annotated
 
 from ..errors import InvalidConfig
 
@@ -62,3 +64,13 @@ def check_plain_file(name: str, path: Path) -> None:
     """
     if path.exists() and not path.is_file():
         raise InvalidConfig(name, f"{path} is not a plain file")
+
+
+@dataclass(frozen=True, slots=True)
+class PathMark:
+    """Marks a type whose values are paths: help calls them FILE, and shells complete them."""
+
+
+# The text of a path, for checkers and for the command line; the mark is found by
+# options.list_options.
+FilePath = Annotated[str, PathMark()]

@@ -8,8 +8,7 @@ from typing import Literal
 from ..errors import InvalidConfig, InvalidParameter
 from ..types.repetition import RepetitionDetection
 from ..types.sampling import DEFAULT_MAX_LOGPROBS
-from .checks import check_at_least
-from .paths import FilePath
+from .checks import FilePath, check_at_least
 
 # SmolLM2-135M-Instruct, 98 MB: the smallest instruct model that a package index
 # carries, so that a fresh machine needs nothing but the index.

@@ -26,8 +26,8 @@ from typing import (
 import msgspec
 
 from ..errors import ForeignOption, InvalidConfig
+from .checks import PathMark
 from .foreign import explain_foreign
-from .paths import PathMark
 
 # "  name: text" below Args, and the lines that continue the text.
 _ARGUMENT = re.compile(r"^  (\w+): (.*(?:\n    .*)*)", re.MULTILINE)

@@ -9,7 +9,7 @@ import ssl
 from urllib.parse import urlsplit
 
 from ..errors import InvalidConfig
-from .paths import FilePath
+from .checks import FilePath
 
 
 def find_base_path(url: str) -> str:

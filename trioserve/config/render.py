@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from ..errors import InvalidConfig
 from ..types.families import ReasoningParser, ToolCallParser
-from .checks import Size, check_at_least, check_seconds, parse_bytes
-from .paths import FilePath
+from .checks import FilePath, Size, check_at_least, check_seconds, parse_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

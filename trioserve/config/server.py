@@ -8,8 +8,7 @@ import re
 from typing import Literal
 
 from ..errors import InvalidConfig
-from .checks import Size, check_at_least, check_seconds, parse_bytes
-from .paths import FilePath
+from .checks import FilePath, Size, check_at_least, check_seconds, parse_bytes
 
 # As browsers write an origin: in lower case, and without a slash behind it. Extensions of
 # browsers have schemes of their own.

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+import os
+import sys
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidConfig, StartupError
-from .output import write_output
 
 if TYPE_CHECKING:
     from ..config.flags import CommandLine
@@ -131,3 +132,17 @@ def name_model(line: CommandLine) -> dict[str, str]:
     if word.startswith("-"):
         raise InvalidConfig("model", f"{word!r} is not a model")
     return {"model": word}
+
+
+def write_output(text: str) -> int:
+    """Write to standard output, and return the exit code of a command that has done so.
+
+    A reader such as `head` may stop before the end.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter flushes once more as it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ...config import EngineConfig, ProcessConfig, RemoteConfig
-from ...config.checks import check_at_least
-from ...config.paths import FilePath
+from ...config.checks import FilePath, check_at_least
 from ...errors import InvalidConfig
 
 

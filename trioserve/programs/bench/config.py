@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from ...config import RemoteConfig
-from ...config.paths import FilePath
+from ...config.checks import FilePath
 from ...errors import InvalidConfig
 from .generation.load import Load
 

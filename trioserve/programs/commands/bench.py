@@ -6,8 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from ...errors import InvalidConfig
-from ..command import Command, importing, name_model
-from ..output import write_output
+from ..command import Command, importing, name_model, write_output
 
 if TYPE_CHECKING:
     from ...config.flags import CommandLine

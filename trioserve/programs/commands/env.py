@@ -7,8 +7,7 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from ...types.version import __version__
-from ..command import Command
-from ..output import write_output
+from ..command import Command, write_output
 
 if TYPE_CHECKING:
     from ...config.flags import CommandLine

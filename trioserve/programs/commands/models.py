@@ -9,8 +9,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from ...errors import StartupError, escape
-from ..command import Command
-from ..output import write_output
+from ..command import Command, write_output
 
 if TYPE_CHECKING:
     from ...config.flags import CommandLine

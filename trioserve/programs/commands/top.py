@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ..command import Command, importing
-from ..output import write_output
+from ..command import Command, importing, write_output
 
 if TYPE_CHECKING:
     from ...config.flags import CommandLine

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...errors import StartupError
-from ..command import Command
-from ..output import write_output
+from ..command import Command, write_output
 
 if TYPE_CHECKING:
     from ...config.flags import CommandLine

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 import math
 
-from ...config.checks import check_at_least, check_seconds
-from ...config.paths import FilePath
+from ...config.checks import FilePath, check_at_least, check_seconds
 from ...errors import InvalidConfig
 
 

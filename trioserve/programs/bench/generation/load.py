@@ -11,8 +11,7 @@ from typing import Literal
 import msgspec
 import trio
 
-from ....config.checks import check_at_least, check_seconds
-from ....config.paths import FilePath
+from ....config.checks import FilePath, check_at_least, check_seconds
 from ....errors import InvalidConfig
 from ...http.client import FAILURES, Connection, RequestFailed, RequestRefused, describe
 from ..measuring.measured_servers import Server, ServerUnusable, fetch_model, has_path
