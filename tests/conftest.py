@@ -219,17 +219,29 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def server_options() -> dict[str, Any]:
+    """Options of `server` in files whose options need other fixtures."""
+    return {}
+
+
+@pytest.fixture
 async def server(
-    request: pytest.FixtureRequest, tokenizer_folder: Path
+    request: pytest.FixtureRequest,
+    tokenizer_folder: Path,
+    server_options: dict[str, Any],
 ) -> AsyncIterator[FakeServer]:
-    """A server without a model; the mark `server` has options of open_fake_server."""
+    """A server without a model.
+
+    The mark `server` has options of open_fake_server, or `open`, another such function.
+    """
     # It imports torch, which most tests do without.
     from trioserve.testing.server import open_fake_server
 
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"open": open_fake_server} | server_options
     for mark in reversed([*request.node.iter_markers("server")]):
         options |= mark.kwargs
-    async with open_fake_server(tokenizer_folder, **options) as server:
+    open_server = options.pop("open")
+    async with open_server(tokenizer_folder, **options) as server:
         with trio.fail_after(60):
             yield server
 

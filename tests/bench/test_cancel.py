@@ -8,14 +8,13 @@ from cancel import Log
 import pytest
 import trio
 
-from trioserve.http.record.cancellation import Cancellation
-from trioserve.http.record.request_counts import RequestCounts
+from trioserve.http.record.request_counts import Cancellation, RequestCounts
 
 
 async def test_it_reads_the_line_of_a_cancel(
     caplog: pytest.LogCaptureFixture, autojump_clock: trio.testing.MockClock
 ) -> None:
-    caplog.set_level(logging.DEBUG, "trioserve.http.record.cancellation")
+    caplog.set_level(logging.DEBUG, "trioserve.http.record.request_counts")
     cancellation = Cancellation("one", RequestCounts(), lambda call: call())
     cancellation.begin("decode")
     await trio.sleep(0.25)

@@ -152,7 +152,7 @@ RECIPES = [
                 "def _build_tokenized(": HANDLER,
             },
             "api/tokens/routes.py": {
-                "from .handler import": "from ...http.dialect import OPENAI\n"
+                "from .handler import": "from ...http.route import OPENAI\n"
                 "from .answers import Greeting\nfrom .handler import answer_greeting\n",
                 "    Route(\n": ROW % ("/greeting", "OPENAI"),
             },
@@ -172,7 +172,7 @@ import msgspec
 from quart import Response
 
 from ...errors import InvalidParameter
-from ...http.dialect import Dialect
+from ...http.route import Dialect
 from ...http.route import Route
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState

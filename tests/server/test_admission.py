@@ -136,7 +136,7 @@ async def test_a_short_prompt_is_not_behind_long_ones(tokenizer_folder: Path) ->
         with trio.fail_after(30):
             nursery.start_soon(workers.run, lambda: gate.wait(30))
             for _ in range(12):
-                nursery.start_soon(tokenize, "long", "7" * 150_000)
+                nursery.start_soon(tokenize, "long", "7" * 50_000)
             await wait_until_waiting(12)
             nursery.start_soon(tokenize, "short", "hi")
             await wait_until_waiting(13)
@@ -196,14 +196,17 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("path", TEXTS)
+# Both limits are checked at one place, which each of the paths passes.
+REQUESTS = RenderConfig(renderer_num_workers=1, renderer_max_requests=3)
+TEXT = RenderConfig(renderer_num_workers=1, renderer_max_text="399")
+
+
 @pytest.mark.parametrize(
-    "render",
+    ("path", "render"),
     [
-        RenderConfig(renderer_num_workers=1, renderer_max_requests=3),
-        RenderConfig(renderer_num_workers=1, renderer_max_text="399"),
+        *((path, REQUESTS) for path in TEXTS),
+        *((COMPLETION_PATH, TEXT), ("/detokenize", TEXT)),
     ],
-    ids=["requests", "text"],
 )
 async def test_requests_to_a_full_renderer_are_refused_with_retry_after(
     tokenizer_folder: Path, path: str, render: RenderConfig

@@ -6,7 +6,7 @@ loop is the same by chats, by responses and by Anthropic's messages.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 import json
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,9 @@ import anthropic
 from anthropic import beta_async_tool
 import openai
 import pytest
-import trio
 
 from trioserve.config import HttpConfig, RenderConfig
-from trioserve.testing.server import FakeServer, open_fake_server
+from trioserve.testing.server import FakeServer
 from trioserve.testing.tokenizer import IM_END
 
 # The client leaves generators of its HTTP library to the garbage collector.
@@ -52,81 +51,19 @@ SCRIPT = (
 )
 
 
-@pytest.fixture
-async def server(tokenizer_folder: Path) -> FakeServer:
-    render = RenderConfig(reasoning_parser="qwen3", tool_call_parser="hermes")
-    async with open_fake_server(
-        tokenizer_folder,
+pytestmark = [
+    # The client leaves generators of its own to the garbage collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.server(
         http=HttpConfig(ignore_unknown_tools=True),
-        render=render,
+        render=RenderConfig(reasoning_parser="qwen3", tool_call_parser="hermes"),
         answer=SCRIPT,
         eos_token=IM_END,
         chat_template=TEMPLATE,
         max_model_len=4096,
-    ) as server:
-        with trio.fail_after(30):
-            yield server
-
-
-@pytest.mark.parametrize("streams", [False, True])
-async def test_an_agent_reads_edits_and_answers(
-    server: FakeServer, tmp_path: Path, streams: bool
-) -> None:
-    path = tmp_path / "a.py"
-    path.write_text("ok = True\n")
-    seen = []
-
-    @beta_async_tool
-    async def read(file: str) -> str:
-        """Read a file."""
-        seen.append(("read", file))
-        return (tmp_path / file).read_text()
-
-    @beta_async_tool
-    async def edit(file: str, old: str, new: str) -> str:
-        """Replace a text in a file."""
-        seen.append(("edit", file))
-        text = (tmp_path / file).read_text()
-        (tmp_path / file).write_text(text.replace(old, new))
-        return "Done."
-
-    question: Any = [{"role": "user", "content": "Make it false."}]
-    async with anthropic.AsyncAnthropic(
-        base_url=server.url, api_key="any", max_retries=0
-    ) as client:
-        runner: Any = client.beta.messages.tool_runner(
-            model="fake",
-            max_tokens=1024,
-            system="You edit files.",
-            messages=question,
-            tools=[read, edit],
-            stream=streams,
-        )
-        last = await runner.until_done()
-    assert path.read_text() == "ok = False\n"
-    # Tools of one answer may run at once.
-    assert seen[0] == ("read", "a.py")
-    assert sorted(seen[1:]) == [("edit", "a.py"), ("read", "a.py")]
-    assert last.stop_reason == "end_turn"
-    [block] = last.content
-    assert block.text == "It is False now."
-    check_last_prompt(server)
-
-
-def read_last_prompt(server: FakeServer) -> str:
-    starts = [start for plan in server.device.plans for start in plan.starts]
-    token_bytes = server.state.engine.renderer.token_bytes
-    return b"".join(map(token_bytes, starts[-1].prompt_token_ids)).decode()
-
-
-def check_last_prompt(server: FakeServer, last_result: str = "Done.") -> None:
-    """Check that the template has shown the model its thoughts, calls and results."""
-    prompt = read_last_prompt(server)
-    assert "<think>I look first.</think>Let me see." in prompt
-    assert prompt.count("<tool_call>") == 3
-    assert "<|im_start|>tool\nok = True\n<|im_end|>" in prompt
-    assert "<|im_start|>tool\nDone.<|im_end|>" in prompt
-    assert f"<|im_start|>tool\n{last_result}" in prompt
+    ),
+]
 
 
 class Workshop:
@@ -153,6 +90,75 @@ class Workshop:
         self.seen.append(name)
         tools: dict[str, Callable[..., str]] = {"read": self.read, "edit": self.edit}
         return tools[name](**json.loads(arguments))
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Workshop:
+    (tmp_path / "a.py").write_text("ok = True\n")
+    return Workshop(tmp_path)
+
+
+@pytest.fixture
+async def openai_client(server: FakeServer) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=f"{server.url}/v1", api_key="any", max_retries=0
+    ) as client:
+        yield client
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_agent_reads_edits_and_answers(
+    server: FakeServer, shop: Workshop, streams: bool
+) -> None:
+    @beta_async_tool
+    async def read(file: str) -> str:
+        """Read a file."""
+        shop.seen.append("read")
+        return shop.read(file)
+
+    @beta_async_tool
+    async def edit(file: str, old: str, new: str) -> str:
+        """Replace a text in a file."""
+        shop.seen.append("edit")
+        return shop.edit(file, old, new)
+
+    question: Any = [{"role": "user", "content": "Make it false."}]
+    async with anthropic.AsyncAnthropic(
+        base_url=server.url, api_key="any", max_retries=0
+    ) as client:
+        runner: Any = client.beta.messages.tool_runner(
+            model="fake",
+            max_tokens=1024,
+            system="You edit files.",
+            messages=question,
+            tools=[read, edit],
+            stream=streams,
+        )
+        last = await runner.until_done()
+    assert shop.read("a.py") == "ok = False\n"
+    # Tools of one answer may run at once.
+    assert shop.seen[0] == "read"
+    assert sorted(shop.seen[1:]) == ["edit", "read"]
+    assert last.stop_reason == "end_turn"
+    [block] = last.content
+    assert block.text == "It is False now."
+    check_last_prompt(server)
+
+
+def read_last_prompt(server: FakeServer) -> str:
+    starts = [start for plan in server.device.plans for start in plan.starts]
+    token_bytes = server.state.engine.renderer.token_bytes
+    return b"".join(map(token_bytes, starts[-1].prompt_token_ids)).decode()
+
+
+def check_last_prompt(server: FakeServer, last_result: str = "Done.") -> None:
+    """Check that the template has shown the model its thoughts, calls and results."""
+    prompt = read_last_prompt(server)
+    assert "<think>I look first.</think>Let me see." in prompt
+    assert prompt.count("<tool_call>") == 3
+    assert "<|im_start|>tool\nok = True\n<|im_end|>" in prompt
+    assert "<|im_start|>tool\nDone.<|im_end|>" in prompt
+    assert f"<|im_start|>tool\n{last_result}" in prompt
 
 
 FUNCTIONS = [
@@ -288,53 +294,42 @@ async def run_codex(client: Any, shop: Workshop) -> str:
         )
 
 
-async def test_codex_does_the_same(server: FakeServer, tmp_path: Path) -> None:
-    path = tmp_path / "a.py"
-    path.write_text("ok = True\n")
-    shop = Workshop(tmp_path)
-    async with openai.AsyncOpenAI(
-        base_url=f"{server.url}/v1", api_key="any", max_retries=0
-    ) as client:
-        assert await run_codex(client, shop) == "It is False now."
-    assert path.read_text() == "ok = False\n"
+async def test_codex_does_the_same(
+    server: FakeServer, openai_client: openai.AsyncOpenAI, shop: Workshop
+) -> None:
+    assert await run_codex(openai_client, shop) == "It is False now."
+    assert shop.read("a.py") == "ok = False\n"
     assert shop.seen == ["read", "edit", "read"]
     prompt = read_last_prompt(server)
     assert "local_shell" not in prompt and "apply_patch" not in prompt
     assert prompt.count("<tool_call>") == 3
 
 
-async def test_tools_that_are_not_run_here_are_named(tokenizer_folder: Path) -> None:
-    async with (
-        open_fake_server(tokenizer_folder) as server,
-        openai.AsyncOpenAI(
-            base_url=f"{server.url}/v1", api_key="any", max_retries=0
-        ) as client,
-    ):
-        for tool, described in zip(
-            UNKNOWN_TOOLS,
-            ("'local_shell'", "'web_search'", "'custom' ('apply_patch')"),
-            strict=True,
-        ):
-            with pytest.raises(openai.BadRequestError) as caught:
-                await client.responses.create(model="fake", input="Hi", tools=[tool])
-            assert caught.value.param == "tools[0].type"
-            assert f"a tool of the type {described}" in caught.value.message
-            assert "--ignore-unknown-tools" in caught.value.message
+@pytest.mark.server(http=HttpConfig())
+async def test_tools_that_are_not_run_here_are_named(
+    openai_client: openai.AsyncOpenAI,
+) -> None:
+    create = openai_client.responses.create
+    described = ("'local_shell'", "'web_search'", "'custom' ('apply_patch')")
+    for tool, kind in zip(UNKNOWN_TOOLS, described, strict=True):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await create(model="fake", input="Hi", tools=[tool])
+        assert caught.value.param == "tools[0].type"
+        assert f"a tool of the type {kind}" in caught.value.message
+        assert "--ignore-unknown-tools" in caught.value.message
 
 
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("run", [run_chats, run_responses])
 async def test_an_agent_of_openais_client_does_the_same(
-    server: FakeServer, tmp_path: Path, run: Any, streams: bool
+    server: FakeServer,
+    openai_client: openai.AsyncOpenAI,
+    shop: Workshop,
+    run: Any,
+    streams: bool,
 ) -> None:
-    path = tmp_path / "a.py"
-    path.write_text("ok = True\n")
-    shop = Workshop(tmp_path)
-    async with openai.AsyncOpenAI(
-        base_url=f"{server.url}/v1", api_key="any", max_retries=0
-    ) as client:
-        assert await run(client, shop, streams) == "It is False now."
-    assert path.read_text() == "ok = False\n"
+    assert await run(openai_client, shop, streams) == "It is False now."
+    assert shop.read("a.py") == "ok = False\n"
     assert shop.seen == ["read", "edit", "read"]
     # The second look sees the edit, because this agent runs its tools one by one.
     check_last_prompt(server, last_result="ok = False")

@@ -6,15 +6,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 import json
 from pathlib import Path
-import re
 from typing import Any
 from urllib.parse import quote
 
 import httpx2 as httpx
 import pytest
+import raw_http
 import trio
 
-from trioserve.config import HttpConfig, RenderConfig
+from trioserve.config import HttpConfig
 from trioserve.errors import EngineDied
 from trioserve.render.workers.threads import RendererWorkers
 from trioserve.testing.server import FakeServer, open_fake_server
@@ -90,45 +90,22 @@ async def test_a_streamed_chat_begins_with_the_role_and_ends_with_done(
     assert reasons == [None] * (len(chunks) - 1) + ["length"]
 
 
-async def test_usage_comes_in_a_separate_last_chunk(
-    client: httpx.AsyncClient,
-) -> None:
-    body = CHAT | {
-        "max_tokens": 4,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    events = await stream(client, CHAT_PATH, body)
-    assert [event["usage"] for event in events[:-2]] == [None] * (len(events) - 2)
-    assert events[-2]["choices"] == []
-    assert events[-2]["usage"]["completion_tokens"] == 4
-    assert events[-1] == "[DONE]"
-
-
+@pytest.mark.parametrize("has_last", [True, False])
+@pytest.mark.parametrize(
+    ("path", "body"), [(CHAT_PATH, CHAT), (COMPLETION_PATH, {"prompt": "Hi"})]
+)
 async def test_continuous_usage_counts_the_tokens_so_far(
-    client: httpx.AsyncClient,
+    client: httpx.AsyncClient, path: str, body: dict[str, Any], has_last: bool
 ) -> None:
-    body = CHAT | {
-        "max_tokens": 3,
-        "stream": True,
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-    }
-    events = await stream(client, CHAT_PATH, body)
-    counts = [event["usage"]["completion_tokens"] for event in events[:-1]]
-    assert counts == sorted(counts)
-    # The event with the role comes before the first token.
-    assert counts[0] == 0
-    assert counts[-1] == 3
-
-
-async def test_continuous_usage_needs_no_last_chunk(client: httpx.AsyncClient) -> None:
-    options = {"include_usage": False, "continuous_usage_stats": True}
-    for path, body in ((CHAT_PATH, CHAT), ("/v1/completions", {"prompt": "Hi"})):
-        body = body | {"max_tokens": 3, "stream": True, "stream_options": options}
-        *events, done = await stream(client, path, body)
-        assert done == "[DONE]"
-        assert all(event["choices"] for event in events)
-        assert events[-1]["usage"]["completion_tokens"] == 3
+    options = {"include_usage": has_last, "continuous_usage_stats": True}
+    body = body | {"max_tokens": 3, "stream": True, "stream_options": options}
+    *events, done = await stream(client, path, body)
+    assert done == "[DONE]"
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts) and counts[-1] == 3
+    assert [bool(event["choices"]) for event in events].count(False) == has_last
+    # A chat's event with the role comes before the first token.
+    assert path != CHAT_PATH or counts[0] == 0
 
 
 async def test_n_choices_are_streamed_side_by_side(
@@ -189,52 +166,37 @@ async def test_a_completion_takes_every_form_of_prompt(
     assert {choice["text"] for choice in choices} == {answer_of(server, 3)}
 
 
-async def test_a_completion_has_16_tokens_by_default(
-    client: httpx.AsyncClient,
-) -> None:
-    response = await client.post(COMPLETION_PATH, json={"prompt": "Once"})
-    assert response.json()["usage"]["completion_tokens"] == 16
-
-
+@pytest.mark.parametrize("num_tokens", [0, 3])
 @pytest.mark.parametrize("prompt", ["Once upon a time", [40, 41, 42]])
 @pytest.mark.parametrize("streams", [False, True])
 async def test_echo_puts_the_prompt_before_the_text(
-    client: httpx.AsyncClient, server: FakeServer, prompt: object, streams: bool
+    client: httpx.AsyncClient,
+    server: FakeServer,
+    prompt: object,
+    streams: bool,
+    num_tokens: int,
 ) -> None:
-    body = {"prompt": prompt, "max_tokens": 3, "echo": True, "stream": streams}
+    body = {"prompt": prompt, "max_tokens": num_tokens, "echo": True, "n": 2}
     if streams:
-        events = await stream(client, COMPLETION_PATH, body)
-        text = "".join(event["choices"][0]["text"] for event in events[:-1])
-    else:
-        response = await client.post(COMPLETION_PATH, json=body)
-        text = response.json()["choices"][0]["text"]
-    if not isinstance(prompt, str):
-        answer = await client.post("/detokenize", json={"tokens": prompt})
-        prompt = answer.json()["prompt"]
-    assert text == prompt + answer_of(server, 3)
-
-
-@pytest.mark.parametrize("prompt", ["Once upon a time", [40]])
-@pytest.mark.parametrize("streams", [False, True])
-async def test_an_echo_alone_writes_no_token(
-    client: httpx.AsyncClient, server: FakeServer, prompt: object, streams: bool
-) -> None:
-    body = {"prompt": prompt, "max_tokens": 0, "echo": True, "stream": streams, "n": 2}
-    if streams:
-        options = {"stream_options": {"include_usage": True}}
+        options = {"stream": True, "stream_options": {"include_usage": True}}
         *events, last, _ = await stream(client, COMPLETION_PATH, body | options)
         choices = [choice for event in events for choice in event["choices"]]
         usage = last["usage"]
     else:
         answer = (await client.post(COMPLETION_PATH, json=body)).json()
         choices, usage = answer["choices"], answer["usage"]
+    texts = {each["index"]: "" for each in choices}
+    for each in choices:
+        texts[each["index"]] += each["text"]
     if not isinstance(prompt, str):
         decoded = await client.post("/detokenize", json={"tokens": prompt})
         prompt = decoded.json()["prompt"]
-    assert [choice["text"] for choice in choices] == [prompt] * 2
-    assert {choice["finish_reason"] for choice in choices} == {"length"}
-    assert usage["completion_tokens"] == 0
-    assert not any(plan.num_sampled for plan in server.device.plans)
+    expected = prompt + (answer_of(server, num_tokens) if num_tokens else "")
+    assert texts == {0: expected, 1: expected}
+    reasons = [choice["finish_reason"] for choice in choices]
+    assert (reasons.count("length"), set(reasons) <= {None, "length"}) == (2, True)
+    assert usage["completion_tokens"] == 2 * num_tokens
+    assert any(plan.num_sampled for plan in server.device.plans) == bool(num_tokens)
 
 
 async def test_token_ids_are_returned_on_request(
@@ -293,71 +255,6 @@ async def test_tokenize_renders_a_chat(client: httpx.AsyncClient) -> None:
     assert text.json()["prompt"].endswith("<|im_start|>assistant\n")
 
 
-TALK = [
-    {"role": "user", "content": "What is the weather in Wien?"},
-    {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [
-            {
-                "id": "call_1",
-                "type": "function",
-                "function": {"name": "ask", "arguments": '{"city": "Wien"}'},
-            }
-        ],
-    },
-    {"role": "tool", "tool_call_id": "call_1", "content": "42"},
-]
-
-
-@pytest.mark.server(render=RenderConfig(tool_call_parser="none"))
-async def test_without_a_parser_tools_need_a_place_in_the_template(
-    client: httpx.AsyncClient,
-) -> None:
-    tools = [{"type": "function", "function": {"name": "ask"}}]
-    response = await client.post(CHAT_PATH, json={"messages": TALK})
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "messages[1].tool_calls"
-    body = CHAT | {"max_tokens": 1, "tools": tools}
-    refused = await client.post(CHAT_PATH, json=body)
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "tools"
-    answer = await client.post(CHAT_PATH, json=body | {"tool_choice": "none"})
-    assert answer.status_code == 200
-
-
-SHOWS_CALLS = (
-    "{% for m in messages %}[{{ m.role }}:{{ m.content }}"
-    "{% for call in m.tool_calls or [] %}<{{ call.function.name }} "
-    "{{ call.function.arguments | tojson }}>{% endfor %}]{% endfor %}"
-)
-
-
-@pytest.mark.server(chat_template=SHOWS_CALLS)
-async def test_earlier_calls_reach_the_model(client: httpx.AsyncClient) -> None:
-    body = {"messages": TALK, "max_tokens": 1}
-    assert (await client.post(CHAT_PATH, json=body)).status_code == 200
-    tokens = (await client.post("/tokenize", json={"messages": TALK})).json()
-    text = await client.post("/detokenize", json={"tokens": tokens["tokens"]})
-    assert text.json()["prompt"] == (
-        "[user:What is the weather in Wien?]"
-        '[assistant:<ask {"city": "Wien"}>][tool:42]'
-    )
-
-
-async def test_the_deepest_template_arguments_are_rendered(
-    client: httpx.AsyncClient,
-) -> None:
-    value: object = 1
-    for _ in range(63):
-        value = [value]
-    body = CHAT | {"max_tokens": 1, "chat_template_kwargs": {"a": value}}
-    assert (await client.post(CHAT_PATH, json=body)).status_code == 200
-    body["chat_template_kwargs"] = {"a": [value]}
-    refused = await client.post(CHAT_PATH, json=body)
-    assert refused.json()["error"]["param"] == "chat_template_kwargs"
-
-
 async def test_operations_answer(client: httpx.AsyncClient) -> None:
     assert (await client.get("/health")).status_code == 200
     assert (await client.get("/version")).json()["version"]
@@ -387,18 +284,6 @@ async def test_readiness_tells_of_templates_that_do_not_end(
     # Requests that need no template are still answered.
     text = {"model": "fake", "prompt": "a", "max_tokens": 1}
     assert (await client.post("/v1/completions", json=text)).status_code == 200
-
-
-async def test_openapi_lists_every_route(
-    client: httpx.AsyncClient, server: FakeServer
-) -> None:
-    from trioserve.server.app import create_http_app
-
-    document = (await client.get("/openapi.json")).json()
-    rules = create_http_app(server.state).url_map.iter_rules()
-    assert set(document["paths"]) == {
-        re.sub(r"<\w+:(\w+)>", r"{\1}", rule.rule) for rule in rules
-    }
 
 
 async def test_a_model_is_described_by_its_name(client: httpx.AsyncClient) -> None:
@@ -447,14 +332,8 @@ async def test_no_request_is_redirected(client: httpx.AsyncClient) -> None:
     ("changes", "param"),
     [
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_completion_tokens": 0}, "max_completion_tokens"),
-        ({"temperature": -1}, "temperature"),
-        ({"n": 0}, "n"),
         ({"n": 100_000}, "n"),
-        ({"top_p": 0}, "top_p"),
         ({"top_p": "much"}, "top_p"),
-        ({"seed": 2**70}, "seed"),
-        ({"stop": [""]}, "stop"),
         ({"stop_token_ids": [10**9]}, "stop_token_ids"),
         ({"logit_bias": {"999999": 1}}, "logit_bias"),
         ({"max_tokens": 10_000}, "max_tokens"),
@@ -464,10 +343,7 @@ async def test_no_request_is_redirected(client: httpx.AsyncClient) -> None:
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"response_format": {"type": "json"}}, "response_format.type"),
         ({"structured_outputs": {"regex": "["}}, "structured_outputs.regex"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"top_logprobs": 3}, "top_logprobs"),
         ({"priority": -1}, "priority"),
-        ({"priority": 2**62}, "priority"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ],
 )
@@ -488,39 +364,6 @@ async def test_the_priority_of_everybody_may_be_named(
 ) -> None:
     body = CHAT | {"max_tokens": 1, "priority": priority}
     assert (await client.post(CHAT_PATH, json=body)).status_code == 200
-
-
-async def test_completions_take_no_priority_either(client: httpx.AsyncClient) -> None:
-    body = {"prompt": "Hello", "max_tokens": 1, "priority": -1}
-    response = await client.post(COMPLETION_PATH, json=body)
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "priority"
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"null",
-        b'{"messages": [{"role": "user", "content": "\xff"}]}',
-        b'{"temperature": NaN, "messages": []}',
-        b'{"seed": ' + b"9" * 5000 + b"}",
-        b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-        b'{"messages": ' + b'[{"content":' * 5000 + b"1" + b"}]" * 5000 + b"}",
-        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
-    ],
-    ids=lambda body: repr(body[:24]),
-)
-async def test_bodies_that_are_no_request_are_400(
-    client: httpx.AsyncClient, body: bytes
-) -> None:
-    response = await client.post(
-        CHAT_PATH, content=body, headers={"Content-Type": "application/json"}
-    )
-    assert response.status_code == 400
-    assert response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -570,13 +413,6 @@ async def test_http_errors_are_json_too(
     assert ("allow" in response.headers) == (status == 405)
 
 
-async def test_an_unknown_model_is_404(client: httpx.AsyncClient) -> None:
-    response = await client.post(CHAT_PATH, json=CHAT | {"model": "../etc/passwd"})
-    assert response.status_code == 404
-    error = response.json()["error"]
-    assert (error["type"], error["param"]) == (ERROR_TYPES[404], "model")
-
-
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 async def test_a_limit_that_does_not_fit_is_named_as_it_was_sent(
     client: httpx.AsyncClient, name: str
@@ -605,13 +441,6 @@ async def test_a_limit_that_was_not_sent_fits_the_prompt(
     assert response.json()["error"]["message"] == (
         "min_tokens: must not exceed the most output tokens, 2"
     )
-
-
-async def test_unknown_fields_are_ignored(client: httpx.AsyncClient) -> None:
-    response = await client.post(
-        CHAT_PATH, json=CHAT | {"max_tokens": 1, "of_the_future": {"a": [1]}}
-    )
-    assert response.status_code == 200
 
 
 # Only the tokenizer finds this error, which is answered 400.
@@ -651,17 +480,25 @@ async def test_a_full_engine_refuses_before_anything_is_rendered(
     nursery.cancel_scope.cancel()
 
 
-async def test_an_engine_that_dies_in_mid_stream_is_an_event(
-    tokenizer_folder: Path,
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_engine_that_dies_is_500_or_in_mid_stream_an_event(
+    tokenizer_folder: Path, streams: bool
 ) -> None:
     with pytest.RaisesGroup(RuntimeError, flatten_subgroups=True):
         async with open_fake_server(tokenizer_folder, fail_at_step=4) as server:
             async with httpx.AsyncClient(base_url=server.url) as client:
                 with trio.CancelScope(shield=True):
-                    events = await stream(client, CHAT_PATH, CHAT | {"stream": True})
-    assert events[0]["choices"]
-    assert events[-2]["error"]["code"] == 500
-    assert events[-1] == "[DONE]"
+                    answer = await client.post(
+                        CHAT_PATH, json=CHAT | {"stream": streams}
+                    )
+    if not streams:
+        assert answer.status_code == 500
+        assert "engine" in answer.json()["error"]["message"]
+        return
+    first, *_, error, done = raw_http.read_events(answer.text)
+    assert first["choices"]
+    assert error["error"]["code"] == 500
+    assert done == "[DONE]"
 
 
 async def test_a_dead_engines_health_says_when_to_come_again(
@@ -676,16 +513,6 @@ async def test_a_dead_engines_health_says_when_to_come_again(
     answer = await client.post(CHAT_PATH, json=CHAT)
     assert answer.status_code == 500
     assert "retry-after" not in answer.headers
-
-
-async def test_an_engine_that_dies_answers_500(tokenizer_folder: Path) -> None:
-    with pytest.RaisesGroup(RuntimeError, flatten_subgroups=True):
-        async with open_fake_server(tokenizer_folder, fail_at_step=4) as server:
-            async with httpx.AsyncClient(base_url=server.url) as client:
-                with trio.CancelScope(shield=True):
-                    response = await client.post(CHAT_PATH, json=CHAT)
-    assert response.status_code == 500
-    assert "engine" in response.json()["error"]["message"]
 
 
 @pytest.mark.server(http=HttpConfig(drain_timeout=0.1), step_seconds=0.02)

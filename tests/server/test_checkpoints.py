@@ -66,6 +66,9 @@ GENERATING: dict[str, tuple[str, dict[str, object]]] = {
     "message": ("/v1/messages", CHAT | {"model": "fake", "stream": True}),
     "tokens": ("/tokenize", {"prompt": "a"}),
 }
+# The requests that differ behind the border of processes, which all of them pass.
+REMOTE = ("streamed chat", "two answers", "with a deadline", "structured", "prompts")
+
 POOLING: dict[str, tuple[str, dict[str, object]]] = {
     "embeddings": ("/v1/embeddings", {"input": ["a", "b c"]}),
     "many texts": ("/v1/embeddings", {"input": ["The quick brown fox. " * 5] * 70}),
@@ -276,9 +279,10 @@ async def test_requests_that_generate(
         HostedCore(core) if is_remote else core, info=info, max_num_sequences=100
     )
     renderer = load_renderer(tokenizer_folder, RenderConfig(), info=info)
-    places = await cancel_everywhere(TextEngine(engine, renderer), GENERATING)
+    requests = {k: v for k, v in GENERATING.items() if not is_remote or k in REMOTE}
+    places = await cancel_everywhere(TextEngine(engine, renderer), requests)
     scheduler.check()
-    assert sum(places.values()) > 250
+    assert sum(places.values()) > 20 * len(requests)
     assert set(places) >= {
         "ChunkedBody.take_chunks",
         "Turns.hold",

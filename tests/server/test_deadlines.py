@@ -20,7 +20,7 @@ import trio
 
 from trioserve.config import HttpConfig
 from trioserve.errors import RequestCancelled
-from trioserve.http.connection.peer import Peer
+from trioserve.http.connection.exchange import Peer
 from trioserve.http.record.progress import Progress
 from trioserve.http.time_limit import TimeLimit
 from trioserve.testing.server import (

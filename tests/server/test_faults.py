@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-import json
 from pathlib import Path
 import time
 
 import pytest
+from raw_http import read_all, write_post
 import trio
 import trio.testing
 from whole_server import (
@@ -32,27 +32,13 @@ STREAM = {"prompt": "Once upon a time", "max_tokens": 8, "stream": True}
 WHOLE = STREAM | {"stream": False}
 
 
-def write_post(fields: dict[str, object]) -> bytes:
-    body = json.dumps(fields).encode()
-    return (
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-    )
-
-
-async def read_all(stream: trio.SocketStream) -> bytes:
-    data = b""
-    try:
-        while part := await stream.receive_some():
-            data += part
-    except trio.BrokenResourceError:
-        pass
-    return data
+def write_completion(fields: dict[str, object]) -> bytes:
+    return write_post("/v1/completions", fields, Connection="close")
 
 
 async def ask(server: SimulatedServer, fields: dict[str, object]) -> bytes:
     stream = server.connect()
-    await stream.send_all(write_post(fields))
+    await stream.send_all(write_completion(fields))
     return await read_all(stream)
 
 
@@ -109,7 +95,7 @@ LIMITS: dict[Phase, SimulatedLimits] = {
 @asynccontextmanager
 async def begin(server: SimulatedServer, phase: Phase) -> AsyncIterator[None]:
     """Hold a request in some phase at the beginning of the block."""
-    packet = write_post(STREAM if phase == "decode" else WHOLE)
+    packet = write_completion(STREAM if phase == "decode" else WHOLE)
     # Its answer is longer than that.
     stream = server.connect(capacity=50 if phase == "write" else 65_536)
     async with trio.open_nursery() as nursery:
@@ -195,7 +181,7 @@ def test_a_reset_may_come_at_each_step_of_a_request(
     """The request is sent in three parts, and reset behind the n-th step of any task."""
 
     async def story(server: SimulatedServer) -> None:
-        packet, answered = write_post(fields), False
+        packet, answered = write_completion(fields), False
         num_steps = 0
         while not answered:
             answered = b" 200 " in await send_until(server, packet, num_steps)
@@ -241,7 +227,7 @@ def test_1000_clients_may_vanish_at_once(play: Callable[..., None]) -> None:
     async def story(server: SimulatedServer) -> None:
         streams = [server.connect() for _ in range(1000)]
         for number, stream in enumerate(streams):
-            await stream.send_all(write_post(STREAM if number % 2 else WHOLE))
+            await stream.send_all(write_completion(STREAM if number % 2 else WHOLE))
         while not server.engine.statistics().scheduler.num_running:
             await trio.sleep(0.001)
         for stream in streams:

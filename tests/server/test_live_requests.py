@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 import json
 from pathlib import Path
 import re
@@ -18,7 +17,7 @@ import trio
 from trioserve.config import HttpConfig
 from trioserve.http.live.lifecycle import Lifecycle
 from trioserve.http.live.live_requests import LiveRequest, LiveRequests
-from trioserve.testing.server import FakeServer, open_fake_server
+from trioserve.testing.server import FakeServer
 
 LIVE = "/v1/requests"
 PATH = "/v1/completions"
@@ -27,6 +26,8 @@ UPLOAD = (
     "POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
     "X-Request-Id: upload\r\nContent-Length: 1000\r\n\r\n{"
 )
+
+pytestmark = pytest.mark.server(step_seconds=0.02)
 
 # Of responses that have not ended.
 _OPEN = ("queued", "in_progress")
@@ -119,125 +120,120 @@ class Client:
 
 
 @pytest.fixture
-def open_client(tokenizer_folder: Path) -> Callable[..., Any]:
-    @asynccontextmanager
-    async def open_it(**options: Any) -> AsyncIterator[Client]:
-        async with open_fake_server(
-            tokenizer_folder, step_seconds=0.02, **options
-        ) as server:
-            fresh = server.engine.statistics()
-            with trio.fail_after(60):
-                async with (
-                    httpx.AsyncClient(base_url=server.url, timeout=20) as client,
-                    trio.open_nursery() as nursery,
-                ):
-                    yield Client(server, client, nursery)
-                    nursery.cancel_scope.cancel()
-                while server.engine.statistics() != fresh:
-                    await trio.sleep(0.01)
-
-    return open_it
+def keys(tmp_path: Path) -> Path:
+    """The file with the keys of the server."""
+    path = tmp_path / "keys"
+    path.write_text("ann sk-ann\nbob sk-bob\nroot sk-root admin\n")
+    return path
 
 
-OpenClient = Callable[..., Any]
+@pytest.fixture
+def server_options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    if "keys" not in request.fixturenames:
+        return {}
+    return {"http": HttpConfig(api_key_file=str(request.getfixturevalue("keys")))}
 
 
-async def test_a_request_is_shown_while_it_is_answered(open_client: OpenClient) -> None:
-    async with open_client() as client:
-        assert await client.list_ids() == []
-        client.begin("one", timeout=20, stream=True)
-        card = await client.wait_for("decode", "one")
-        assert (card["method"], card["path"], card["key"]) == ("POST", PATH, None)
-        assert card["timeout_seconds"] == 20
-        assert card["age_seconds"] > 0
-        assert card["prompt_tokens"] > 0
-        client.begin("two", prompt=["a", "b"])
-        await client.wait_for("decode", "two")
-        assert await client.list_ids() == ["one", "two"]
-        while (await client.wait_for("decode", "one"))["completion_tokens"] < 10:
-            pass
+@pytest.fixture
+async def live(
+    server: FakeServer, client: httpx.AsyncClient, nursery: trio.Nursery
+) -> AsyncIterator[Client]:
+    fresh = server.engine.statistics()
+    yield Client(server, client, nursery)
+    nursery.cancel_scope.cancel()
+    while server.engine.statistics() != fresh:
+        await trio.sleep(0.01)
+
+
+async def test_a_request_is_shown_while_it_is_answered(live: Client) -> None:
+    assert await live.list_ids() == []
+    live.begin("one", timeout=20, stream=True)
+    card = await live.wait_for("decode", "one")
+    assert (card["method"], card["path"], card["key"]) == ("POST", PATH, None)
+    assert card["timeout_seconds"] == 20
+    assert card["age_seconds"] > 0
+    assert card["prompt_tokens"] > 0
+    live.begin("two", prompt=["a", "b"])
+    await live.wait_for("decode", "two")
+    assert await live.list_ids() == ["one", "two"]
+    while (await live.wait_for("decode", "one"))["completion_tokens"] < 10:
+        pass
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_cancelled_request_ends_with_an_error(
-    open_client: OpenClient, stream: bool
+    live: Client, stream: bool
 ) -> None:
-    async with open_client() as client:
-        client.begin("one", stream=stream, n=3)
-        client.begin("other", max_tokens=60)
-        await client.wait_for("decode", "one")
-        cancelled = (await client.ask("DELETE", f"{LIVE}/one")).json()
-        assert [each["id"] for each in cancelled["data"]] == ["one"]
-        answer = await client.wait_answer("one")
-        if stream:
-            *_, error, done = answer.text.strip().split("\n\n")
-            assert done == "data: [DONE]"
-            error = json.loads(error.removeprefix("data: "))
-        else:
-            error = answer.json()
-            assert answer.status_code == 499
-            assert answer.headers["x-should-retry"] == "false"
-        assert error["error"]["type"] == "RequestCancelled"
-        other = (await client.wait_answer("other")).json()
-        assert other["choices"][0]["finish_reason"] == "length"
-        assert (await client.ask("DELETE", f"{LIVE}/one")).status_code == 404
+    live.begin("one", stream=stream, n=3)
+    live.begin("other", max_tokens=60)
+    await live.wait_for("decode", "one")
+    cancelled = (await live.ask("DELETE", f"{LIVE}/one")).json()
+    assert [each["id"] for each in cancelled["data"]] == ["one"]
+    answer = await live.wait_answer("one")
+    if stream:
+        *_, error, done = answer.text.strip().split("\n\n")
+        assert done == "data: [DONE]"
+        error = json.loads(error.removeprefix("data: "))
+    else:
+        error = answer.json()
+        assert answer.status_code == 499
+        assert answer.headers["x-should-retry"] == "false"
+    assert error["error"]["type"] == "RequestCancelled"
+    other = (await live.wait_answer("other")).json()
+    assert other["choices"][0]["finish_reason"] == "length"
+    assert (await live.ask("DELETE", f"{LIVE}/one")).status_code == 404
 
 
-async def test_an_upload_can_be_cancelled(open_client: OpenClient) -> None:
-    async with open_client() as client:
-        port = client.server.port
-        async with await trio.open_tcp_stream("127.0.0.1", port) as uploader:
-            await uploader.send_all(UPLOAD.encode())
-            await client.wait_for("body", "upload")
-            assert (await client.ask("DELETE", LIVE)).status_code == 200
-            answer = b"".join([data async for data in uploader])
-        assert answer.startswith(b"HTTP/1.1 499")
-        assert await client.list_ids() == []
+async def test_an_upload_can_be_cancelled(live: Client) -> None:
+    port = live.server.port
+    async with await trio.open_tcp_stream("127.0.0.1", port) as uploader:
+        await uploader.send_all(UPLOAD.encode())
+        await live.wait_for("body", "upload")
+        assert (await live.ask("DELETE", LIVE)).status_code == 200
+        answer = b"".join([data async for data in uploader])
+    assert answer.startswith(b"HTTP/1.1 499")
+    assert await live.list_ids() == []
 
 
 async def test_a_key_sees_and_cancels_its_own_requests(
-    open_client: OpenClient, tmp_path: Path
+    live: Client, keys: Path
 ) -> None:
-    path = tmp_path / "keys"
-    path.write_text("ann sk-a\nbob sk-b\nroot sk-r admin\n")
-    async with open_client(http=HttpConfig(api_key_file=str(path))) as client:
-        client.begin("of-ann", "sk-a")
-        client.begin("of-bob", "sk-b")
-        card = await client.wait_for("decode", "of-ann", "sk-a")
-        assert card["key"] == "ann"
-        await client.wait_for("decode", "of-bob", "sk-r")
-        assert await client.list_ids("sk-a") == ["of-ann"]
-        assert await client.list_ids("sk-b") == ["of-bob"]
-        assert sorted(await client.list_ids("sk-r")) == ["of-ann", "of-bob"]
-        for method in ("GET", "DELETE"):
-            answer = await client.ask(method, f"{LIVE}/of-bob", "sk-a")
-            assert answer.status_code == 404
-            assert answer.json()["error"]["param"] == "request_id"
-        await client.ask("DELETE", LIVE, "sk-a")
-        assert (await client.wait_answer("of-ann")).status_code == 499
-        assert await client.list_ids("sk-r") == ["of-bob"]
-        await client.ask("DELETE", LIVE, "sk-r")
-        assert (await client.wait_answer("of-bob")).status_code == 499
+    live.begin("of-ann", "sk-ann")
+    live.begin("of-bob", "sk-bob")
+    card = await live.wait_for("decode", "of-ann", "sk-ann")
+    assert card["key"] == "ann"
+    await live.wait_for("decode", "of-bob", "sk-root")
+    assert await live.list_ids("sk-ann") == ["of-ann"]
+    assert await live.list_ids("sk-bob") == ["of-bob"]
+    assert sorted(await live.list_ids("sk-root")) == ["of-ann", "of-bob"]
+    for method in ("GET", "DELETE"):
+        answer = await live.ask(method, f"{LIVE}/of-bob", "sk-ann")
+        assert answer.status_code == 404
+        assert answer.json()["error"]["param"] == "request_id"
+    await live.ask("DELETE", LIVE, "sk-ann")
+    assert (await live.wait_answer("of-ann")).status_code == 499
+    assert await live.list_ids("sk-root") == ["of-bob"]
+    await live.ask("DELETE", LIVE, "sk-root")
+    assert (await live.wait_answer("of-bob")).status_code == 499
 
 
-async def test_an_id_may_name_several(open_client: OpenClient) -> None:
-    async with open_client() as client:
-        client.begin("twin")
-        client.begin("twin", stream=True)
-        while len(await client.list_ids()) < 2:
-            await trio.sleep(0.01)
-        shown = (await client.ask("GET", f"{LIVE}/twin")).json()["data"]
-        assert [each["id"] for each in shown] == ["twin"] * 2
-        await client.ask("DELETE", f"{LIVE}/twin")
-        while await client.list_ids():
-            await trio.sleep(0.01)
+async def test_an_id_may_name_several(live: Client) -> None:
+    live.begin("twin")
+    live.begin("twin", stream=True)
+    while len(await live.list_ids()) < 2:
+        await trio.sleep(0.01)
+    shown = (await live.ask("GET", f"{LIVE}/twin")).json()["data"]
+    assert [each["id"] for each in shown] == ["twin"] * 2
+    await live.ask("DELETE", f"{LIVE}/twin")
+    while await live.list_ids():
+        await trio.sleep(0.01)
 
 
 async def test_the_oldest_come_first_though_they_have_lost_their_connection() -> None:
     def make(arrived_at: float) -> Any:
         parts: Any = dict.fromkeys(("progress", "time_limit", "cancellation", "owner"))
         return LiveRequest(
-            id=arrived_at, method="GET", path=LIVE, arrived_at=arrived_at, **parts
+            named=arrived_at, method="GET", path=LIVE, arrived_at=arrived_at, **parts
         )
 
     lifecycle = Lifecycle(drain_timeout=1)
@@ -252,56 +248,52 @@ async def test_the_oldest_come_first_though_they_have_lost_their_connection() ->
         assert live.list_for(asker.key) == [first, second, third, asker]
 
 
-async def test_an_id_may_have_slashes(open_client: OpenClient) -> None:
-    async with open_client() as client:
-        for request_id in ("a/b", "/v1/requests"):
-            client.begin("one", request_id=request_id)
-            path = f"{LIVE}/{quote(request_id, safe='')}"
-            while (shown := await client.ask("GET", path)).status_code != 200:
-                await trio.sleep(0.01)
-            assert [each["id"] for each in shown.json()["data"]] == [request_id]
-            assert (await client.ask("DELETE", path)).status_code == 200
-            assert (await client.wait_answer("one")).status_code == 499
-            del client.answers["one"]
+async def test_an_id_may_have_slashes(live: Client) -> None:
+    for request_id in ("a/b", "/v1/requests"):
+        live.begin("one", request_id=request_id)
+        path = f"{LIVE}/{quote(request_id, safe='')}"
+        while (shown := await live.ask("GET", path)).status_code != 200:
+            await trio.sleep(0.01)
+        assert [each["id"] for each in shown.json()["data"]] == [request_id]
+        assert (await live.ask("DELETE", path)).status_code == 200
+        assert (await live.wait_answer("one")).status_code == 499
+        del live.answers["one"]
 
 
-async def test_an_empty_id_cancels_nothing(open_client: OpenClient) -> None:
-    async with open_client() as client:
-        client.begin("one", max_tokens=30)
-        await client.wait_for("decode", "one")
-        assert (await client.ask("DELETE", f"{LIVE}/")).status_code == 404
-        assert (await client.wait_answer("one")).status_code == 200
+async def test_an_empty_id_cancels_nothing(live: Client) -> None:
+    live.begin("one", max_tokens=30)
+    await live.wait_for("decode", "one")
+    assert (await live.ask("DELETE", f"{LIVE}/")).status_code == 404
+    assert (await live.wait_answer("one")).status_code == 200
 
 
 async def test_the_device_is_free_though_the_client_does_not_read(
-    open_client: OpenClient,
+    live: Client,
 ) -> None:
     body = json.dumps({**LONG, "n": 32, "stream": True, "logprobs": 5})
     head = UPLOAD.partition("Content-Length")[0]
-    async with open_client() as client:
-        port = client.server.port
-        async with await trio.open_tcp_stream("127.0.0.1", port) as reader:
-            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            request = f"{head}Content-Length: {len(body)}\r\n\r\n{body}"
-            await reader.send_all(request.encode())
-            while client.server.engine.statistics().scheduler.num_running == 0:
-                await trio.sleep(0.01)
-            await client.ask("DELETE", f"{LIVE}/upload")
-            num_steps = len(client.server.device.plans)
-            while client.server.engine.statistics().scheduler.num_running:
-                await trio.sleep(0.001)
-            # Those that were in flight already.
-            assert len(client.server.device.plans) <= num_steps + 3
+    port = live.server.port
+    async with await trio.open_tcp_stream("127.0.0.1", port) as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        request = f"{head}Content-Length: {len(body)}\r\n\r\n{body}"
+        await reader.send_all(request.encode())
+        while live.server.engine.statistics().scheduler.num_running == 0:
+            await trio.sleep(0.01)
+        await live.ask("DELETE", f"{LIVE}/upload")
+        num_steps = len(live.server.device.plans)
+        while live.server.engine.statistics().scheduler.num_running:
+            await trio.sleep(0.001)
+        # Those that were in flight already.
+        assert len(live.server.device.plans) <= num_steps + 3
 
 
 async def test_a_followed_response_ends_by_its_own_deadline(
-    open_client: OpenClient,
+    live: Client,
 ) -> None:
-    async with open_client() as client:
-        body = {"input": "a", "background": True, "stream": True}
-        async with httpx.AsyncClient(base_url=client.server.url, timeout=20) as http:
-            headers = {"X-Request-Timeout": "0.3"}
-            answer = await http.post("/v1/responses", json=body, headers=headers)
+    body = {"input": "a", "background": True, "stream": True}
+    async with httpx.AsyncClient(base_url=live.server.url, timeout=20) as http:
+        headers = {"X-Request-Timeout": "0.3"}
+        answer = await http.post("/v1/responses", json=body, headers=headers)
     assert '"reason":"deadline"' in answer.text
     assert "event: error" not in answer.text
 
@@ -310,109 +302,99 @@ async def test_a_followed_response_ends_by_its_own_deadline(
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_a_follower_can_be_cancelled_again_and_again(
-    open_client: OpenClient,
+    live: Client,
 ) -> None:
-    async with open_client() as client:
-        texts: list[str] = []
+    texts: list[str] = []
 
-        async def follow() -> None:
-            texts.append((await client.ask("GET", f"{path}?stream=true")).text)
+    async def follow() -> None:
+        texts.append((await live.ask("GET", f"{path}?stream=true")).text)
 
-        async with trio.open_nursery() as nursery:
-            path = await client.begin_in_background("began", stream=True)
-            nursery.start_soon(follow)
-            while len(ids := await client.list_ids()) < 2:
-                await trio.sleep(0.01)
-            await trio.sleep(0.1)
-            [follower] = set(ids) - {"began"}
-            for _ in range(2):
-                await client.ask("DELETE", f"{LIVE}/{follower}")
-        last = texts[0].strip().rpartition("\n\n")[2]
-        assert last.startswith("event: error\n")
-        assert '"code":"request_cancelled"' in last
-        assert await client.read_status(path) == "in_progress"
-        await client.ask("DELETE", LIVE)
+    async with trio.open_nursery() as nursery:
+        path = await live.begin_in_background("began", stream=True)
+        nursery.start_soon(follow)
+        while len(ids := await live.list_ids()) < 2:
+            await trio.sleep(0.01)
+        await trio.sleep(0.1)
+        [follower] = set(ids) - {"began"}
+        for _ in range(2):
+            await live.ask("DELETE", f"{LIVE}/{follower}")
+    last = texts[0].strip().rpartition("\n\n")[2]
+    assert last.startswith("event: error\n")
+    assert '"code":"request_cancelled"' in last
+    assert await live.read_status(path) == "in_progress"
+    await live.ask("DELETE", LIVE)
 
 
 async def test_a_response_in_the_background_is_shown_and_cancelled(
-    open_client: OpenClient,
+    live: Client,
 ) -> None:
-    async with open_client() as client:
-        path = await client.begin_in_background("back")
-        card = await client.wait_for("decode", "back")
-        assert (card["method"], card["path"]) == ("POST", "/v1/responses")
-        assert card["timeout_seconds"] == 20
-        assert 0 < card["deadline_seconds"] < 20
-        assert card["age_seconds"] > 0
-        assert card["prompt_tokens"] > 0
-        assert card["kv_blocks"] > 0
-        assert card["task"] is not None
-        while (await client.wait_for("decode", "back"))["completion_tokens"] < 5:
-            pass
-        cancelled = (await client.ask("DELETE", f"{LIVE}/back")).json()["data"]
-        assert [each["id"] for each in cancelled] == ["back"]
-        assert await client.wait_status(path) == "cancelled"
-        assert await client.list_ids() == []
-        measured = client.server.state.counts.cancel_to_free["decode"].statistics()
-        assert sum(measured.counts) == 1
+    path = await live.begin_in_background("back")
+    card = await live.wait_for("decode", "back")
+    assert (card["method"], card["path"]) == ("POST", "/v1/responses")
+    assert card["timeout_seconds"] == 20
+    assert 0 < card["deadline_seconds"] < 20
+    assert card["age_seconds"] > 0
+    assert card["prompt_tokens"] > 0
+    assert card["kv_blocks"] > 0
+    assert card["task"] is not None
+    while (await live.wait_for("decode", "back"))["completion_tokens"] < 5:
+        pass
+    cancelled = (await live.ask("DELETE", f"{LIVE}/back")).json()["data"]
+    assert [each["id"] for each in cancelled] == ["back"]
+    assert await live.wait_status(path) == "cancelled"
+    assert await live.list_ids() == []
+    measured = live.server.state.counts.cancel_to_free["decode"].statistics()
+    assert sum(measured.counts) == 1
 
 
 async def test_the_stream_that_began_a_response_is_cancelled_with_it(
-    open_client: OpenClient,
+    live: Client,
 ) -> None:
-    async with open_client() as client:
-        path = await client.begin_in_background("back", stream=True, stays=True)
-        assert await client.list_ids() == ["back", "back"]
-        await client.ask("DELETE", f"{LIVE}/back")
-        assert await client.wait_status(path) == "cancelled"
-        while await client.list_ids():
-            await trio.sleep(0.01)
+    path = await live.begin_in_background("back", stream=True, stays=True)
+    assert await live.list_ids() == ["back", "back"]
+    await live.ask("DELETE", f"{LIVE}/back")
+    assert await live.wait_status(path) == "cancelled"
+    while await live.list_ids():
+        await trio.sleep(0.01)
 
 
 async def test_responses_of_a_removed_key_are_an_administrators_to_end(
-    open_client: OpenClient, tmp_path: Path
+    live: Client, keys: Path
 ) -> None:
-    keys = tmp_path / "keys.txt"
-    keys.write_text("ann sk-ann\nbob sk-bob\nroot sk-root admin\n")
-    async with open_client(http=HttpConfig(api_key_file=str(keys))) as client:
-        paths = [
-            await client.begin_in_background(name, f"sk-{name}")
-            for name in ("ann", "bob")
-        ]
-        assert await client.list_ids("sk-ann") == ["ann"]
-        answer = await client.ask("DELETE", f"{LIVE}/bob", "sk-ann")
-        assert answer.status_code == 404
-        keys.write_text("bob sk-bob\nroot sk-root admin\n")
-        client.server.state.keys.reload()
-        assert (await client.ask("GET", LIVE, "sk-ann")).status_code == 401
-        cancelled = await client.ask("DELETE", f"{LIVE}?key=ann", "sk-root")
-        assert [each["key"] for each in cancelled.json()["data"]] == ["ann"]
-        assert await client.wait_status(paths[0], "sk-root") == "cancelled"
-        assert await client.list_ids("sk-root") == ["bob"]
-        await client.ask("DELETE", LIVE, "sk-bob")
-        assert await client.wait_status(paths[1], "sk-bob") == "cancelled"
+    paths = [
+        await live.begin_in_background(name, f"sk-{name}") for name in ("ann", "bob")
+    ]
+    assert await live.list_ids("sk-ann") == ["ann"]
+    answer = await live.ask("DELETE", f"{LIVE}/bob", "sk-ann")
+    assert answer.status_code == 404
+    keys.write_text("bob sk-bob\nroot sk-root admin\n")
+    live.server.state.keys.reload()
+    assert (await live.ask("GET", LIVE, "sk-ann")).status_code == 401
+    cancelled = await live.ask("DELETE", f"{LIVE}?key=ann", "sk-root")
+    assert [each["key"] for each in cancelled.json()["data"]] == ["ann"]
+    assert await live.wait_status(paths[0], "sk-root") == "cancelled"
+    assert await live.list_ids("sk-root") == ["bob"]
+    await live.ask("DELETE", LIVE, "sk-bob")
+    assert await live.wait_status(paths[1], "sk-bob") == "cancelled"
 
 
 async def test_an_administrator_cancels_the_requests_of_one_key(
-    open_client: Callable[..., Any], tmp_path: Path
+    live: Client, keys: Path
 ) -> None:
-    keys = tmp_path / "keys.txt"
-    keys.write_text("ann sk-ann\nbob sk-bob\nroot sk-root admin\n")
-    async with open_client(http=HttpConfig(api_key_file=str(keys))) as client:
-        for name in ("ann", "bob"):
-            client.begin(name, f"sk-{name}")
-            await client.wait_for("decode", name, "sk-root")
-        for name, key in [("bob", "sk-ann"), ("eve", "sk-root")]:
-            answer = await client.ask("DELETE", f"{LIVE}?key={name}", key)
-            assert answer.json()["data"] == []
-        # A slip must not cancel everything.
-        slip = await client.ask("DELETE", f"{LIVE}?keys=ann", "sk-root")
-        assert slip.status_code == 400
-        assert slip.json()["error"]["param"] == "keys"
-        slip = await client.ask("DELETE", f"{LIVE}?key=bob&key=ann", "sk-root")
-        assert slip.json()["error"]["message"] == "key: may be given once"
-        assert sorted(await client.list_ids("sk-root")) == ["ann", "bob"]
-        await client.ask("DELETE", f"{LIVE}?key=ann", "sk-root")
-        assert (await client.wait_answer("ann")).status_code == 499
-        listed = await client.ask("GET", f"{LIVE}?key=bob", "sk-root")
-        assert [each["id"] for each in listed.json()["data"]] == ["bob"]
+    for name in ("ann", "bob"):
+        live.begin(name, f"sk-{name}")
+        await live.wait_for("decode", name, "sk-root")
+    for name, key in [("bob", "sk-ann"), ("eve", "sk-root")]:
+        answer = await live.ask("DELETE", f"{LIVE}?key={name}", key)
+        assert answer.json()["data"] == []
+    # A slip must not cancel everything.
+    slip = await live.ask("DELETE", f"{LIVE}?keys=ann", "sk-root")
+    assert slip.status_code == 400
+    assert slip.json()["error"]["param"] == "keys"
+    slip = await live.ask("DELETE", f"{LIVE}?key=bob&key=ann", "sk-root")
+    assert slip.json()["error"]["message"] == "key: may be given once"
+    assert sorted(await live.list_ids("sk-root")) == ["ann", "bob"]
+    await live.ask("DELETE", f"{LIVE}?key=ann", "sk-root")
+    assert (await live.wait_answer("ann")).status_code == 499
+    listed = await live.ask("GET", f"{LIVE}?key=bob", "sk-root")
+    assert [each["id"] for each in listed.json()["data"]] == ["bob"]

@@ -49,6 +49,13 @@ def test_it_is_of_version_3_1_and_names_the_servers() -> None:
     assert DOCUMENT["info"] == {"title": "trioserve", "version": "1.2.3"}
 
 
+def test_it_has_every_route_and_no_other() -> None:
+    routes = {
+        (path, route.method) for route in ROUTES for path in route.documented_paths
+    }
+    assert {(path, method.upper()) for path, method, _ in OPERATIONS} == routes
+
+
 def test_every_reference_resolves() -> None:
     references = [node["$ref"] for node in walk(DOCUMENT) if "$ref" in node]
     assert references

@@ -37,8 +37,7 @@ FAILED_LOAD = "Failed to load resource"
 
 
 # Open while tests of this folder run, and no longer: Playwright's event loop runs in this
-# thread
-# until it is left, and tests of other folders call asyncio.run.
+# thread until it is left, and tests of other folders call asyncio.run.
 _OPEN = ExitStack()
 
 
@@ -83,27 +82,35 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
+def open_page(browser: Any, usual: Any) -> Iterator[Callable[..., Any]]:
     """Open the page of a server; the test fails if a policy was violated or a script failed.
 
     It fails, too, if the page asks any other server. The page's `failed_loads` are the answers
     that were errors.
     """
-    with watch_pages(browser) as open_page:
+    with watch_pages(browser, usual) as open_page:
         yield open_page
 
 
+@pytest.fixture(scope="session")
+def usual(browser: Any) -> Any:
+    """The context of pages without options. A context of its own costs a page a process."""
+    return browser.new_context()
+
+
 @contextmanager
-def watch_pages(browser: Any) -> Iterator[Callable[..., Any]]:
-    with ExitStack() as contexts:
+def watch_pages(browser: Any, usual: Any) -> Iterator[Callable[..., Any]]:
+    with ExitStack() as opened:
         wrong: list[str] = []
 
         def open_page(url: str, *, waits: bool = True, **options: Any) -> Any:
-            # Each frame of an animation costs processor time.
-            context = browser.new_context(**{"reduced_motion": "reduce"} | options)
-            contexts.callback(context.close)
+            context = usual
+            if options:
+                context = browser.new_context(**options)
+                opened.callback(context.close)
             context.set_default_timeout(1000 * SECONDS)
             page = context.new_page()
+            opened.callback(page.close)
             page.failed_loads = []
 
             def note(message: Any) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from trioserve.testing.server import FakeServer
 
-from .conftest import SECONDS, wait_for
+from .conftest import SECONDS, wait_for, watch_pages
 from .test_chat import ANSWERED, send
 
 OpenPage = Callable[..., Any]
 
 NARROW = {"width": 320, "height": 640}
+# Playwright's own size.
+WIDE = {"width": 1280, "height": 720}
 
 # WCAG 2.2, 1.4.3: the contrast of each text with the ground behind it, the lowest one.
 FIND_LOW_CONTRAST = """() => {
@@ -69,26 +71,39 @@ def fill_page(page: Any) -> None:
         }""")
 
 
+@pytest.fixture(scope="module")
+def opened(server: FakeServer, browser: Any, usual: Any) -> Iterator[tuple[Any, Any]]:
+    with watch_pages(browser, usual) as open_page:
+        page = open_page(server.url)
+        fill_page(page)
+        yield page, open_page(f"{server.url}/docs", waits=False)
+
+
+@pytest.fixture
+def pages(opened: tuple[Any, Any]) -> Iterator[tuple[Any, Any]]:
+    """The page with everything that it can show, and the description of the API."""
+    yield opened
+    for page in opened:
+        page.set_viewport_size(WIDE)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_each_text_can_be_read(
-    server: FakeServer, open_page: OpenPage, scheme: str
-) -> None:
-    page = open_page(server.url, color_scheme=scheme)
-    fill_page(page)
-    assert page.evaluate(FIND_LOW_CONTRAST) == []
-    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (ground == "rgb(255, 255, 255)") == (scheme == "light")
+def test_each_text_can_be_read(pages: tuple[Any, Any], scheme: str) -> None:
+    for page in pages:
+        page.emulate_media(color_scheme=scheme)
+        assert page.evaluate(FIND_LOW_CONTRAST) == []
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (ground == "rgb(255, 255, 255)") == (scheme == "light")
+    page, _ = pages
     page.evaluate("noteKeyNeeded(true)")
     assert page.evaluate(FIND_LOW_CONTRAST) == []
-    page.goto(f"{server.url}/docs")
-    assert page.evaluate(FIND_LOW_CONTRAST) == []
+    page.keyboard.press("Escape")
 
 
-def test_nothing_is_wider_than_a_narrow_screen(
-    server: FakeServer, open_page: OpenPage
-) -> None:
-    page = open_page(server.url, viewport=NARROW)
-    fill_page(page)
+def test_nothing_is_wider_than_a_narrow_screen(pages: tuple[Any, Any]) -> None:
+    page, description = pages
+    for each in pages:
+        each.set_viewport_size(NARROW)
     for view in ("chat", "live"):
         page.click(f"#to-{view}")
         page.wait_for_selector(f"#to-{view}[aria-current=page]")
@@ -97,8 +112,7 @@ def test_nothing_is_wider_than_a_narrow_screen(
             assert page.locator(selector).evaluate(
                 "node => node.scrollWidth <= node.clientWidth"
             )
-    page.goto(f"{server.url}/docs")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 320
+    assert description.evaluate("document.documentElement.scrollWidth") <= 320
 
 
 def test_everything_is_reached_by_the_keyboard(
@@ -197,11 +211,8 @@ def test_a_screen_reader_finds_landmarks_names_and_states(
     assert page.inner_text("#spoken") == "The answer is complete."
 
 
-def test_each_control_has_a_name_and_is_large_enough(
-    server: FakeServer, open_page: OpenPage
-) -> None:
-    page = open_page(server.url)
-    fill_page(page)
+def test_each_control_has_a_name_and_is_large_enough(pages: tuple[Any, Any]) -> None:
+    page, _ = pages
     controls = page.locator(
         "button:visible, input:visible, textarea:visible, a:visible"
     )

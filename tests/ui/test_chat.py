@@ -140,7 +140,8 @@ def test_without_room_for_the_limit_an_answer_has_what_is_left(
     send(page, "a " * 200, max_tokens=10_000)
     page.wait_for_selector(ANSWERED)
     assert [body.get("max_tokens") for body in bodies] == [10_000, None]
-    assert len(page.failed_loads) == 1
+    # Others may be looks at a request that has just ended.
+    assert len([each for each in page.failed_loads if "400" in each]) == 1
     assert "limit of tokens" in page.inner_text(".message.assistant .note")
 
 

@@ -75,9 +75,9 @@ PARTS = (
 
 
 @pytest.fixture(scope="module")
-def page(server: FakeServer, browser: Any) -> Iterator[Any]:
+def page(server: FakeServer, browser: Any, usual: Any) -> Iterator[Any]:
     """A page for all tests of this file, which put nothing into it."""
-    with watch_pages(browser) as open_page:
+    with watch_pages(browser, usual) as open_page:
         yield open_page(server.url)
 
 

@@ -9,18 +9,16 @@ from typing import cast
 from hypercorn.typing import (
     ASGISendCallable,
     ASGISendEvent,
-    HTTPResponseStartEvent,
     HTTPScope,
 )
 import trio
 
 from ..errors import escape
 from .connection import SEND_CHUNK, Peer
-from .record.ended_request import Ending
-from .record.progress import Phase, Progress
+from .record.progress import Ending, Phase, Progress
 from .record.request_counts import RequestCounts
-from .wire.cors import Cors
-from .wire.request_id import HEADER_BYTES, RequestId
+from .wire.error_body import HEADER_BYTES, RequestId
+from .wire.origins import Cors
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +80,20 @@ class Answer:
 
     async def send(self, event: ASGISendEvent) -> None:
         if event["type"] == "http.response.start":
-            self._begin(event)
+            self._progress.enter("write")
+            self.status = event["status"]
+            event["headers"] = [
+                *event["headers"],
+                (HEADER_BYTES, str(self._id).encode()),
+                *self._cors.list_fields(self._scope["headers"]),
+            ]
+            logger.debug(
+                "request %s: %s %s is answered with %d",
+                self._id,
+                escape(self._scope["method"]),
+                escape(self._scope["path"]),
+                event["status"],
+            )
         await self._send(event)
         self._note_loss()
 
@@ -118,22 +129,6 @@ class Answer:
         if self._peer.is_lost:
             # The request runs until it is cancelled, but its output is dropped.
             self._progress.stop("write")
-
-    def _begin(self, event: HTTPResponseStartEvent) -> None:
-        self._progress.enter("write")
-        self.status = event["status"]
-        event["headers"] = [
-            *event["headers"],
-            (HEADER_BYTES, str(self._id).encode()),
-            *self._cors.list_fields(self._scope["headers"]),
-        ]
-        logger.debug(
-            "request %s: %s %s is answered with %d",
-            self._id,
-            escape(self._scope["method"]),
-            escape(self._scope["path"]),
-            event["status"],
-        )
 
 
 class EventConnection:

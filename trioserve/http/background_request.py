@@ -9,9 +9,8 @@ import trio
 
 from ..observe import find_owner
 from ..types.sampling import SamplingParams
-from .record.cancellation import Cancellation
-from .record.ended_request import EndedRequest, Ending, SamplingFacts, TokenCounts
-from .record.progress import Phase
+from .record.progress import EndedRequest, Ending, Phase, SamplingFacts, TokenCounts
+from .record.request_counts import Cancellation
 from .record.stream_meter import StreamMeter
 from .scope import ScopedRequest
 from .state import ServerState

@@ -20,27 +20,27 @@ import trio
 
 from ..observe import Owner, find_owner
 from .answer import Answer, EventConnection
-from .bodies.memory_budget import name_peer
-from .bodies.upload import ChunkedBody, UploadDeadline
+from .bodies.memory import name_peer
+from .bodies.upload import ChunkedBody
 from .connection import INVITE_BODY, PEER, Peer
-from .keys.key_file import name_key
 from .keys.key_use import Ticket
+from .keys.keys import name_key
 from .live.live_requests import LiveRequest
-from .record.cancellation import Cancellation
-from .record.ended_request import (
+from .record.progress import (
     MAX_PATH,
     EndedRequest,
+    Progress,
     SamplingFacts,
     TokenCounts,
     TraceHeaders,
 )
-from .record.progress import Progress
+from .record.request_counts import Cancellation
 from .record.stream_meter import StreamMeter
 from .state import ServerState
 from .streams.keepalive import COMMENT, KeepAlive
 from .streams.resumable import ResumableStreams
 from .time_limit import TimeLimit
-from .wire.request_id import HEADER, RequestId
+from .wire.error_body import HEADER, RequestId
 
 # Longer states of traces are dropped. W3C asks for 512 characters.
 _MAX_TRACE_STATE: Final = 4096
@@ -159,13 +159,11 @@ class ScopedRequest(TrioRequest):
           RequestEntityTooLarge, UploadTooSlow
           MemoryFull: the bodies of all requests take too much memory.
         """
-        return await self.body.take_chunks(self._invite_body)
-
-    async def _invite_body(self) -> None:
-        """Answer `Expect: 100-continue`. Only HTTP/1 has this extension."""
-        extensions = self.scope.get("extensions") or {}
-        if invite := extensions.get(INVITE_BODY):
-            await cast(Callable[[], Awaitable[None]], invite)()
+        # It answers `Expect: 100-continue`. Only HTTP/1 has this extension.
+        invite = (self.scope.get("extensions") or {}).get(INVITE_BODY)
+        return await self.body.take_chunks(
+            cast(Callable[[], Awaitable[None]] | None, invite)
+        )
 
 
 class ScopedConnection(TrioASGIHTTPConnection):
@@ -207,7 +205,8 @@ class ScopedConnection(TrioASGIHTTPConnection):
         body = scoped.body
         body.budget, body.heap = state.bodies, state.heap
         body.peer = name_peer(self.scope.get("client"))
-        body.deadline = UploadDeadline(state.config.body_timeout)
+        body.part_seconds = state.config.body_timeout
+        body.wait = trio.CancelScope(deadline=trio.current_time() + body.part_seconds)
         return request
 
     async def handle_messages(  # type: ignore[override]
@@ -231,7 +230,7 @@ class ScopedConnection(TrioASGIHTTPConnection):
         async with AsyncExitStack() as scoped.resources:
             scoped.resources.callback(scoped.cancellation.end)
             scoped.live = LiveRequest(
-                id=scoped.id,
+                named=scoped.id,
                 method=scoped.method,
                 path=scoped.path,
                 arrived_at=scoped.arrived_at,

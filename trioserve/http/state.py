@@ -21,15 +21,13 @@ from ..errors import (
 from ..frontend import PoolingEngine, TextEngine
 from ..observe import LoopStall
 from .audit import LeakAudit
-from .bodies.heap import HeapTrimmer, find_trim
-from .bodies.memory_budget import MemoryBudget
+from .bodies.memory import HeapTrimmer, MemoryBudget, find_trim
 from .keys.key_use import KeyUses
 from .keys.keys import KeyRing
 from .keys.siblings import Siblings
 from .live.lifecycle import Lifecycle
-from .live.live_requests import LiveRequests
-from .live.unread import UnreadLimit
-from .record.ended_request import EndedRequest, RequestSink
+from .live.live_requests import LiveRequests, UnreadLimit
+from .record.progress import EndedRequest, RequestSink
 from .record.request_counts import RequestCounts
 from .record.request_log import RequestLog
 from .record.traces import Traces
@@ -37,8 +35,7 @@ from .streams.background import BackgroundTasks
 from .streams.keepalive import KeepAlive
 from .streams.response_store import ResponseStore
 from .streams.resumable import ResumableStreams
-from .wire.cors import Cors
-from .wire.hosts import AllowedHosts
+from .wire.origins import AllowedHosts, Cors
 
 # So responses stay in memory for a tenth longer than they are served.
 _DROPS_PER_AGE = 10

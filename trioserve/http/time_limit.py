@@ -13,7 +13,7 @@ import trio
 from ..config import HttpConfig
 from ..errors import DeadlineExceeded, InvalidParameter, RequestCancelled
 from ..frontend import StreamLimits
-from .connection.peer import Peer
+from .connection.exchange import Peer
 from .record.progress import Progress
 
 HEADER: Final = "X-Request-Timeout"
@@ -42,13 +42,14 @@ class TimeLimit:
         self._work = trio.CancelScope()
         self._arrived_at = arrived_at
         self._peer = peer
-        self._longest = _or_inf(config.max_request_timeout)
+        # No limit is 0.
+        self._longest = config.max_request_timeout or math.inf
         self._seconds = math.inf
         self._is_cancelled = False
         self._is_working = False
         self._param = "request_timeout"
         self._refuses_late = config.refuse_late
-        self._set(min(_or_inf(config.request_timeout), self._longest))
+        self._set(min(config.request_timeout or math.inf, self._longest))
         self._is_named = False
 
     @property
@@ -131,7 +132,7 @@ class TimeLimit:
 
     def limit_stream(self, max_queue_seconds: float | None) -> StreamLimits:
         """Return the limits of the request's stream."""
-        queue = _or_inf(max_queue_seconds)
+        queue = max_queue_seconds or math.inf
         return StreamLimits(
             ends_at=self._deadline,
             starts_by=self._arrived_at + queue,
@@ -140,13 +141,9 @@ class TimeLimit:
             refuses_late=self._refuses_late,
         )
 
-    @property
-    def _deadline(self) -> float:
-        return self._arrived_at + self._seconds
-
     def _set(self, seconds: float) -> None:
         self._seconds = seconds
-        self._work.deadline = self._deadline
+        self._work.deadline = self._deadline = self._arrived_at + seconds
         if not self._is_working:
             self._end_at(self._deadline + LAST_WORDS_SECONDS)
 
@@ -156,7 +153,3 @@ class TimeLimit:
             time = min(time, self.whole.deadline)
         # Writes are shielded from the cancellation of their request.
         self.whole.deadline = self._peer.lost_at = time
-
-
-def _or_inf(seconds: float | None) -> float:
-    return math.inf if seconds is None else seconds

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import cast
 
 from hypercorn.typing import HTTPScope
-from quart import Response, current_app, request
+from quart import Response, current_app
 from quart.wrappers import BaseRequestWebsocket
 from quart_trio import QuartTrio
 from werkzeug.exceptions import MethodNotAllowed
@@ -23,8 +23,8 @@ from ..http.state import ServerState
 from ..http.streams.resumable import HEADER as LAST_EVENT
 from ..http.time_limit import HEADER as TIMEOUT_HEADER
 from ..http.wire.respond import EVENTS
+from .admin.live_requests import resume_stream
 from .admin.probes import AsgiApp, Probe, ProbesFirst
-from .admin.resumed import resume_stream
 from .admin.status import answer_metrics
 from .error_answers import answer_errors, find_dialect
 from .rates import log_rates
@@ -75,13 +75,8 @@ def create_http_app(state: ServerState) -> ServingApp:
     answer_errors(app, is_for_people=state.config.ui)
     state.audit.list_connections = list_connections
     probes = _find_probes(state)
-    app.before_request(_check_host(state))
-    # Before the key is checked: browsers ask without it.
-    app.before_request(_answer_preflight(state))
-    app.before_request(_check_key(state, {*probes, *_list_documents(state)}))
-    app.before_request(_check_method)
-    app.after_request(_count_request(state))
-    app.after_request(_add_fields)
+    app.before_request(_admit(state, {*probes, *_list_documents(state)}))
+    app.after_request(_complete(state))
 
     def find_engine() -> TokenEngine | TensorEngine | None:
         return None if state.engine is None else state.engine.engine
@@ -181,65 +176,47 @@ def _bind(route: Route, state: ServerState) -> Callable[..., Awaitable[Response]
     return handle
 
 
-def _check_host(state: ServerState) -> Callable[[], Awaitable[None]]:
-    async def check() -> None:
+def _admit(
+    state: ServerState, open_paths: Collection[str]
+) -> Callable[[], Awaitable[Response | None]]:
+    """Return a function that refuses a request before its body is read."""
+
+    async def admit() -> Response | None:
+        scoped = current_request()
         # No websocket comes here (connection/http1.py).
-        scope = cast(HTTPScope, current_request().scope)
-        name = state.hosts.find_foreign(scope)
+        name = state.hosts.find_foreign(cast(HTTPScope, scoped.scope))
         if name is not None:
             raise HostNotAllowed(name, takes_keys=state.hosts.takes_keys)
-
-    return check
-
-
-def _answer_preflight(
-    state: ServerState,
-) -> Callable[[], Awaitable[Response | None]]:
-    async def answer() -> Response | None:
-        asked = current_request()
-        fields = state.cors.answer_preflight(asked.method, asked.headers)
-        return None if fields is None else Response(b"", 200, fields)
-
-    return answer
-
-
-def _check_key(
-    state: ServerState, open_paths: Collection[str]
-) -> Callable[[], Awaitable[None]]:
-    async def check() -> None:
-        # Before the body is read, and for unknown paths, too: strangers learn nothing.
-        rule = request.url_rule
+        # Before the key is checked: browsers ask without it.
+        fields = state.cors.answer_preflight(scoped.method, scoped.headers)
+        if fields is not None:
+            return Response(b"", 200, fields)
+        rule = scoped.url_rule
+        # For unknown paths, too: strangers learn nothing.
         if rule is None or rule.rule not in open_paths:
-            scoped = current_request()
             scoped.live.key = state.keys.check(scoped.headers)
             scoped.ticket = Ticket(state.key_uses.find(scoped.live.key))
+        # Werkzeug takes a method that is not in capitals for the one that is.
+        if rule is not None and scoped.method != scoped.method.upper():
+            paths = cast(ServingApp, current_app).create_url_adapter(scoped)
+            assert paths is not None, "there is a request"
+            raise MethodNotAllowed(paths.allowed_methods())
+        return None
 
-    return check
-
-
-async def _check_method() -> None:
-    """Refuse a method that is not in capitals, which Werkzeug takes for the one that is."""
-    scoped = current_request()
-    if scoped.url_rule is not None and scoped.method != scoped.method.upper():
-        paths = cast(ServingApp, current_app).create_url_adapter(scoped)
-        assert paths is not None, "there is a request"
-        raise MethodNotAllowed(paths.allowed_methods())
+    return admit
 
 
-def _count_request(state: ServerState) -> Callable[[Response], Awaitable[Response]]:
-    async def count(response: Response) -> Response:
+def _complete(state: ServerState) -> Callable[[Response], Awaitable[Response]]:
+    """Return a function that counts an answer and adds the header fields of its dialect."""
+
+    async def complete(response: Response) -> Response:
+        scoped = current_request()
         # Only existing paths become labels, so that clients cannot create new ones.
-        rule = request.url_rule
-        path = "unknown" if rule is None else rule.rule
+        path = "unknown" if scoped.url_rule is None else scoped.url_rule.rule
         state.counts.answered[path, str(response.status_code)] += 1
+        # The request's id, and the tokens that are left to its key.
+        fields = find_dialect(scoped.path).list_fields
+        response.headers.update(fields(str(scoped.id), scoped.ticket.use))
         return response
 
-    return count
-
-
-async def _add_fields(response: Response) -> Response:
-    """Add the header fields of the dialect: the request's id, the tokens left to its key."""
-    scoped = current_request()
-    dialect = find_dialect(scoped.path)
-    response.headers.update(dialect.list_fields(str(scoped.id), scoped.ticket.use))
-    return response
+    return complete

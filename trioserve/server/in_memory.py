@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import unquote
@@ -114,3 +116,29 @@ class _Exchange:
             fields=tuple((bytes(n).lower(), bytes(v)) for n, v in self._fields),
             body=b"".join(self._parts),
         )
+
+
+@asynccontextmanager
+async def open_lifespan(app: Any) -> AsyncIterator[None]:
+    """Start an app, and shut it down at the end of the block.
+
+    For servers that are not hypercorn: a simulated one, and a caller in memory.
+
+    Source: the ASGI specification, "Lifespan Protocol".
+    """
+    to_app, from_server = trio.open_memory_channel[dict[str, str]](2)
+    to_server, from_app = trio.open_memory_channel[dict[str, str]](2)
+    scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
+
+    async def tell(word: str) -> None:
+        await to_app.send({"type": f"lifespan.{word}"})
+        answer = await from_app.receive()
+        assert answer["type"] == f"lifespan.{word}.complete", answer
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(app, scope, from_server.receive, to_server.send)
+        await tell("startup")
+        yield
+        await tell("shutdown")
+        # As hypercorn does: quart's background tasks would take seconds more.
+        nursery.cancel_scope.cancel()

@@ -30,7 +30,7 @@ from ..types.version import __version__
 from .admin.routes import ROUTES as _ADMIN
 from .openapi import openapi_document
 from .page import Document, render_reference
-from .page.handler import NO_UI, ROUTES as _PAGE, respond_document
+from .page.document import NO_UI, ROUTES as _PAGE, respond_document
 
 
 async def answer_openapi(state: ServerState, request: ScopedRequest) -> Response:

@@ -39,13 +39,14 @@ async def open_local_client(
         await settle_interpreter()
         # Imported here and above, so that the engine process starts before.
         from ..server.app import create_http_app
-        from ..server.in_memory import MemoryClient
-        from ..server.lifespan import open_lifespan
+        from ..server.in_memory import MemoryClient, open_lifespan
 
         app = create_http_app(state)
         async with open_lifespan(app):
             yield MemoryClient(app)
 
 
-def _import_app() -> None:
-    from ..server import app  # noqa: F401
+def _import_app() -> object:
+    from ..server.app import create_http_app
+
+    return create_http_app

@@ -20,7 +20,7 @@ from trioserve.api.responses.writer import ResponseWriter
 from trioserve.api.shared.logprobs import TokenTexts
 from trioserve.errors import EngineDied
 from trioserve.http.record.usage import Usage
-from trioserve.http.wire.encode import encode
+from trioserve.http.wire.error_body import encode
 from trioserve.types.output import TextDelta, TokenLogprobs, ToolCallDelta
 
 EVENT: Any = pydantic.TypeAdapter(ResponseStreamEvent)

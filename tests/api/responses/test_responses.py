@@ -25,8 +25,7 @@ from trioserve.api.shared.logprobs import (
 from trioserve.api.tokens.answers import Detokenized, Tokenized
 from trioserve.errors import EngineDied, InvalidParameter, ModelNotFound, QueueFull
 from trioserve.http.record.usage import Usage
-from trioserve.http.wire.encode import encode
-from trioserve.http.wire.error_body import ErrorBody
+from trioserve.http.wire.error_body import ErrorBody, encode
 from trioserve.server.admin.status import Version
 from trioserve.types.output import TokenLogprobs
 

@@ -17,7 +17,7 @@ from trioserve.api.shared.logprobs import (
     build_prompt_logprobs,
 )
 from trioserve.engine.generation import admission
-from trioserve.http.wire.encode import encode
+from trioserve.http.wire.error_body import encode
 from trioserve.testing.server import FakeServer
 from trioserve.types.output import TokenLogprobs
 

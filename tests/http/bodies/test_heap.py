@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from trioserve.errors import ContextLengthExceeded
-from trioserve.http.bodies.heap import (
+from trioserve.http.bodies.memory import (
     QUIET_SECONDS,
     WORTH_BYTES,
     HeapTrimmer,
@@ -105,7 +105,7 @@ async def test_an_error_that_was_answered_holds_nothing_of_its_request(
 async def test_bodies_leave_no_memory_behind(
     tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trioserve.http.bodies.heap.QUIET_SECONDS", 0.01)
+    monkeypatch.setattr("trioserve.http.bodies.memory.QUIET_SECONDS", 0.01)
     others: list[bytes] = []
     async with open_fake_server(tokenizer_folder) as server:
         with trio.fail_after(60):

@@ -10,7 +10,7 @@ import trio
 
 from trioserve.config import HttpConfig, parse_bytes
 from trioserve.errors import InvalidConfig
-from trioserve.http.bodies.memory_budget import MemoryBudget, name_peer
+from trioserve.http.bodies.memory import MemoryBudget, name_peer
 from trioserve.testing.server import FakeServer
 
 PATH = "/v1/completions"

@@ -12,9 +12,8 @@ from raw_http import ask, connect, read_until
 import trio
 
 from trioserve.config import HttpConfig
-from trioserve.http.bodies.heap import HeapTrimmer
-from trioserve.http.bodies.memory_budget import MemoryBudget
-from trioserve.http.bodies.upload import ChunkedBody, UploadDeadline
+from trioserve.http.bodies.memory import HeapTrimmer, MemoryBudget
+from trioserve.http.bodies.upload import ChunkedBody
 from trioserve.http.state import ServerState
 from trioserve.server.app import create_http_app
 from trioserve.testing.server import FakeServer
@@ -245,7 +244,7 @@ def make_body() -> ChunkedBody:
     body = ChunkedBody(None, None)
     body.budget, body.heap = MemoryBudget(10**7), HeapTrimmer(None)
     body.peer = ""
-    body.deadline = UploadDeadline(10)
+    body.part_seconds, body.wait = 10, trio.CancelScope()
     return body
 
 

@@ -7,7 +7,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from trioserve.http.connection.idle import IdleWatch
+from trioserve.http.connection.exchange import IdleWatch
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import raw_http
 import trio
 from trio.testing import MockClock
 
-from trioserve.http.connection.read_pace import (
+from trioserve.http.connection.exchange import (
     BYTES_PER_READ,
     FREE_READS,
     WAIT_SECONDS,

@@ -13,7 +13,7 @@ import trio
 
 from trioserve.config import HttpConfig
 from trioserve.errors import InvalidConfig
-from trioserve.http.live import unread
+from trioserve.http.live import live_requests
 from trioserve.testing.server import FakeServer, open_fake_server
 
 # More than the kernel buffers on its way to a client that reads nothing.
@@ -67,7 +67,7 @@ async def test_a_client_that_takes_nothing_is_dropped(
 async def test_what_clients_leave_unread_is_bounded(
     tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unread, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(live_requests, "_LOOK_SECONDS", 0.02)
     http = HttpConfig(max_unread_memory="1MiB")
     few = write_post("/v1/completions", BODY.replace(b'"n": 64', b'"n": 2'))
     async with open_fake_server(

@@ -13,8 +13,8 @@ import trio.testing
 
 from trioserve.config import HttpConfig
 from trioserve.errors import KeyLimitReached
-from trioserve.http.keys.key_file import Key
 from trioserve.http.keys.key_use import KeyUse, KeyUses, Ticket
+from trioserve.http.keys.keys import Key
 from trioserve.testing.server import (
     FakeServer,
     open_fake_pooling_server,

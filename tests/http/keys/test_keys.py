@@ -18,8 +18,7 @@ import trio
 
 from trioserve.config import HttpConfig
 from trioserve.errors import InvalidConfig, Unauthorized
-from trioserve.http.keys.key_file import Key
-from trioserve.http.keys.keys import KeyRing
+from trioserve.http.keys.keys import Key, KeyRing
 from trioserve.server.routes import ROUTES
 from trioserve.testing.server import FakeServer, open_fake_server
 

@@ -54,7 +54,7 @@ async def wait_phase(server: FakeServer, phase: str) -> None:
 async def test_each_way_to_cancel_is_measured(
     tokenizer_folder: Path, is_remote: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG, "trioserve.http.record.cancellation")
+    caplog.set_level(logging.DEBUG, "trioserve.http.record.request_counts")
     async with open_fake_server(
         tokenizer_folder, step_seconds=0.01, is_remote=is_remote
     ) as server:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 import json
 from pathlib import Path
 import re
@@ -74,31 +72,37 @@ class Logged:
                 await trio.sleep(0.005)
 
 
-OpenLogged = Callable[..., Any]
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    """The file with the keys of the server."""
+    path = tmp_path / "keys"
+    path.write_text("ann sk-a\n")
+    return path
 
 
 @pytest.fixture
-def open_logged(tokenizer_folder: Path, tmp_path: Path) -> OpenLogged:
-    @asynccontextmanager
-    async def open_it(
-        open_server: Any = open_fake_server, http: Any = None, **options: Any
-    ) -> AsyncIterator[Logged]:
-        path = tmp_path / "requests.jsonl"
-        config = HttpConfig(request_log=str(path), **(http or {}))
-        async with open_server(tokenizer_folder, http=config, **options) as server:
-            with trio.fail_after(60):
-                async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
-                    yield Logged(server, path, client)
-
-    return open_it
+def full_disk(tmp_path: Path) -> None:
+    (tmp_path / "requests.jsonl").symlink_to("/dev/full")
 
 
-async def test_a_generation_has_its_times_and_tokens(open_logged: OpenLogged) -> None:
+@pytest.fixture
+def server_options(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    fields = {"request_log": str(tmp_path / "requests.jsonl")}
+    if "keys" in request.fixturenames:
+        fields["api_key_file"] = str(request.getfixturevalue("keys"))
+    return {"http": HttpConfig(**fields)}
+
+
+@pytest.fixture
+def logged(server: FakeServer, client: httpx.AsyncClient, tmp_path: Path) -> Logged:
+    return Logged(server, tmp_path / "requests.jsonl", client)
+
+
+async def test_a_generation_has_its_times_and_tokens(logged: Logged) -> None:
     headers = {"x-request-id": "mine"}
-    async with open_logged() as logged:
-        answer = await logged.post(PROMPT | {"n": 2}, **headers)
-        await logged.post(PROMPT | {"n": 2, "stream": True}, **headers)
-        lines = await logged.read(2)
+    answer = await logged.post(PROMPT | {"n": 2}, **headers)
+    await logged.post(PROMPT | {"n": 2, "stream": True}, **headers)
+    lines = await logged.read(2)
     num_tokens = answer.json()["usage"]["prompt_tokens"]
     for line in lines:
         assert re.fullmatch(r"20\d\d-\d\d-\d\dT[0-9:]{8}\.\d+Z", line.pop("time"))
@@ -120,32 +124,26 @@ async def test_a_generation_has_its_times_and_tokens(open_logged: OpenLogged) ->
         }
 
 
+@pytest.mark.server(step_seconds=0.05, max_num_seqs=1)
 async def test_time_belongs_to_the_phase_in_which_it_passed(
-    open_logged: OpenLogged,
+    logged: Logged,
 ) -> None:
-    async with open_logged(step_seconds=0.05, max_num_seqs=1) as logged:
-        async with trio.open_nursery() as nursery:
-            for _ in range(2):
-                nursery.start_soon(logged.post, PROMPT)
-        first, second = (line["phases"] for line in await logged.read(2))
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(logged.post, PROMPT)
+    first, second = (line["phases"] for line in await logged.read(2))
     # Six steps each: one of the prefill and five of tokens.
     assert first["prefill"] >= 0.05 and first["decode"] >= 0.25
     assert second["queue"] >= 0.25
 
 
 async def test_the_id_of_the_body_and_the_name_of_the_key(
-    open_logged: OpenLogged, tmp_path: Path
+    keys: Path, logged: Logged
 ) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("ann sk-a\n")
-    async with open_logged(http={"api_key_file": str(keys)}) as logged:
-        refused = await logged.post(PROMPT)
-        await logged.post(
-            CHAT | {"request_id": "its"},
-            "/v1/chat/completions",
-            **{"x-api-key": "sk-a"},
-        )
-        first, second = await logged.read(2)
+    refused = await logged.post(PROMPT)
+    body, headers = CHAT | {"request_id": "its"}, {"x-api-key": "sk-a"}
+    await logged.post(body, "/v1/chat/completions", **headers)
+    first, second = await logged.read(2)
     assert (first["id"], first["key"]) == (refused.headers["x-request-id"], None)
     assert (first["status"], first["error"], first["phase"]) == (
         *(401, "AuthenticationError", "body"),
@@ -154,42 +152,40 @@ async def test_the_id_of_the_body_and_the_name_of_the_key(
     assert "sk-a" not in json.dumps([first, second])
 
 
+@pytest.mark.server(step_seconds=0.02)
 @pytest.mark.parametrize("stream", [True, False])
-async def test_an_error_is_named_with_its_phase(
-    open_logged: OpenLogged, stream: bool
-) -> None:
-    async with open_logged(step_seconds=0.02) as logged:
-        async with trio.open_nursery() as nursery:
-            body = PROMPT | {"max_tokens": 200, "stream": stream}
-            nursery.start_soon(logged.post, body)
-            while logged.server.state.lifecycle.count_phases()["decode"] != 1:
-                await trio.sleep(0.005)
-            logged.server.engine.close_requests(EngineDied())
-        line = await logged.read_one()
+async def test_an_error_is_named_with_its_phase(logged: Logged, stream: bool) -> None:
+    async with trio.open_nursery() as nursery:
+        body = PROMPT | {"max_tokens": 200, "stream": stream}
+        nursery.start_soon(logged.post, body)
+        while logged.server.state.lifecycle.count_phases()["decode"] != 1:
+            await trio.sleep(0.005)
+        logged.server.engine.close_requests(EngineDied())
+    line = await logged.read_one()
     assert line["status"] == (200 if stream else 500)
     assert (line["ending"], line["phase"]) == ("error", "decode")
     assert line["error"] == EngineDied.code
     assert line["tokens"]["completion"] > 0 and line["finish_reasons"] == {}
 
 
-async def test_deadlines(open_logged: OpenLogged) -> None:
-    async with open_logged(step_seconds=0.02) as logged:
-        for stream in (True, False):
-            body = PROMPT | {"max_tokens": 200, "timeout": 0.2, "stream": stream}
-            await logged.post(body)
-        streamed, whole = await logged.read(2)
+@pytest.mark.server(step_seconds=0.02)
+async def test_deadlines(logged: Logged) -> None:
+    for stream in (True, False):
+        body = PROMPT | {"max_tokens": 200, "timeout": 0.2, "stream": stream}
+        await logged.post(body)
+    streamed, whole = await logged.read(2)
     assert streamed["ending"] == "answered"
     assert streamed["finish_reasons"] == {"deadline": 1}
     assert (whole["status"], whole["error"]) == (504, "DeadlineExceeded")
     assert whole["phase"] == "decode"
 
 
+@pytest.mark.server(step_seconds=0.02)
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves(open_logged: OpenLogged, stream: bool) -> None:
+async def test_a_client_that_leaves(logged: Logged, stream: bool) -> None:
     content = json.dumps(PROMPT | {"max_tokens": 200, "stream": stream}).encode()
-    async with open_logged(step_seconds=0.02) as logged:
-        await logged.leave(content, "decode")
-        line = await logged.read_one()
+    await logged.leave(content, "decode")
+    line = await logged.read_one()
     assert line["id"] == "leaver"
     assert (line["ending"], line["phase"]) == ("disconnected", "decode")
     assert line["status"] == (200 if stream else None)
@@ -197,41 +193,43 @@ async def test_a_client_that_leaves(open_logged: OpenLogged, stream: bool) -> No
     assert line["error"] is None
 
 
-async def test_a_client_that_leaves_amid_its_body(open_logged: OpenLogged) -> None:
-    async with open_logged() as logged:
-        await logged.leave(b"{", "body", length=100)
-        line = await logged.read_one()
+async def test_a_client_that_leaves_amid_its_body(logged: Logged) -> None:
+    await logged.leave(b"{", "body", length=100)
+    line = await logged.read_one()
     assert (line["ending"], line["phase"]) == ("disconnected", "body")
     assert list(line["phases"]) == ["body"]
     assert line["tokens"] is None
 
 
-async def test_the_end_of_the_server_cuts_requests(open_logged: OpenLogged) -> None:
+async def test_the_end_of_the_server_cuts_requests(
+    tokenizer_folder: Path, server_options: dict[str, Any], tmp_path: Path
+) -> None:
     content = json.dumps(PROMPT | {"max_tokens": 200}).encode()
-    async with open_logged(step_seconds=0.02) as logged:
-        port = logged.server.port
-        client = await trio.open_tcp_stream("127.0.0.1", port)
+    async with open_fake_server(
+        tokenizer_folder, step_seconds=0.02, **server_options
+    ) as server:
+        client = await trio.open_tcp_stream("127.0.0.1", server.port)
         await client.send_all(HEAD % len(content) + content)
-        while logged.server.state.lifecycle.count_phases()["decode"] != 1:
+        while server.state.lifecycle.count_phases()["decode"] != 1:
             await trio.sleep(0.005)
-    line = await logged.read_one()
+    line = json.loads((tmp_path / "requests.jsonl").read_text())
     assert (line["ending"], line["phase"]) == ("cut", "decode")
     await client.aclose()
 
 
+@pytest.mark.server(step_seconds=0.02)
 async def test_a_response_in_the_background_has_a_line_of_its_own(
-    open_logged: OpenLogged,
+    logged: Logged,
 ) -> None:
     body = {"input": "a secret", "background": True, "max_output_tokens": 6}
     headers = {"x-request-id": "mine"}
-    async with open_logged(step_seconds=0.02) as logged:
-        await logged.post(body, "/v1/responses", **headers)
-        begun, ended = await logged.read(2)
-        long = body | {"max_output_tokens": 200}
-        await logged.post(long, "/v1/responses", **headers)
-        while logged.server.state.background.num_running:
-            await logged.client.delete("/v1/requests/mine")
-            await trio.sleep(0.01)
+    await logged.post(body, "/v1/responses", **headers)
+    begun, ended = await logged.read(2)
+    long = body | {"max_output_tokens": 200}
+    await logged.post(long, "/v1/responses", **headers)
+    while logged.server.state.background.num_running:
+        await logged.client.delete("/v1/requests/mine")
+        await trio.sleep(0.01)
     cancelled = [each for each in logged.list_lines() if "resp" in each["path"]][-1]
     assert (begun["status"], begun["tokens"]) == (200, None)
     assert list(begun["phases"]) == ["body", "render", "queue", "write"]
@@ -249,15 +247,14 @@ async def test_a_response_in_the_background_has_a_line_of_its_own(
 
 
 async def test_probes_are_left_out_and_unknown_paths_are_not(
-    open_logged: OpenLogged,
+    logged: Logged,
 ) -> None:
-    async with open_logged() as logged:
-        for path in ("/health", "/health/", "/metrics", "/version/"):
-            assert (await logged.client.get(path)).status_code == 200
-        await logged.client.get("/v1/models")
-        await logged.client.get(f"/{'x' * 2000}")
-        await logged.client.get("/a%E2%80%A8%E2%80%AEb%0A%7F")
-        known, unknown, unseen = await logged.read(3)
+    for path in ("/health", "/health/", "/metrics", "/version/"):
+        assert (await logged.client.get(path)).status_code == 200
+    await logged.client.get("/v1/models")
+    await logged.client.get(f"/{'x' * 2000}")
+    await logged.client.get("/a%E2%80%A8%E2%80%AEb%0A%7F")
+    known, unknown, unseen = await logged.read(3)
     assert (known["path"], known["status"]) == ("/v1/models", 200)
     assert known["tokens"] is None and list(known["phases"]) == ["body", "write"]
     assert unknown["path"] == f"/{'x' * 511}"
@@ -265,24 +262,22 @@ async def test_probes_are_left_out_and_unknown_paths_are_not(
     assert unseen["path"] == "/a\u2028\u202eb\n\x7f"
 
 
-async def test_pooled_texts_have_tokens(open_logged: OpenLogged) -> None:
-    async with open_logged(open_fake_pooling_server) as logged:
-        answer = await logged.post({"input": ["a", "b a"]}, "/v1/embeddings")
-        line = await logged.read_one()
+@pytest.mark.server(open=open_fake_pooling_server)
+async def test_pooled_texts_have_tokens(logged: Logged) -> None:
+    answer = await logged.post({"input": ["a", "b a"]}, "/v1/embeddings")
+    line = await logged.read_one()
     num_tokens = answer.json()["usage"]["prompt_tokens"]
     assert line["tokens"] == {"prompt": num_tokens, "cached": 0, "completion": 0}
     assert list(line["phases"]) == ["body", "render", "prefill", "write"]
 
 
 async def test_a_disk_that_takes_nothing_is_a_metric(
-    open_logged: OpenLogged, tmp_path: Path
+    full_disk: None, logged: Logged
 ) -> None:
-    (tmp_path / "requests.jsonl").symlink_to("/dev/full")
-    async with open_logged() as logged:
-        assert (await logged.post(PROMPT)).status_code == 200
-        text = ""
-        while "trioserve_request_log_lines_dropped_total 1.0" not in text:
-            text = (await logged.client.get("/metrics")).text
+    assert (await logged.post(PROMPT)).status_code == 200
+    text = ""
+    while "trioserve_request_log_lines_dropped_total 1.0" not in text:
+        text = (await logged.client.get("/metrics")).text
 
 
 def test_a_log_that_cannot_be_opened_is_reported_at_the_start(tmp_path: Path) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import logging
 from pathlib import Path
@@ -23,7 +22,7 @@ import trio
 from trioserve.config import HttpConfig
 from trioserve.errors import InvalidConfig, MissingExtra
 from trioserve.http.record import traces
-from trioserve.http.record.ended_request import EndedRequest
+from trioserve.http.record.progress import EndedRequest
 from trioserve.http.record.traces import Traces
 from trioserve.http.state import ServerState
 from trioserve.testing.server import open_fake_pooling_server, open_fake_server
@@ -98,22 +97,9 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     thread.join()
 
 
-Open = Callable[..., Any]
-
-
 @pytest.fixture
-def open_client(tokenizer_folder: Path, collector: Collector) -> Open:
-    @asynccontextmanager
-    async def open_it(
-        open_server: Any = open_fake_server, **options: Any
-    ) -> AsyncIterator[httpx.AsyncClient]:
-        http = HttpConfig(otlp_traces_endpoint=collector.url)
-        async with open_server(tokenizer_folder, http=http, **options) as server:
-            with trio.fail_after(60):
-                async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
-                    yield client
-
-    return open_it
+def server_options(collector: Collector) -> dict[str, Any]:
+    return {"http": HttpConfig(otlp_traces_endpoint=collector.url)}
 
 
 def read(span: Span) -> dict[str, Any]:
@@ -128,13 +114,13 @@ def read(span: Span) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.server(step_seconds=0.01)
 async def test_a_chat_has_a_span_and_children(
-    open_client: Open, collector: Collector
+    client: httpx.AsyncClient, collector: Collector
 ) -> None:
-    async with open_client(step_seconds=0.01) as client:
-        body = CHAT | {"stream": True, "n": 2, "temperature": 0.5}
-        await client.post(CHAT_PATH, json=body, headers={"X-Request-Id": "mine"})
-        [root] = await collector.wait_roots()
+    body = CHAT | {"stream": True, "n": 2, "temperature": 0.5}
+    await client.post(CHAT_PATH, json=body, headers={"X-Request-Id": "mine"})
+    [root] = await collector.wait_roots()
     assert (root.name, root.status.code) == ("chat fake", Status.STATUS_CODE_UNSET)
     assert not root.parent_span_id
     [resource] = collector.requests[0].resource_spans
@@ -178,17 +164,16 @@ async def test_a_chat_has_a_span_and_children(
 
 
 async def test_the_trace_of_the_client_is_taken_over(
-    open_client: Open, collector: Collector
+    client: httpx.AsyncClient, collector: Collector
 ) -> None:
-    async with open_client() as client:
-        headers = {"traceparent": PARENT, "tracestate": "vendor=1"}
-        await client.get("/v1/models", headers=headers)
-        [root] = await collector.wait_roots()
-        unsampled = f"00-{TRACE_ID}-{PARENT_ID}-00"
-        await client.get("/v1/models", headers={"traceparent": unsampled})
-        future = f"cc-{TRACE_ID}-{PARENT_ID}-01-what-the-future-brings"
-        await client.get("/v1/models", headers={"traceparent": future})
-        _, second = await collector.wait_roots(2)
+    headers = {"traceparent": PARENT, "tracestate": "vendor=1"}
+    await client.get("/v1/models", headers=headers)
+    [root] = await collector.wait_roots()
+    unsampled = f"00-{TRACE_ID}-{PARENT_ID}-00"
+    await client.get("/v1/models", headers={"traceparent": unsampled})
+    future = f"cc-{TRACE_ID}-{PARENT_ID}-01-what-the-future-brings"
+    await client.get("/v1/models", headers={"traceparent": future})
+    _, second = await collector.wait_roots(2)
     for span in (root, second):
         assert span.trace_id.hex() == TRACE_ID
         assert span.parent_span_id.hex() == PARENT_ID
@@ -211,24 +196,23 @@ async def test_the_trace_of_the_client_is_taken_over(
     ids=lambda parents: parents[0][:10],
 )
 async def test_a_malformed_parent_is_ignored(
-    open_client: Open, collector: Collector, parents: list[str]
+    client: httpx.AsyncClient, collector: Collector, parents: list[str]
 ) -> None:
-    async with open_client() as client:
-        headers = [("traceparent", each) for each in parents]
-        answer = await client.get("/v1/models", headers=headers)
-        [root] = await collector.wait_roots()
+    headers = [("traceparent", each) for each in parents]
+    answer = await client.get("/v1/models", headers=headers)
+    [root] = await collector.wait_roots()
     assert answer.status_code == 200
     assert root.trace_id.hex() != TRACE_ID and not root.parent_span_id
 
 
-async def test_errors(open_client: Open, collector: Collector) -> None:
-    async with open_client(step_seconds=0.05) as client:
-        await client.get("/a/path/of/the/client")
-        body = CHAT | {"max_tokens": 100}
-        await client.post(CHAT_PATH, json=body | {"timeout": 0.1})
-        with pytest.raises(httpx.ReadTimeout):
-            await client.post(CHAT_PATH, json=body, timeout=0.2)
-        unknown, late, left = await collector.wait_roots(3)
+@pytest.mark.server(step_seconds=0.05)
+async def test_errors(client: httpx.AsyncClient, collector: Collector) -> None:
+    await client.get("/a/path/of/the/client")
+    body = CHAT | {"max_tokens": 100}
+    await client.post(CHAT_PATH, json=body | {"timeout": 0.1})
+    with pytest.raises(httpx.ReadTimeout):
+        await client.post(CHAT_PATH, json=body, timeout=0.2)
+    unknown, late, left = await collector.wait_roots(3)
     # Names and routes of clients are not names of spans.
     assert unknown.name == "GET"
     assert read(unknown)["error.type"] == "NotFoundError"
@@ -240,17 +224,17 @@ async def test_errors(open_client: Open, collector: Collector) -> None:
     assert "http.response.status_code" not in read(left)
 
 
-async def test_embeddings(open_client: Open, collector: Collector) -> None:
-    async with open_client(open_fake_pooling_server) as client:
-        await client.post("/v1/embeddings", json={"input": "a"})
-        [root] = await collector.wait_roots()
+@pytest.mark.server(open=open_fake_pooling_server)
+async def test_embeddings(client: httpx.AsyncClient, collector: Collector) -> None:
+    await client.post("/v1/embeddings", json={"input": "a"})
+    [root] = await collector.wait_roots()
     assert root.name == "embeddings fake"
     assert read(root)["gen_ai.usage.input_tokens"] > 0
 
 
 @pytest.mark.parametrize("hangs", [False, True])
 async def test_a_collector_that_is_dead_costs_traces_alone(
-    open_client: Open,
+    tokenizer_folder: Path,
     collector: Collector,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -266,14 +250,18 @@ async def test_a_collector_that_is_dead_costs_traces_alone(
         collector.hangs.set()
     else:
         collector.url = "http://127.0.0.1:1/v1/traces"
-    async with open_client() as client:
-        for _ in range(3):
-            answer = await client.post(CHAT_PATH, json=CHAT)
-            assert answer.status_code == 200
-            await trio.sleep(0.06)
-        if not hangs:
+    http = HttpConfig(otlp_traces_endpoint=collector.url)
+    with trio.fail_after(60):
+        async with (
+            open_fake_server(tokenizer_folder, http=http) as server,
+            httpx.AsyncClient(base_url=server.url, timeout=20) as client,
+        ):
+            for _ in range(3):
+                answer = await client.post(CHAT_PATH, json=CHAT)
+                assert answer.status_code == 200
+                await trio.sleep(0.06)
             text = ""
-            while "trioserve_traces_dropped_total 3.0" not in text:
+            while not hangs and "trioserve_traces_dropped_total 3.0" not in text:
                 await trio.sleep(0.05)
                 text = (await client.get("/metrics")).text
     assert collector.requests == []

@@ -10,7 +10,7 @@ import trio
 
 from trioserve.config import HttpConfig
 from trioserve.errors import InvalidConfig
-from trioserve.http.wire.hosts import AllowedHosts
+from trioserve.http.wire.origins import AllowedHosts
 from trioserve.testing.server import FakeServer
 
 OWN = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trioserve.http.keys.key_file import Key
+from trioserve.http.keys.keys import Key
 
 from .dice import Dice
 from .plans import ControlPlan, KeyPlan

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
-from trioserve.http.keys.key_file import Key
+from trioserve.http.keys.keys import Key
 
 # close       the connection, or the stream of HTTP/2
 # reset       the connection, with all that is on its way

@@ -28,7 +28,7 @@ from trioserve.http.connection.server import GuardedServer, make_context
 from trioserve.http.state import ServerState
 from trioserve.render import RendererWorkers
 from trioserve.server.app import create_http_app
-from trioserve.server.lifespan import open_lifespan
+from trioserve.server.in_memory import open_lifespan
 from trioserve.server.metrics import collect_families
 from trioserve.types.logits import LogitsProcessor
 

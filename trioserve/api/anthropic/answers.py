@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from ...errors import ContextLengthExceeded, NotSupported, TrioserveError
 from ...http.record.usage import Usage
-from ...http.wire.encode import encode
+from ...http.wire.error_body import encode
 
 # "deadline" and "repetition" are this server's own: Anthropic's API has nothing of the kind.
 StopReason = Literal[

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Final
 
-from ...http.dialect import Dialect
 from ...http.keys.key_use import KeyUse
-from ...http.route import Route
+from ...http.route import Dialect, Route
 from ...http.wire.respond import EVENTS, JSON
 from .answers import (
     STATUSES,

@@ -14,7 +14,7 @@ from ...errors import InvalidParameter, list_choices
 from ...frontend import Pooled, PoolingEngine
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
-from ...http.wire.encode import encode
+from ...http.wire.error_body import encode
 from ...render import TextOptions
 from ...render.pooling.vectors import VectorFormat, pack_bits, write_base64, write_json
 from ...types.tensors import TensorBytes

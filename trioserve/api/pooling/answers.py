@@ -12,7 +12,7 @@ from typing import Annotated, Final, Generic, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from ...http.wire.encode import encode
+from ...http.wire.error_body import encode
 
 EntryT = TypeVar("EntryT")
 

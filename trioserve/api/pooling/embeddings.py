@@ -19,7 +19,7 @@ from ...errors import InvalidParameter
 from ...frontend import PoolingEngine
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
-from ...http.wire.encode import encode
+from ...http.wire.error_body import encode
 from ...http.wire.respond import BYTES
 from ...render.pooling.vectors import (
     VectorFormat,

@@ -13,7 +13,7 @@ from ...errors import InvalidParameter
 from ...frontend import PoolingEngine, ScoreOptions
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
-from ...http.wire.encode import encode
+from ...http.wire.error_body import encode
 from ..decode.body import read_request
 from .answers import (
     BriefUsage,

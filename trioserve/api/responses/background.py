@@ -26,7 +26,7 @@ from ...http.state import ServerState
 from ...http.streams.event_log import EventLog
 from ...http.streams.response_store import StoredResponse, Turn
 from ...http.time_limit import LAST_WORDS_SECONDS
-from ...http.wire.encode import encode
+from ...http.wire.error_body import encode
 from ...http.wire.respond import respond_json, run_writing
 from ...render import RendererWorkers
 from ..shared.generation import open_meter

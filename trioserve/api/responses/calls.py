@@ -14,13 +14,12 @@ import trio
 
 from ...errors import InvalidParameter, NotSupported, ResponseNotFound, ResponseTooLarge
 from ...frontend import TextEngine
-from ...http.keys.key_file import Key, name_key
+from ...http.keys.keys import Key, name_key
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
 from ...http.streams.event_log import EventLog
 from ...http.streams.response_store import ResponseStore, StoredResponse, Turn
-from ...http.wire.encode import encode
-from ...http.wire.request_id import make_request_id
+from ...http.wire.error_body import encode, make_request_id
 from ...http.wire.respond import tell_time
 from ...render import RendererWorkers
 from ...types.prompt import Prompt

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import msgspec
 
 from ...errors import TrioserveError
-from ...http.wire.encode import encode
+from ...http.wire.error_body import encode
 from ..shared.logprobs import TokenLogprob
 from .answers import (
     OutputItem,

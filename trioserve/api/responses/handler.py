@@ -13,7 +13,7 @@ from ...http.record.stream_meter import StreamMeter
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
 from ...http.streams.response_store import ResponseStore, StoredResponse
-from ...http.wire.encode import encode
+from ...http.wire.error_body import encode
 from ...http.wire.respond import JSON, run_writing
 from ...types.output import TextDelta
 from ..decode.body import forget, read_request

@@ -17,8 +17,7 @@ from msgspec import UNSET, UnsetType
 from ...errors import TrioserveError
 from ...http.record.stream_meter import StreamMeter
 from ...http.record.usage import Usage
-from ...http.wire.encode import encode
-from ...http.wire.error_body import ErrorBody
+from ...http.wire.error_body import ErrorBody, encode
 from ...types.output import TextDelta
 from .requests import GenerationRequest
 

@@ -12,7 +12,7 @@ import trio
 from ...errors import ContextLengthExceeded, InvalidParameter, list_some
 from ...frontend import StreamLimits, TextEngine
 from ...http.keys.key_use import Ticket
-from ...http.record.ended_request import SamplingFacts
+from ...http.record.progress import SamplingFacts
 from ...http.record.stream_meter import StreamMeter, StreamTimes
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState

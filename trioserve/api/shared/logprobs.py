@@ -9,7 +9,7 @@ from typing import Final, TypeVar, cast
 
 import msgspec
 
-from ...http.wire.encode import encode
+from ...http.wire.error_body import encode
 from ...types.output import TextDelta, TokenLogprobs
 
 T = TypeVar("T")

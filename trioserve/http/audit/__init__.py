@@ -1,7 +1,7 @@
 """The leak audit: it finds what outlives its request, also in production.
 
-audit        looks each minute, and reports things found twice in a row
-tasks        tasks, tokens of limiters and abandoned threads, by their owners
+audit        looks each minute, and reports things found twice in a row; also finds tasks,
+             tokens of limiters and abandoned threads, by their owners
 process      descriptors and shared memory of a process, which have no owners
 
 Blocks and slots are the engine's (engine/leaks.py). Things that live longer by design are not

@@ -10,8 +10,7 @@ import trio
 from werkzeug.exceptions import RequestEntityTooLarge
 
 from ...errors import MemoryFull, UploadTooSlow
-from .heap import HeapTrimmer
-from .memory_budget import SMALL_BYTES, MemoryBudget
+from .memory import SMALL_BYTES, HeapTrimmer, MemoryBudget
 
 # Each part of an upload of this size has one timeout, as in the connection's writes. A small
 # body is one part. At the default of 10 s the slowest upload is as fast as a telephone
@@ -20,29 +19,6 @@ PART_BYTES: Final = 65_536
 
 # Shorter pieces are joined, because separate objects would take more memory than counted.
 _SHORT_BYTES: Final = 4096
-
-
-class UploadDeadline:
-    """Cancels the wait for an upload that makes no progress.
-
-    Args:
-      seconds: the time that each PART_BYTES may take.
-
-    Attributes:
-      scope: cancelled when a part took too long.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.scope = trio.CancelScope(deadline=trio.current_time() + seconds)
-        self._num_bytes = 0
-
-    def note(self, num_bytes: int) -> None:
-        """Count bytes that have come."""
-        self._num_bytes += num_bytes
-        if self._num_bytes >= PART_BYTES:
-            self._num_bytes = 0
-            self.scope.deadline = trio.current_time() + self.seconds
 
 
 class ChunkedBody(TrioBody):
@@ -55,18 +31,21 @@ class ChunkedBody(TrioBody):
       budget: counts the memory of all bodies.
       heap: trims the heap when much memory has become free.
       peer: the name of the sender, from memory_budget.name_peer.
-      deadline: cancels a slow upload.
+      part_seconds: the time that each PART_BYTES may take.
+      wait: ends the wait for an upload when a part took too long.
     """
 
     budget: MemoryBudget
     heap: HeapTrimmer
     peer: str
-    deadline: UploadDeadline
+    part_seconds: float
+    wait: trio.CancelScope
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._chunks: list[bytes | bytearray] = []
         self._num_bytes = 0
+        self._num_part_bytes = 0
         self._is_released = False
 
     @property
@@ -87,26 +66,37 @@ class ChunkedBody(TrioBody):
             self._refuse(MemoryFull("bodies"))
         else:
             self._num_bytes = num_bytes
-            self._keep(data)
-            self.deadline.note(len(data))
+            last = self._chunks[-1] if self._chunks else b""
+            if len(data) >= _SHORT_BYTES:
+                self._chunks.append(data)
+            elif isinstance(last, bytearray) and len(last) < PART_BYTES:
+                last += data
+            else:
+                self._chunks.append(bytearray(data))
+            self._num_part_bytes += len(data)
+            if self._num_part_bytes >= PART_BYTES:
+                self._num_part_bytes = 0
+                self.wait.deadline = trio.current_time() + self.part_seconds
 
     async def take_chunks(
-        self, invite: Callable[[], Awaitable[None]]
+        self, invite: Callable[[], Awaitable[None]] | None
     ) -> list[bytes | bytearray]:
         """Wait for the end of the body; returns its pieces in order.
 
         Args:
-          invite: called if the body has not come yet, to ask for it.
+          invite: called if the body has not come yet, to ask for it; None if that is not
+            possible.
 
         Raises:
           RequestEntityTooLarge, MemoryFull, UploadTooSlow
         """
         if self._must_raise is None and not self._complete.is_set():
-            await invite()
-            with self.deadline.scope as scope:
+            if invite is not None:
+                await invite()
+            with self.wait as scope:
                 await self._complete.wait()
             if scope.cancelled_caught:
-                self._refuse(UploadTooSlow(PART_BYTES, self.deadline.seconds))
+                self._refuse(UploadTooSlow(PART_BYTES, self.part_seconds))
         if self._must_raise is not None:
             raise self._must_raise
         chunks, self._chunks = self._chunks, []
@@ -127,15 +117,6 @@ class ChunkedBody(TrioBody):
         self.heap.note_freed(self._num_bytes)
         self._num_bytes = 0
         self._chunks.clear()
-
-    def _keep(self, data: bytes) -> None:
-        last = self._chunks[-1] if self._chunks else b""
-        if len(data) >= _SHORT_BYTES:
-            self._chunks.append(data)
-        elif isinstance(last, bytearray) and len(last) < PART_BYTES:
-            last += data
-        else:
-            self._chunks.append(bytearray(data))
 
     def _refuse(self, error: Exception) -> None:
         self.release()

@@ -64,9 +64,9 @@ nothing more to send. A client that closes its sending side counts as gone.
 """
 
 from .descriptors import raise_descriptor_limit
+from .exchange import PEER, Peer
 from .guard import guard_connections, install_guard, list_connections, make_config
 from .http1 import INVITE_BODY, SEND_CHUNK
-from .peer import PEER, Peer
 
 __all__ = [
     "INVITE_BODY",

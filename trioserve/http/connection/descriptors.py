@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 import logging
 import math
@@ -175,15 +175,10 @@ def count_room() -> int:
     """Return the number of connections that have free descriptors, at least 1."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
-    num_free = most - _count_open()
+    num_free = most - _USUALLY_OPEN
+    with suppress(OSError):
+        num_free = most - len(os.listdir("/dev/fd"))
     return max(1, num_free - min(RESERVED, num_free // 2))
-
-
-def _count_open() -> int:
-    try:
-        return len(os.listdir("/dev/fd"))
-    except OSError:
-        return _USUALLY_OPEN
 
 
 def raise_descriptor_limit() -> None:

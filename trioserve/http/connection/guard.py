@@ -14,11 +14,11 @@ import hypercorn.trio.run
 
 from ...config import HttpConfig
 from ...errors import StartupError
-from .buffer import GuardedBuffer
 from .descriptors import Connections
 from .http1 import GuardedH11
 from .http2 import GuardedH2
 from .server import GuardedServer
+from .windows import GuardedBuffer
 
 
 def guard_connections(config: HttpConfig) -> None:

@@ -17,10 +17,7 @@ from hypercorn.typing import H11SendableEvent
 
 from ...errors import MalformedRequest
 from .chunked import JoiningReader, check_lines
-from .closing import finish
-from .messages import put_at_once
-from .peer import mark_answered
-from .refusals import refuse
+from .exchange import finish, mark_answered, put_at_once, refuse
 
 # The server stops reading when a peer has pipelined so many bytes.
 MAX_PIPELINED_BYTES = 2**16
@@ -69,10 +66,8 @@ class StrictConnection(h11.Connection):
         made = super()._get_io_object(role, event, io_dict)
         return JoiningReader() if type(made) is ChunkedReader else made
 
-    @property
-    def they_are_waiting_for_100_continue(self) -> bool:
-        # hypercorn would ask for the body before the app has looked at the request.
-        return False
+    # hypercorn would ask for the body before the app has looked at the request.
+    they_are_waiting_for_100_continue = False
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         try:
@@ -88,7 +83,10 @@ class StrictConnection(h11.Connection):
 
     def _read_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         if self.their_state is h11.IDLE:
-            self._skip_empty_lines()
+            # RFC 9112, 2.2: some clients send an extra line end after a body.
+            data = self.trailing_data[0]
+            num_skipped = len(data) - len(data.lstrip(b"\r\n"))
+            self._receive_buffer.maybe_extract_at_most(num_skipped)
             check_lines(self._receive_buffer)
         # Bytes behind the last request are an error for h11, and hypercorn would answer 400
         # instead of that request's answer. So these bytes are not read.
@@ -99,12 +97,6 @@ class StrictConnection(h11.Connection):
             return _check_request(event, enable_h2c=self._enable_h2c)
         self.is_paused = event is h11.PAUSED
         return h11.NEED_DATA if self.is_paused else event
-
-    def _skip_empty_lines(self) -> None:
-        """Follow RFC 9112, 2.2: some clients send an extra line end after a body."""
-        data = self.trailing_data[0]
-        num_skipped = len(data) - len(data.lstrip(b"\r\n"))
-        self._receive_buffer.maybe_extract_at_most(num_skipped)
 
 
 class GuardedH11(H11Protocol):
@@ -127,20 +119,14 @@ class GuardedH11(H11Protocol):
             await self._send_bytes(b"")
             mark_answered(self.stream)
             await finish(super().stream_send, event)
-        elif isinstance(event, Response):
-            await self._begin_answer(event)
-        else:
-            await super().stream_send(event)
-
-    async def _begin_answer(self, event: Response) -> None:
-        if self.connection.their_state is h11.SEND_BODY:
+            return
+        if isinstance(event, Response) and self.connection.their_state is h11.SEND_BODY:
             # The rest of the body will not be read, so no other request can follow.
             headers = [*event.headers, (b"connection", b"close")]
             event = replace(event, headers=headers)
         await super().stream_send(event)
-        if self.stream is not None and isinstance(
-            self.connection._writer, ChunkedWriter
-        ):
+        is_chunked = isinstance(self.connection._writer, ChunkedWriter)
+        if isinstance(event, Response) and is_chunked and self.stream is not None:
             extensions: dict[str, Any] = self.stream.scope["extensions"]
             extensions[SEND_CHUNK] = self._send_chunk
 
@@ -236,7 +222,7 @@ def _check_request(request: h11.Request, *, enable_h2c: bool) -> h11.Request:
       h11.RemoteProtocolError: the request is refused. hypercorn answers with the
         status in the error, and closes.
     """
-    names = {name for name, _ in request.headers}
+    names = dict(iter(request.headers))
     if request.http_version not in (b"1.0", b"1.1"):
         # h11 reads the preface of HTTP/2 as a request of version 2.0.
         if enable_h2c and (request.method, request.target) == (b"PRI", b"*"):

@@ -14,8 +14,7 @@ from hypercorn.protocol.h2 import H2Protocol
 from hypercorn.protocol.http_stream import HTTPStream
 import trio
 
-from .buffer import GuardedBuffer
-from .closing import finish
+from .exchange import finish, mark_answered
 from .fields import BoundedDecoder, BoundedEncoder
 from .frames import (
     FRAMES_PER_DATA_SENT,
@@ -25,8 +24,7 @@ from .frames import (
     FrameCutter,
 )
 from .http1 import MAX_TARGET_BYTES, is_path
-from .peer import mark_answered
-from .windows import CONNECTION, WindowWatch
+from .windows import CONNECTION, GuardedBuffer, WindowWatch
 
 
 class GuardedH2(H2Protocol):

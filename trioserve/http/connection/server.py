@@ -18,14 +18,11 @@ from hypercorn.trio.worker_context import WorkerContext
 import trio
 
 from ...errors import DescriptorsFull
-from ..bodies.memory_budget import name_peer
+from ..bodies.memory import name_peer
 from .descriptors import Connections
+from .exchange import IdleWatch, ReadPace, find_lost_at, mark_lost, refuse_unread
 from .http1 import GuardedH11
 from .http2 import GuardedH2
-from .idle import IdleWatch
-from .peer import find_lost_at, mark_lost
-from .read_pace import ReadPace
-from .refusals import refuse_unread
 
 logger = logging.getLogger(__name__)
 
@@ -112,16 +109,13 @@ class GuardedServer(TCPServer):
         elif isinstance(event, Closed):
             await self._end()
         elif isinstance(event, Updated):
-            self._mark(is_idle=event.idle)
+            if event.idle:
+                self._connections.mark_idle(self)
+            else:
+                self._connections.mark_busy(self)
             self._idle.mark(is_idle=event.idle)
             if event.idle and self._has_pipelined:
                 self._reading.cancel()
-
-    def _mark(self, *, is_idle: bool) -> None:
-        if is_idle:
-            self._connections.mark_idle(self)
-        else:
-            self._connections.mark_busy(self)
 
     async def _refuse(self) -> None:
         """Close a new connection; an unencrypted one gets the reason."""
@@ -271,7 +265,7 @@ class GuardedServer(TCPServer):
         """Send the end of the stream; the reader closes the socket."""
         self._has_ended = True
         # A connection that only waits for its end may be closed for a new one.
-        self._mark(is_idle=True)
+        self._connections.mark_idle(self)
         try:
             if self._is_plain:
                 await self.stream.send_eof()

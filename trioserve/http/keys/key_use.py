@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 import math
 from typing import Final, NoReturn
 
@@ -18,7 +19,7 @@ import trio
 
 from ...errors import KeyLimitReached
 from ...types.admission import Pace
-from .key_file import Key
+from .keys import Key
 from .siblings import Siblings
 
 # The key of all requests of a server without keys.
@@ -122,6 +123,7 @@ class KeyUse:
         )
 
 
+@dataclass(slots=True, eq=False)
 class Ticket:
     """The part of one request in the use of its key.
 
@@ -131,10 +133,9 @@ class Ticket:
       use: of the request's key.
     """
 
-    def __init__(self, use: KeyUse) -> None:
-        self.use = use
-        self._num_holders = 0
-        self._siblings: Siblings | None = None
+    use: KeyUse
+    _num_holders: int = field(default=0, init=False)
+    _siblings: Siblings | None = field(default=None, init=False)
 
     async def admit(self, siblings: Siblings | None) -> None:
         """Refuse the request if its key is at a limit.

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from ..record.cards import RequestCard, RequestDetails
-from .key_file import Key
+from .keys import Key
 
 AnswerT = TypeVar("AnswerT")
 

@@ -62,7 +62,7 @@ class Lifecycle:
 
     def check_open(self) -> None:
         """Raise ShuttingDown if no request may begin any more."""
-        if self.is_draining:
+        if self._draining.is_set():
             raise ShuttingDown()
 
     @contextmanager

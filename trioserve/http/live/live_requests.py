@@ -1,22 +1,27 @@
-"""The requests that a server is answering, which clients can see and cancel."""
+"""The requests that a server is answering, which clients can see and cancel.
+
+Also bounds the memory of tokens that clients have not taken yet. A slow client takes 64 KiB now
+and then, which is enough to stay connected. Meanwhile the device generates on, and an answer of
+many sequences with log probabilities may be gigabytes.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-import copy
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+import logging
+from typing import Final, Protocol
 
 import trio
 
-from ...errors import RequestCancelled
+from ...errors import ReaderTooSlow, RequestCancelled
 from ...observe import Owner
-from ..keys.key_file import Key, may_see, name_key
-from ..record.cancellation import Cancellation
+from ..keys.keys import Key, may_see, name_key
 from ..record.cards import RequestCard
 from ..record.progress import Phase, Progress
+from ..record.request_counts import Cancellation
 from .lifecycle import Lifecycle
 
 # Enough to look for in a log.
@@ -52,58 +57,45 @@ class _StreamLimit:
     def cancel(self, *, is_streaming: bool) -> None: ...
 
 
+@dataclass(kw_only=True, slots=True, eq=False)
 class LiveRequest:
     """A request that is being answered.
 
-    Args:
-      id: of the answer's header, as str() gives it; the body may still name it.
-        Several requests may have the same.
-      arrived_at: trio.current_time() when its head had come.
-
     Attributes:
+      named: the request's id in the answer's header, as str() gives it; the body may still
+        name it. Several requests may have the same.
+      arrived_at: trio.current_time() when its head had come.
       owner: of all that the request does.
       key: the client's; None until it is known, or if the server has no keys.
       stream: None before the engine has the request.
     """
 
-    def __init__(
-        self,
-        *,
-        id: object,
-        method: str,
-        path: str,
-        arrived_at: float,
-        progress: Progress,
-        time_limit: LiveLimit,
-        cancellation: Cancellation,
-        owner: Owner,
-    ) -> None:
-        self._id = id
-        self.key: Key | None = None
-        self.stream: LiveStream | None = None
-        self._method = method
-        self._path = path
-        self.arrived_at = arrived_at
-        self._progress = progress
-        self._time_limit = time_limit
-        self._cancellation = cancellation
-        self.owner = owner
+    named: object
+    method: str
+    path: str
+    arrived_at: float
+    progress: Progress
+    time_limit: LiveLimit
+    cancellation: Cancellation
+    owner: Owner
+    key: Key | None = None
+    stream: LiveStream | None = None
 
     @property
     def phase(self) -> Phase:
-        return self._progress.phase
+        return self.progress.phase
 
     @property
     def deadline_seconds(self) -> float | None:
         """The time that is left of its limit; None if it has none."""
-        seconds = self._time_limit.seconds
+        seconds = self.time_limit.seconds
         if seconds is None:
             return None
         return self.arrived_at + seconds - trio.current_time()
 
     @property
     def id(self) -> str:
-        return str(self._id)
+        return str(self.named)
 
     @property
     def client(self) -> str:
@@ -114,12 +106,12 @@ class LiveRequest:
         now, stream = trio.current_time(), self.stream
         return RequestCard(
             id=self.id,
-            method=self._method,
-            path=self._path,
+            method=self.method,
+            path=self.path,
             key=name_key(self.key),
             phase=self.phase,
             age_seconds=now - self.arrived_at,
-            timeout_seconds=self._time_limit.seconds,
+            timeout_seconds=self.time_limit.seconds,
             prompt_tokens=0 if stream is None else stream.num_prompt_tokens,
             completion_tokens=0 if stream is None else stream.num_output_tokens,
         )
@@ -129,11 +121,10 @@ class LiveRequest:
 
         Only its stream ends it. The caller sets the stream and the owner.
         """
-        detached = copy.copy(self)
-        detached._progress = progress
-        detached._cancellation = cancellation
-        detached._time_limit = _StreamLimit(self._time_limit.seconds)
-        return detached
+        limit = _StreamLimit(self.time_limit.seconds)
+        return replace(
+            self, progress=progress, cancellation=cancellation, time_limit=limit
+        )
 
     def fail(self, error: Exception) -> None:
         """End the stream of the request by an error."""
@@ -142,12 +133,12 @@ class LiveRequest:
 
     def cancel(self) -> None:
         """End the request: its client gets an error."""
-        self._cancellation.begin(self._progress.phase)
+        self.cancellation.begin(self.progress.phase)
         if self.stream is not None:
             self.stream.fail(RequestCancelled())
             # Now, because the client may be slow to take the error.
-            self._cancellation.end()
-        self._time_limit.cancel(is_streaming=self.stream is not None)
+            self.cancellation.end()
+        self.time_limit.cancel(is_streaming=self.stream is not None)
 
 
 class LiveRequests:
@@ -195,3 +186,53 @@ class LiveRequests:
         visible = (each for each in self if may_see(key, name_key(each.key)))
         # By arrival, because requests without a connection would come last.
         return sorted(visible, key=lambda each: each.arrived_at)
+
+
+logger = logging.getLogger(__name__)
+
+# The memory may exceed its limit by the tokens of this time.
+_LOOK_SECONDS: Final = 1.0
+
+
+class UnreadLimit:
+    """Ends the streams that hold the most unread tokens, if all together hold too much.
+
+    Args:
+      limit: bytes.
+
+    Attributes:
+      num_ended: streams that were ended.
+    """
+
+    def __init__(self, limit: int, live: LiveRequests) -> None:
+        self._limit = limit
+        self._live = live
+        self.num_ended = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """The approximate memory of all unread tokens."""
+        return sum(num_bytes for _, num_bytes in self._weigh())
+
+    async def run(self) -> None:
+        """Look after the streams until cancelled."""
+        while True:
+            await trio.sleep(_LOOK_SECONDS)
+            self._enforce()
+
+    def _enforce(self) -> None:
+        heaviest_last = sorted(self._weigh(), key=lambda weighed: weighed[1])
+        total = sum(num_bytes for _, num_bytes in heaviest_last)
+        while total > self._limit:
+            request, num_bytes = heaviest_last.pop()
+            logger.info("request %s: its client takes too little", request.id)
+            request.fail(ReaderTooSlow())
+            self.num_ended += 1
+            total -= num_bytes
+
+    def _weigh(self) -> list[tuple[LiveRequest, int]]:
+        return [
+            (each, each.stream.num_unread_bytes)
+            for each in self._live
+            if each.stream is not None
+        ]

@@ -10,8 +10,7 @@ import msgspec
 from ...errors import InvalidConfig, escape_json
 from ...processes.threads.line_writer import LineWriter
 from ...types.output import FinishReason
-from .ended_request import EndedRequest, Ending, TokenCounts
-from .progress import Phase
+from .progress import EndedRequest, Ending, Phase, TokenCounts
 
 # The time for the last lines when the server ends. A disk that hangs must not delay that.
 _CLOSE_SECONDS: Final = 2.0

@@ -143,6 +143,7 @@ class StreamMeter:
 
     Attributes:
       prompts: the prompts of the request.
+      num_prompt_tokens: the tokens of all prompts.
       is_writing: whether the client has not taken the last delta's events yet.
       on_deadline: called with the phase when the deadline has ended a sequence.
       finish_reasons: the reasons for which sequences have ended so far.
@@ -157,6 +158,7 @@ class StreamMeter:
         self.stream = stream
         self._charge = charge
         self.prompts: tuple[Prompt, ...] = tuple(stream.prompts)
+        self.num_prompt_tokens = sum(len(each.token_ids) for each in self.prompts)
         self.is_writing = False
         self.on_deadline: Callable[[Phase], None] = lambda phase: None
         self.finish_reasons: Counter[FinishReason] = Counter()
@@ -202,11 +204,6 @@ class StreamMeter:
     def metrics(self) -> RequestMetrics:
         """The times of the request so far."""
         return self._times.summarise(started_at=self.stream.started_at)
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """The tokens of all prompts."""
-        return sum(len(prompt.token_ids) for prompt in self.prompts)
 
     @property
     def num_output_tokens(self) -> int:

@@ -17,7 +17,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from ...types.version import __version__
-from .ended_request import EndedRequest, TraceHeaders
+from .progress import EndedRequest, TraceHeaders
 
 # The operations that the conventions name, by route.
 _OPERATIONS: Final[Mapping[str, str]] = {

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from ...errors import needing_extra
-from .ended_request import EndedRequest
+from .progress import EndedRequest
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 from ...errors import ResponseNotFound, ResponseTooLarge
 from ...types.admission import ClientHoldings
-from ..keys.key_file import Key, may_see
+from ..keys.keys import Key, may_see
 from .event_log import EventLog
 
 logger = logging.getLogger(__name__)

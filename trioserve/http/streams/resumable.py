@@ -20,7 +20,7 @@ import trio
 from ...config import STREAM_LOG_BYTES, HttpConfig, parse_bytes
 from ...errors import StreamNotFound
 from ...types.admission import ClientHoldings
-from ..keys.key_file import Key, name_key
+from ..keys.keys import Key, name_key
 from ..live.live_requests import LiveRequest, LiveRequests
 from ..record.stream_meter import StreamMeter
 from .background import BackgroundTasks

@@ -12,8 +12,7 @@ from quart import Response
 
 from ...errors import TrioserveError, Unavailable
 from ...render import RendererWorkers
-from .encode import encode
-from .error_body import ErrorBody
+from .error_body import ErrorBody, encode
 
 T = TypeVar("T")
 

@@ -3,8 +3,7 @@
 status          health, metrics and the version
 probes          answers that need no quart
 models          the models that are served
-live_requests   running requests, which clients can see and cancel
-resumed         streams that a client takes up again
+live_requests   running requests, which clients can see, cancel and take up again
 invocations     SageMaker's one path for all requests
 routes          the table of these endpoints
 """

@@ -1,18 +1,22 @@
-"""Endpoints of the requests that the server is answering: see and cancel them.
+"""Endpoints of the requests that the server is answering: see, cancel and resume them.
 
-With several HTTP processes, all of them are asked.
+With several HTTP processes, all of them are asked. A stream is taken up again on the path of its
+first request.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 import msgspec
 from quart import Response
+import trio
 
+from ...api.shared.sse import respond_stream, send_log
 from ...errors import InvalidParameter, RequestNotFound
-from ...http.keys.key_file import name_key
+from ...http.keys.keys import name_key
 from ...http.keys.siblings import (
     Cards,
     DescribeRequests,
@@ -27,8 +31,41 @@ from ...http.live.request_details import describe_request
 from ...http.record.cards import RequestDetailsList, RequestList
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
+from ...http.streams.resumable import HEADER, ResumableStream
 from ...http.wire.respond import respond_json
 from ..metrics import list_samples
+
+
+def resume_stream(state: ServerState, request: ScopedRequest) -> Response:
+    """Answer with the events behind the one that the client has seen last.
+
+    Raises:
+      StreamNotFound
+      ShuttingDown: the server drains.
+    """
+    state.lifecycle.check_open()
+    assert request.url_rule is not None, "the path has a route"
+    stream, number = state.resumable.find(
+        request.headers[HEADER], request.live.key, request.url_rule.rule
+    )
+    connection = stream.claim(number)
+    # Also if the answer never begins.
+    request.resources.callback(stream.release, connection)
+    state.resumable.num_resumed += 1
+    request.live.stream = request.meter = stream.meter
+    request.progress.follow(stream.meter)
+    return respond_stream(partial(_send, request, stream, connection, number))
+
+
+async def _send(
+    request: ScopedRequest,
+    stream: ResumableStream,
+    connection: trio.CancelScope,
+    number: int,
+) -> bytes:
+    async with request.open_events(stream.comment) as events:
+        return await send_log(request, events, stream, connection, number)
+
 
 # Each has a tree of tasks, of some kilobytes.
 _MAX_DETAILED: Final = 16

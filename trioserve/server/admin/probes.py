@@ -26,7 +26,7 @@ from ...http.connection import PEER, Peer
 from ...http.record.progress import Progress
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
-from ...http.wire.request_id import HEADER_BYTES, RequestId
+from ...http.wire.error_body import HEADER_BYTES, RequestId
 from ...http.wire.respond import PlainAnswer
 
 Report = Callable[[ServerState], PlainAnswer]

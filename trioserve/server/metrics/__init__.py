@@ -1,10 +1,9 @@
 """The metrics that GET /metrics shows: one table for each source.
 
 server      the server and its event loop
-requests    requests, which the HTTP side counts itself
+requests    requests and keys, which the HTTP side counts itself
 engine      engines, which generate or pool
-rendering   renderers and their workers
-images      images
+rendering   renderers, their workers and images
 collect     all tables, and the text for Prometheus
 
 To add a metric, add a row to the table of its source, and the same row to

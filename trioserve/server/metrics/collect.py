@@ -22,10 +22,8 @@ from ...observe import (
 )
 from ...render import PoolingRenderer, Renderer
 from .engine import ENGINE, GENERATION, POOLING, SERVED
-from .images import IMAGES
-from .keys import KEYS
-from .rendering import RENDERER, STRUCTURES, TEMPLATES
-from .requests import GENERATION_REQUESTS, REQUESTS
+from .rendering import IMAGES, RENDERER, STRUCTURES, TEMPLATES
+from .requests import GENERATION_REQUESTS, KEYS, REQUESTS
 from .server import LOOP, SERVER
 
 METRICS: Rows[Any] = (

@@ -1,9 +1,12 @@
-"""Metrics of requests, which the HTTP side counts itself."""
+"""Metrics of requests, which the HTTP side counts itself, and of the keys of clients."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
+from ...http.keys.key_use import KeyUse, KeyUses
 from ...http.record.request_counts import RequestCounts
-from ...observe import CounterMetric, HistogramMetric, Rows
+from ...observe import CounterMetric, GaugeMetric, HistogramMetric, Rows
 
 REQUESTS: Rows[RequestCounts] = (
     CounterMetric(
@@ -99,5 +102,43 @@ GENERATION_REQUESTS: Rows[RequestCounts] = (
         "trioserve_request_params_max_tokens",
         "Limit on the tokens of a sequence, for requests that set a limit.",
         lambda counts: counts.params_max_tokens.statistics(),
+    ),
+)
+
+
+def _read(
+    read: Callable[[KeyUse], float],
+) -> Callable[[KeyUses], Mapping[tuple[str, ...], float]]:
+    return lambda uses: {(each.key.name,): read(each) for each in uses.list_all()}
+
+
+KEYS: Rows[KeyUses] = (
+    GaugeMetric(
+        "trioserve_key_requests_running",
+        "Requests with a body that are being answered, by key.",
+        _read(lambda use: use.num_running),
+        ("key",),
+    ),
+    CounterMetric(
+        "trioserve_key_requests_total",
+        "Requests with a body that were taken, by key.",
+        _read(lambda use: use.num_requests),
+        ("key",),
+    ),
+    CounterMetric(
+        "trioserve_key_tokens_total",
+        "Tokens of prompts and answers, and of texts that were pooled, by key.",
+        _read(lambda use: use.num_tokens),
+        ("key",),
+    ),
+    CounterMetric(
+        "trioserve_key_requests_refused_total",
+        "Requests refused because of a limit of their key, by key and limit.",
+        lambda uses: {
+            (each.key.name, limit): count
+            for each in uses.list_all()
+            for limit, count in each.refused.items()
+        },
+        ("key", "limit"),
     ),
 )

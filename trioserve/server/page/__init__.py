@@ -8,8 +8,7 @@ from the OpenAPI document.
 This folder knows no requests and no state: handler.py answers with them.
 """
 
-from .document import Document
-from .page import load_page
+from .document import Document, load_page
 from .reference import render_reference
 
 __all__ = ["Document", "load_page", "render_reference"]

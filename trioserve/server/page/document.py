@@ -1,13 +1,21 @@
-"""An HTML document, and the headers under which a browser may show it."""
+"""HTML documents for people, and the headers under which a browser may show them."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 import hashlib
+from importlib.resources import files
 import re
 from typing import Final
+
+from quart import Response
+
+from ...errors import EndpointOff
+from ...http.route import Route
+from ...http.scope import ScopedRequest
+from ...http.state import ServerState
 
 HTML: Final = "text/html; charset=utf-8"
 
@@ -70,3 +78,44 @@ class Document:
 def _hash(text: str) -> str:
     digest = hashlib.sha256(text.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+@cache
+def load_page() -> Document:
+    return Document((files(__package__) / "page.html").read_text("utf-8"))
+
+
+NO_UI: Final = {"404": "An option (--no-ui) turns it off."}
+
+
+async def answer_page(state: ServerState, request: ScopedRequest) -> Response:
+    """Show the page, which reads the other endpoints."""
+    return respond_document(state, request, load_page())
+
+
+def respond_document(
+    state: ServerState, request: ScopedRequest, document: Document
+) -> Response:
+    """Answer with a document, or tell the browser that its own is still the same.
+
+    Raises:
+      EndpointOff
+    """
+    if not state.config.ui:
+        raise EndpointOff("--ui")
+    if request.if_none_match.contains_weak(document.etag.strip('"')):
+        return Response(b"", 304, {**document.headers})
+    return Response(document.content, 200, {**document.headers}, content_type=HTML)
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        paths=("/",),
+        handler=answer_page,
+        summary="Show a page with a chat and the running requests.",
+        answers={"text/html": str},
+        errors=NO_UI,
+        is_document=True,
+    ),
+)
