@@ -100,31 +100,6 @@ def test_a_word_may_be_the_whole_prompt_and_some_output(
     assert sequence.outputs == [*plain[:count], other, *rest]
 
 
-def test_beside_others(tiny: Callable[..., Any]) -> None:
-    """Sequences have their own bad words or none, and end at different times."""
-    model = tiny("llama")
-    planner = Planner(model.loaded)
-    prompts = [make_prompt(length, length) for length in (12, 3, 7, 20)]
-    plain = [model.generate(prompt, 16) for prompt in prompts]
-    words = [
-        [plain[0][2:4], plain[0][:1]],
-        [],
-        [[prompts[2][-1], plain[2][0]], plain[2][3:6]],
-        [plain[3][1:6]],
-    ]
-    sequences = [
-        planner.begin(prompt, slot=slot, sampling=forbid(*words[slot]))
-        for slot, prompt in enumerate(prompts)
-    ]
-    planner.step((sequences[3], 8), (sequences[0], 12))
-    planner.run(sequences[2], sequences[0], num_tokens=5)
-    planner.run(*sequences, num_tokens=16)
-    for sequence, expected, own in zip(sequences, plain, words):
-        if own:
-            expected = model.generate(sequence.prompt, 16, bad_words_ids=own)
-        assert sequence.outputs == expected
-
-
 def test_vectors_are_no_part_of_a_word(tiny: Callable[..., Any]) -> None:
     """A vector counts neither as token 0 nor as the number in its place."""
     model = tiny("llama")

@@ -94,15 +94,6 @@ def test_no_temperature_is_greedy(temperature: float, dtype: torch.dtype) -> Non
     assert [token.token_id for token in sampled] == logits.argmax(-1).tolist()
 
 
-def test_a_greedy_row_is_the_same_beside_other_parameters() -> None:
-    """A greedy row gets the same token on every path of the code."""
-    logits = make_logits(3)
-    others = (SamplingParams(seed=4), SamplingParams(temperature=0.0, logprobs=2))
-    sampled = sample(make_sampler(*others, GREEDY), [0, 1, 2], [0, 0, 0], logits)
-    assert sampled[2].token_id == int(logits[2].argmax())
-    assert sampled[1].token_id == int(logits[1].argmax())
-
-
 def test_logits_are_left_as_they_are() -> None:
     logits = make_logits()
     before = logits.clone()
@@ -115,16 +106,19 @@ def test_logits_are_left_as_they_are() -> None:
 
 
 def test_a_row_samples_the_same_in_any_batch() -> None:
-    logits = make_logits(5)
+    logits = make_logits(7)
     samplings = [
         SamplingParams(seed=1),
         SamplingParams(seed=2, top_p=0.8),
         SamplingParams(seed=3, top_k=7, temperature=1.4),
         SamplingParams(seed=4, min_p=0.05),
         SamplingParams(seed=5, presence_penalty=1.0, top_p=0.99, top_k=599),
+        GREEDY,
+        SamplingParams(temperature=0.0, logprobs=2),
     ]
-    together = sample(make_sampler(*samplings), [4, 2, 0, 1, 3], [7] * 5, logits)
-    for row, slot in enumerate([4, 2, 0, 1, 3]):
+    slots = [4, 2, 0, 6, 1, 5, 3]
+    together = sample(make_sampler(*samplings), slots, [7] * 7, logits)
+    for row, slot in enumerate(slots):
         alone = sample_one(samplings[slot], logits[row, None], num_outputs=7)
         assert together[row] == alone
 
