@@ -114,6 +114,12 @@ class Clients:
             for _ in range(number):
                 nursery.start_soon(self.ask)
 
+    async def keep_asking(self, nursery: trio.Nursery, number: int = 1) -> None:
+        """Have requests that wait, or run."""
+        for _ in range(number):
+            nursery.start_soon(self.ask)
+        await trio.testing.wait_all_tasks_blocked()
+
     def forecast(self, num_prompt: int = NUM_PROMPT) -> Forecast:
         demand = Demand(
             num_prompt_tokens=num_prompt, max_tokens=1000, client=self.client
@@ -166,9 +172,7 @@ async def test_a_forecast_is_near_the_truth(
     num_before: int,
     autojump_clock: trio.abc.Clock,
 ) -> None:
-    for _ in range(num_before):
-        nursery.start_soon(clients.ask)
-    await trio.testing.wait_all_tasks_blocked()
+    await clients.keep_asking(nursery, num_before)
     forecast = clients.forecast()
     seconds = await clients.ask()
     assert 0.6 * seconds < forecast.total < 1.4 * seconds
@@ -180,8 +184,7 @@ async def test_a_forecast_is_near_the_truth(
 async def test_a_long_prompt_takes_its_time(
     clients: Clients, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
-    nursery.start_soon(clients.ask)
-    await trio.testing.wait_all_tasks_blocked()
+    await clients.keep_asking(nursery)
     forecasts = [clients.forecast(num_prompt) for num_prompt in (60, 600, 6000)]
     added = [each.first - forecasts[0].first for each in forecasts]
     assert added[1] == pytest.approx(0.006 * 540, rel=0.3)
@@ -196,9 +199,7 @@ async def test_a_prompt_that_is_cached_takes_little_time(
     await ann.ask()
     await ann.ask_many(40)
     nursery.start_soon(clients.ask)
-    for _ in range(10):
-        nursery.start_soon(ann.ask)
-    await trio.testing.wait_all_tasks_blocked()
+    await ann.keep_asking(nursery, 10)
     uncached, forecast = clients.forecast(3060), ann.forecast(3060)
     seconds = await ann.ask()
     assert 0.6 * seconds < forecast.total < 1.4 * seconds
@@ -209,9 +210,7 @@ async def test_a_prompt_that_is_cached_takes_little_time(
 async def test_a_request_that_would_be_late_is_refused_at_once(
     clients: Clients, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
-    for _ in range(40):
-        nursery.start_soon(clients.ask)
-    await trio.testing.wait_all_tasks_blocked()
+    await clients.keep_asking(nursery, 40)
     begin = trio.current_time()
     limits = StreamLimits(
         ends_at=begin + 30, end_param="X-Request-Timeout", refuses_late=True
@@ -231,9 +230,7 @@ async def test_a_request_that_would_be_late_is_refused_at_once(
 async def test_a_request_that_would_wait_too_long_is_refused(
     clients: Clients, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
-    for _ in range(80):
-        nursery.start_soon(clients.ask)
-    await trio.testing.wait_all_tasks_blocked()
+    await clients.keep_asking(nursery, 80)
     limits = StreamLimits(
         starts_by=trio.current_time() + 5, max_queue_seconds=5, refuses_late=True
     )
@@ -245,8 +242,7 @@ async def test_a_request_that_nobody_could_finish_needs_its_first_token_only(
     clients: Clients, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
     """Its client gets as much as there is time for."""
-    nursery.start_soon(clients.ask)
-    await trio.testing.wait_all_tasks_blocked()
+    await clients.keep_asking(nursery)
     forecast = clients.forecast()
     assert 2 * forecast.first < forecast.alone
     limits = StreamLimits(
@@ -254,9 +250,7 @@ async def test_a_request_that_nobody_could_finish_needs_its_first_token_only(
     )
     with pytest.raises(TimeoutError):
         await clients.ask(limits)
-    for _ in range(80):
-        nursery.start_soon(clients.ask)
-    await trio.testing.wait_all_tasks_blocked()
+    await clients.keep_asking(nursery, 80)
     limits = replace(limits, ends_at=trio.current_time() + 2 * forecast.first)
     with pytest.raises(DeadlineUnreachable):
         await clients.ask(limits)
@@ -266,9 +260,7 @@ async def test_a_client_does_not_wait_for_all_requests_of_another(
     clients: Clients, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
     ann = replace(clients, client=Client(name="ann"))
-    for _ in range(80):
-        nursery.start_soon(ann.ask)
-    await trio.testing.wait_all_tasks_blocked()
+    await ann.keep_asking(nursery, 80)
     bob = replace(clients, client=Client(name="bob"))
     assert ann.forecast().total > 4 * bob.forecast().total
     seconds = await bob.ask()
@@ -374,8 +366,7 @@ def test_limits_are_not_checked_unless_there_are_some() -> None:
 async def test_many_prompts_are_no_long_one(
     clients: Clients, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
-    nursery.start_soon(clients.ask)
-    await trio.testing.wait_all_tasks_blocked()
+    await clients.keep_asking(nursery)
     engine = clients.engine.engine
     one = engine.forecast(Demand(num_prompt_tokens=6400, num_prompts=1))
     many = engine.forecast(Demand(num_prompt_tokens=6400, num_prompts=100))
@@ -386,8 +377,7 @@ async def test_many_prompts_are_no_long_one(
 async def test_only_the_time_of_others_is_multiplied(
     clients: Clients, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
-    nursery.start_soon(clients.ask)
-    await trio.testing.wait_all_tasks_blocked()
+    await clients.keep_asking(nursery)
     forecast, now = clients.forecast(), trio.current_time()
     added = forecast.total - forecast.alone
     StreamLimits(ends_at=now + 0.99 * forecast.alone).check(forecast)
@@ -401,8 +391,7 @@ async def test_only_the_time_of_others_is_multiplied(
 async def test_refused_requests_change_little_for_others(
     clients: Clients, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
-    nursery.start_soon(clients.ask)
-    await trio.testing.wait_all_tasks_blocked()
+    await clients.keep_asking(nursery)
     before = clients.forecast().total
     limits = StreamLimits(ends_at=trio.current_time() + 25.0, refuses_late=True)
     for _ in range(20):
@@ -415,14 +404,12 @@ async def test_answers_that_a_deadline_cut_do_not_count_as_short_ones(
     clients: Clients, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
     """Otherwise each late request would let in more requests, which would be late, too."""
-    nursery.start_soon(clients.ask)
-    await trio.testing.wait_all_tasks_blocked()
+    await clients.keep_asking(nursery)
     before = clients.forecast().alone
     for _ in range(20):
         with pytest.raises(TimeoutError):
             await clients.ask(StreamLimits(ends_at=trio.current_time() + 1.0))
-    nursery.start_soon(clients.ask)
-    await trio.testing.wait_all_tasks_blocked()
+    await clients.keep_asking(nursery)
     assert clients.forecast().alone > 0.8 * before
 
 

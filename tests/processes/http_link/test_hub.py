@@ -90,19 +90,6 @@ def test_places_of_one_key_are_not_those_of_another_one() -> None:
     assert places.take(1, "bob", 1)
 
 
-def test_a_question_is_answered_by_each_of_the_others() -> None:
-    _, [first, second, third] = open_members(3)
-    first.send(Question(number=5, question=b"?"))
-    assert first.read() == [NumAsked(number=5, num_asked=2)]
-    [question] = second.read()
-    assert isinstance(question, Question) and question.question == b"?"
-    assert third.read() == [question]
-    third.send(Answer(number=question.number, answer=b"3"))
-    second.send(Answer(number=question.number, answer=b"2"))
-    answers = [Answer(number=5, answer=b"3"), Answer(number=5, answer=b"2")]
-    assert first.read() == answers
-
-
 def test_a_http_process_that_does_not_serve_yet_is_not_asked() -> None:
     hub, [first] = open_members(1)
     hub.join(1, first)
