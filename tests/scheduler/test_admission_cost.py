@@ -40,7 +40,7 @@ def run_all(scheduler: Scheduler, device: FakeDevice) -> list[int]:
     while plan := scheduler.schedule():
         num_started.append(len(plan.starts))
         scheduler.update(plan, device.step(plan))
-        scheduler.check()
+    scheduler.check()
     return num_started
 
 

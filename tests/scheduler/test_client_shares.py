@@ -37,14 +37,15 @@ class Bench(Loop):
       tokens: computed so far, by client.
     """
 
-    def __init__(self, **changes: Any) -> None:
+    def __init__(self, *, checks: bool = False, **changes: Any) -> None:
         options = {
             "num_blocks": 1024,
             "max_num_seqs": 8,
             "max_num_batched_tokens": 64,
             "max_model_len": 512,
         }
-        super().__init__(make_scheduler(**(options | changes)), seconds=1.0)
+        scheduler = make_scheduler(**(options | changes))
+        super().__init__(scheduler, checks=checks, seconds=1.0)
         self.tokens: Counter[str] = Counter()
         self.waiting: Counter[str] = Counter()
 
@@ -199,7 +200,7 @@ def test_a_client_stays_one_when_its_weight_changes() -> None:
 
 
 def test_requests_wait_in_one_line_when_the_weight_changes() -> None:
-    bench = Bench(max_num_seqs=1)
+    bench = Bench(max_num_seqs=1, checks=True)
     for number in range(6):
         bench.ask(Client(name="ann", weight=1.0 + number % 2))
     # Each step checks the queue.

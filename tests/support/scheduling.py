@@ -154,5 +154,6 @@ class Loop:
         """Run until all sequences have ended, and return their tokens."""
         for _ in range(limit):
             if self.step() is None:
+                self.scheduler.check()
                 return self.written
         raise AssertionError("the sequences never end")

@@ -9,13 +9,13 @@ from .pooling import Classification, Pooled, PoolingEngine
 from .scoring import ScoreOptions, Scores
 from .served import StreamLimits
 from .text import TextEngine
-from .text_params import (
+from .text_stream import (
     MAX_STOP_STRING_CHARACTERS,
     MAX_STOP_STRINGS,
     MAX_THINKING_TOKEN_BUDGET,
     TextParams,
+    TextStream,
 )
-from .text_stream import TextStream
 
 __all__ = [
     "MAX_STOP_STRINGS",

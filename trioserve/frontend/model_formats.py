@@ -11,7 +11,7 @@ from ..render import ReasoningTags, Renderer, list_schemas
 from ..types.prompt import Prompt
 from ..types.sampling import ReasoningBudget, SamplingParams
 from ..types.structured import Grammar, StructuredOutput
-from .text_params import TextParams
+from .text_stream import TextParams
 
 
 class ModelFormats:

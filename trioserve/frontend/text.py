@@ -26,8 +26,7 @@ from ..types.prompt import Prompt
 from ..types.sampling import SamplingParams
 from .model_formats import ModelFormats
 from .served import ServedModel, StreamLimits
-from .text_params import TextParams
-from .text_stream import TextStream
+from .text_stream import TextParams, TextStream
 
 # The time that plug-ins may take for the arguments of a request, which are a few numbers.
 ARGUMENT_SECONDS: Final = 10.0
