@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import httpx2 as httpx
-import openai
 import pytest
 import trio
 
@@ -180,21 +179,16 @@ async def test_an_answer_may_end_while_it_reasons(
     assert text == choice["message"]["reasoning"]
 
 
-@pytest.mark.parametrize("streams", [False, True])
 async def test_a_stop_string_is_found_in_the_reasoning_too(
-    server: FakeServer, client: httpx.AsyncClient, streams: bool
+    server: FakeServer, client: httpx.AsyncClient
 ) -> None:
-    body = ask(server, stop="dog", stream=streams)
-    if streams:
-        events = await read_events(client, body)
-        choice = events[-1]["choices"][0]
-        deltas = list_deltas(events)
-        text = "".join(delta.get("reasoning", "") for delta in deltas)
-    else:
-        choice = (await client.post(CHAT_PATH, json=body)).json()["choices"][0]
-        text = choice["message"]["reasoning"]
-    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "dog")
-    assert text == "Hm, the "
+    body = ask(server, stop="dog")
+    whole = (await client.post(CHAT_PATH, json=body)).json()["choices"][0]
+    events = await read_events(client, body | {"stream": True})
+    for choice in (whole, events[-1]["choices"][0]):
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "dog")
+    text = "".join(delta.get("reasoning", "") for delta in list_deltas(events))
+    assert text == whole["message"]["reasoning"] == "Hm, the "
 
 
 @pytest.mark.server(answer="Yes.")
@@ -204,23 +198,25 @@ async def test_an_answer_without_reasoning_says_so(client: httpx.AsyncClient) ->
     assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
 
 
-@pytest.mark.server(render=RenderConfig(reasoning_parser="none"))
-async def test_without_a_parser_no_reasoning_is_split_off(
-    server: FakeServer, client: httpx.AsyncClient
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        pytest.param(
+            *(CHAT_PATH, CHAT),
+            marks=pytest.mark.server(render=RenderConfig(reasoning_parser="none")),
+        ),
+        ("/v1/completions", {"prompt": "Hello"}),
+    ],
+)
+async def test_completions_and_answers_without_a_parser_are_not_split(
+    server: FakeServer, client: httpx.AsyncClient, path: str, body: dict[str, Any]
 ) -> None:
-    answer = (await client.post(CHAT_PATH, json=ask(server))).json()
-    message = answer["choices"][0]["message"]
+    body = body | {"max_tokens": len(server.answer_ids)}
+    answer = (await client.post(path, json=body)).json()
+    [choice] = answer["choices"]
+    message = choice.get("message", {"content": choice.get("text")})
     assert message["content"] == ANSWER
     assert "reasoning" not in message
-    assert "completion_tokens_details" not in answer["usage"]
-
-
-async def test_completions_are_never_split(
-    server: FakeServer, client: httpx.AsyncClient
-) -> None:
-    body = {"prompt": "Hello", "max_tokens": len(server.answer_ids)}
-    answer = (await client.post("/v1/completions", json=body)).json()
-    assert answer["choices"][0]["text"] == ANSWER
     assert "completion_tokens_details" not in answer["usage"]
 
 
@@ -314,29 +310,6 @@ async def test_a_program_cannot_give_a_completion_a_budget(server: FakeServer) -
     with pytest.raises(InvalidParameter, match="thinking_token_budget"):
         async with server.state.engine.open_completion("Hi", thinking_token_budget=9):
             raise AssertionError("it was taken")
-
-
-# The client (3.54) leaves generators of its HTTP library to the garbage collector.
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_the_official_client_reads_the_reasoning(
-    server: FakeServer, openai_client: openai.AsyncOpenAI
-) -> None:
-    body: Any = {"model": "fake"} | ask(server)
-    answer = await openai_client.chat.completions.create(**body)
-    message: Any = answer.choices[0].message
-    assert (message.reasoning, message.content) == (REASONING, CONTENT)
-    details = answer.usage and answer.usage.completion_tokens_details
-    assert details and details.reasoning_tokens == count_reasoning(server)
-    reasoning = content = ""
-    async with await openai_client.chat.completions.create(
-        **body, stream=True
-    ) as stream:
-        async for chunk in stream:
-            delta: Any = chunk.choices[0].delta
-            reasoning += getattr(delta, "reasoning", None) or ""
-            content += delta.content or ""
-    assert (reasoning, content) == (REASONING, CONTENT)
 
 
 THOUGHTS_TEMPLATE = (

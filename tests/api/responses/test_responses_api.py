@@ -394,43 +394,6 @@ async def test_a_response_repeats_the_choice_of_its_tools(client: Any) -> None:
     assert caught.value.param == "tool_choice.name"
 
 
-@pytest.mark.parametrize("is_cut", [True, False])
-@pytest.mark.server(
-    answer=('<tool_call>{"name": "weather", "arguments": {"city": "Wi', ANSWER),
-    chat_template=TOOL_TEMPLATE,
-    max_model_len=1024,
-)
-async def test_a_call_that_is_incomplete_is_left_out_of_the_conversation(
-    server: FakeServer, client: Any, is_cut: bool
-) -> None:
-    """Templates take no half arguments, so the response could never be continued."""
-    cut = await ask(
-        client,
-        input="Weather?",
-        tools=[TOOL],
-        # Else the model ends its turn there.
-        max_output_tokens=len(server.answer_ids) if is_cut else None,
-        extra_body={"seed": 1},
-    )
-    assert cut.status == ("incomplete" if is_cut else "completed")
-    [called] = cut.output
-    assert (called.type, called.status) == ("function_call", "incomplete")
-    result: Any = {
-        "type": "function_call_output",
-        "call_id": called.call_id,
-        "output": "The arguments are not JSON.",
-    }
-    for new in ("Go on.", [result, user("Go on.")]):
-        again = await ask(
-            client,
-            input=new,
-            previous_response_id=cut.id,
-            extra_body={"seed": 2},
-        )
-        assert again.output_text == ANSWER
-        assert read_prompt(server) == "[user:Weather?][assistant:][user:Go on.]"
-
-
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.server(http=HttpConfig(max_responses_memory="4000"), eos_token=None)
 async def test_a_response_that_is_too_large_to_be_stored_says_so(

@@ -69,39 +69,36 @@ def test_no_name_of_a_model_is_taken_for_the_text(name: str) -> None:
         assert read(CompletionChunks(header).text("hi"))["model"] == marked
 
 
-def test_a_chat_begins_with_the_role() -> None:
-    assert read(ChatChunks(make_header(), 1).start()) == {
+DELTA: dict[str, Any] = {"index": 1, "logprobs": None, "finish_reason": None}
+
+
+@pytest.mark.parametrize(
+    ("event", "kind", "choice"),
+    [
+        (
+            *(ChatChunks(make_header(), 1).start(), "chat.completion.chunk"),
+            DELTA | {"delta": {"role": "assistant", "content": ""}},
+        ),
+        (
+            *(ChatChunks(make_header(), 1).text("a"), "chat.completion.chunk"),
+            DELTA | {"delta": {"content": "a"}},
+        ),
+        (
+            *(CompletionChunks(make_header(), 1).text("a"), "text_completion"),
+            DELTA | {"text": "a"},
+        ),
+    ],
+)
+def test_an_event_has_openais_fields(
+    event: bytes, kind: str, choice: dict[str, Any]
+) -> None:
+    assert read(event) == {
         "id": "x-1",
-        "object": "chat.completion.chunk",
+        "object": kind,
         "created": 1,
         "model": "m",
         "system_fingerprint": "fp",
-        "choices": [
-            {
-                "index": 1,
-                "delta": {"role": "assistant", "content": ""},
-                "logprobs": None,
-                "finish_reason": None,
-            }
-        ],
-    }
-
-
-def test_a_chats_event_has_openais_fields() -> None:
-    assert read(ChatChunks(make_header(), 1).text("a")) == {
-        "id": "x-1",
-        "object": "chat.completion.chunk",
-        "created": 1,
-        "model": "m",
-        "system_fingerprint": "fp",
-        "choices": [
-            {
-                "index": 1,
-                "delta": {"content": "a"},
-                "logprobs": None,
-                "finish_reason": None,
-            }
-        ],
+        "choices": [choice],
     }
 
 
@@ -111,17 +108,6 @@ def test_reasoning_comes_back_as_it_was_and_without_content(text: str) -> None:
     for event in (chunks.text(text), chunks.text(text, finish_reason="length")):
         (choice,) = read(event)["choices"]
         assert (choice["index"], choice["delta"]) == (3, {"reasoning": text})
-
-
-def test_a_completions_event_has_openais_fields() -> None:
-    assert read(CompletionChunks(make_header(), 1).text("a")) == {
-        "id": "x-1",
-        "object": "text_completion",
-        "created": 1,
-        "model": "m",
-        "system_fingerprint": "fp",
-        "choices": [{"index": 1, "text": "a", "logprobs": None, "finish_reason": None}],
-    }
 
 
 @pytest.mark.parametrize("chunks_type", [ChatChunks, ReasoningChunks, CompletionChunks])
