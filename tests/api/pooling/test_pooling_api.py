@@ -50,6 +50,13 @@ async def embed(client: httpx.AsyncClient, **fields: object) -> Any:
     return [entry["embedding"] for entry in data]
 
 
+async def post(client: httpx.AsyncClient, path: str, **fields: object) -> Any:
+    """Return the answer of a 200."""
+    answer = await client.post(path, json=fields)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
 async def refuse(client: httpx.AsyncClient, path: str, **fields: object) -> Any:
     """Return the error of a 400."""
     answer = await client.post(path, json=fields)
@@ -379,7 +386,7 @@ async def test_no_endpoint_takes_a_priority(client: httpx.AsyncClient) -> None:
 async def test_pooling_does_the_task_of_the_model(
     client: httpx.AsyncClient,
 ) -> None:
-    answer = (await client.post("/pooling", json={"input": [IDS, [7]]})).json()
+    answer = await post(client, "/pooling", input=[IDS, [7]])
     assert answer["id"].startswith("pool-")
     assert answer["data"] == [
         {"index": 0, "object": "pooling", "data": pytest.approx(expect(IDS))},
@@ -388,19 +395,17 @@ async def test_pooling_does_the_task_of_the_model(
 
 
 async def test_pooling_ends_early_on_request(client: httpx.AsyncClient) -> None:
-    body = {"input": IDS, "task": "token_embed"}
-    answer = (await client.post("/pooling", json=body)).json()
+    body: dict[str, Any] = {"input": IDS, "task": "token_embed"}
+    answer = await post(client, "/pooling", **body)
     assert answer["data"][0]["data"] == [pytest.approx(expect([i])) for i in IDS]
-    body = {**body, "encoding_format": "base64"}
-    answer = (await client.post("/pooling", json=body)).json()
+    answer = await post(client, "/pooling", **body, encoding_format="base64")
     numbers = array("f", base64.b64decode(answer["data"][0]["data"])).tolist()
     assert numbers == [number for i in IDS for number in expect([i])]
 
 
 @pytest.mark.server(task="classify", num_outputs=3, labels=LABELS)
 async def test_a_text_gets_its_likeliest_label(client: httpx.AsyncClient) -> None:
-    body = {"input": [IDS, [7]]}
-    answer = (await client.post("/classify", json=body)).json()
+    answer = await post(client, "/classify", input=[IDS, [7]])
     assert answer["id"].startswith("classify-")
     assert answer["usage"]["prompt_tokens"] == 4
     for index, ids in enumerate((IDS, [7])):
@@ -482,8 +487,7 @@ def cosine(first: list[int], second: list[int]) -> float:
 async def test_scores_of_vectors_are_their_cosines(client: httpx.AsyncClient) -> None:
     texts = ["Hello", "a dog", "twelve"]
     ids = [await tokenize(client, prompt=text) for text in texts]
-    body = {"queries": texts[0], "documents": texts[1:]}
-    answer = (await client.post("/score", json=body)).json()
+    answer = await post(client, "/score", queries=texts[0], documents=texts[1:])
     assert answer["id"].startswith("score-")
     assert answer["object"] == "list"
     assert answer["data"] == [
@@ -508,8 +512,7 @@ async def test_the_best_document_comes_first(
     client: httpx.AsyncClient, path: str
 ) -> None:
     documents = ["a dog", {"text": "Hello"}, "twelve"]
-    body = {"query": "Hello", "documents": documents, "top_n": 2}
-    answer = (await client.post(path, json=body)).json()
+    answer = await post(client, path, query="Hello", documents=documents, top_n=2)
     assert answer["model"] == "fake"
     first, second = answer["results"]
     assert first == {
@@ -526,13 +529,14 @@ async def test_the_best_document_comes_first(
 
 
 async def test_equal_documents_keep_their_order(client: httpx.AsyncClient) -> None:
-    body = {
-        "query": "Hello",
-        "documents": ["a dog"] * 50,
-        "return_documents": False,
-        "top_n": 0,
-    }
-    answer = (await client.post("/rerank", json=body)).json()
+    answer = await post(
+        client,
+        "/rerank",
+        query="Hello",
+        documents=["a dog"] * 50,
+        return_documents=False,
+        top_n=0,
+    )
     assert [result["index"] for result in answer["results"]] == list(range(50))
     assert all("document" not in result for result in answer["results"])
 
@@ -541,13 +545,12 @@ async def test_equal_documents_keep_their_order(client: httpx.AsyncClient) -> No
 async def test_a_cross_encoder_reads_pairs(
     server: FakePoolingServer, client: httpx.AsyncClient
 ) -> None:
-    body = {"query": "Hello", "documents": ["a dog", "twelve"]}
-    answer = (await client.post("/rerank", json=body)).json()
+    body: dict[str, Any] = {"query": "Hello", "documents": ["a dog", "twelve"]}
+    answer = await post(client, "/rerank", **body)
     rows = [row for plan in server.device.plans for row in plan.rows]
     assert len(rows) == 2
     assert all(row.params.task == "classify" for row in rows)
-    body = {**body, "use_activation": False}
-    assert (await client.post("/rerank", json=body)).status_code == 200
+    await post(client, "/rerank", **body, use_activation=False)
     last = server.device.plans[-1].rows[-1]
     assert last.params.use_activation is False
     assert sorted(result["index"] for result in answer["results"]) == [0, 1]
@@ -575,12 +578,13 @@ async def test_documents_are_not_scored_in_chunks(client: httpx.AsyncClient) -> 
 
 async def test_cohere_gets_each_form_that_it_names(client: httpx.AsyncClient) -> None:
     texts = ["Hello", "a dog"]
-    body = {
-        "texts": texts,
-        "input_type": "search_document",
-        "embedding_types": ["base64", "ubinary", "float", "binary"],
-    }
-    answer = (await client.post("/v2/embed", json=body)).json()
+    answer = await post(
+        client,
+        "/v2/embed",
+        texts=texts,
+        input_type="search_document",
+        embedding_types=["base64", "ubinary", "float", "binary"],
+    )
     assert answer["texts"] == texts
     assert answer["response_type"] == "embeddings_by_type"
     vectors = [expect(await tokenize(client, prompt=text)) for text in texts]
@@ -601,20 +605,19 @@ async def test_cohere_gets_each_form_that_it_names(client: httpx.AsyncClient) ->
 
 async def test_cohere_inputs_are_texts_too(client: httpx.AsyncClient) -> None:
     inputs = [{"content": [{"type": "text", "text": "Hello"}]}]
-    answer = (await client.post("/v2/embed", json={"inputs": inputs})).json()
+    answer = await post(client, "/v2/embed", inputs=inputs)
     ids = await tokenize(client, prompt="Hello")
     assert answer["embeddings"] == {"float": [pytest.approx(expect(ids))]}
     assert "texts" not in answer
 
 
 async def test_coheres_older_api_gives_plain_vectors(client: httpx.AsyncClient) -> None:
-    answer = (await client.post("/v1/embed", json={"texts": ["Hello"]})).json()
+    answer = await post(client, "/v1/embed", texts=["Hello"])
     ids = await tokenize(client, prompt="Hello")
     assert answer["embeddings"] == [pytest.approx(expect(ids))]
     assert answer["response_type"] == "embeddings_floats"
     assert answer["meta"]["api_version"] == {"version": "1"}
-    body = {"texts": ["Hello"], "embedding_types": ["float"]}
-    answer = (await client.post("/v1/embed", json=body)).json()
+    answer = await post(client, "/v1/embed", texts=["Hello"], embedding_types=["float"])
     assert answer["embeddings"] == {"float": [pytest.approx(expect(ids))]}
 
 
@@ -625,8 +628,9 @@ async def test_cohere_cuts_long_texts(
 ) -> None:
     text = "one two three four " * 20
     for limit in (16, 5, 500):
-        body = {"texts": [text], "truncate": truncate, "max_tokens": limit}
-        answer = (await client.post("/v2/embed", json=body)).json()
+        answer = await post(
+            client, "/v2/embed", texts=[text], truncate=truncate, max_tokens=limit
+        )
         assert answer["meta"]["billed_units"]["input_tokens"] == min(limit, 16)
     body = {"texts": ["a", text], "truncate": "NONE"}
     error = await refuse(client, "/v2/embed", **body)
@@ -645,8 +649,7 @@ async def test_cohere_names_the_purpose_of_texts(client: httpx.AsyncClient) -> N
         "clustering": "cluster: ",
         "own": "own: ",
     }.items():
-        body = {"texts": ["Hello"], "input_type": input_type}
-        answer = (await client.post("/v2/embed", json=body)).json()
+        answer = await post(client, "/v2/embed", texts=["Hello"], input_type=input_type)
         ids = await tokenize(client, prompt=f"{prompt}Hello")
         assert answer["embeddings"]["float"] == [pytest.approx(expect(ids))]
     error = await refuse(client, "/v2/embed", texts=["a"], input_type="image")
