@@ -9,7 +9,6 @@ import pytest
 import trio
 
 from trioserve.config import HttpConfig, parse_bytes
-from trioserve.errors import InvalidConfig
 from trioserve.http.bodies.memory import MemoryBudget, name_peer
 from trioserve.testing.server import FakeServer
 
@@ -60,11 +59,6 @@ def test_the_longest_body_has_room_where_nothing_else_is_held() -> None:
     budget = MemoryBudget(parse_bytes("", config.max_bodies_memory))
     longest = parse_bytes("", config.max_body_size)
     assert budget.take(longest, peer="a", is_large=True)
-
-
-def test_less_memory_than_for_two_bodies_is_refused() -> None:
-    with pytest.raises(InvalidConfig, match="max-bodies-memory.*twice"):
-        HttpConfig(max_body_size="1MiB", max_bodies_memory="2047KiB")
 
 
 @pytest.mark.parametrize(

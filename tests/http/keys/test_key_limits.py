@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ from trioserve.errors import KeyLimitReached
 from trioserve.http.keys.key_use import KeyUse, KeyUses, Ticket
 from trioserve.http.keys.keys import Key
 from trioserve.testing.server import (
+    FakePoolingServer,
     FakeServer,
     open_fake_pooling_server,
-    open_fake_server,
 )
 
 FILE = """
@@ -139,20 +138,12 @@ async def test_only_keys_with_a_limit_ask_for_a_place(
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> HttpConfig:
+def server_options(tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "keys").write_text(FILE)
-    return HttpConfig(api_key_file=str(tmp_path / "keys"))
+    return {"http": HttpConfig(api_key_file=str(tmp_path / "keys"))}
 
 
-@pytest.fixture
-async def server(
-    tokenizer_folder: Path, config: HttpConfig
-) -> AsyncIterator[FakeServer]:
-    async with open_fake_server(
-        tokenizer_folder, http=config, step_seconds=0.01
-    ) as server:
-        with trio.fail_after(60):
-            yield server
+pytestmark = pytest.mark.server(step_seconds=0.01)
 
 
 async def post(
@@ -229,36 +220,31 @@ async def test_a_response_in_the_background_counts(server: FakeServer) -> None:
     assert use.num_tokens > 100
 
 
-async def test_texts_that_are_pooled_count(
-    tokenizer_folder: Path, config: HttpConfig
-) -> None:
-    async with open_fake_pooling_server(tokenizer_folder, http=config) as server:
-        body = {"input": [[5] * 100] * 7}
-        answer = await post(server, "bob", body, "/v1/embeddings")
-        assert answer.status_code == 200
-        refused = await post(server, "bob", body, "/v1/embeddings")
-        assert refused.status_code == 429
+@pytest.mark.server(open=open_fake_pooling_server)
+async def test_texts_that_are_pooled_count(server: FakePoolingServer) -> None:
+    body = {"input": [[5] * 100] * 7}
+    answer = await post(server, "bob", body, "/v1/embeddings")
+    assert answer.status_code == 200
+    refused = await post(server, "bob", body, "/v1/embeddings")
+    assert refused.status_code == 429
 
 
+@pytest.mark.server(step_seconds=0.002, max_num_seqs=2)
 async def test_a_key_does_not_wait_behind_the_requests_of_another(
-    tokenizer_folder: Path, config: HttpConfig
+    server: FakeServer,
 ) -> None:
     answered: list[str] = []
-    async with open_fake_server(
-        tokenizer_folder, http=config, step_seconds=0.002, max_num_seqs=2
-    ) as server:
 
-        async def ask(name: str) -> None:
-            answer = await post(server, name, {"prompt": [5], "max_tokens": 20})
-            assert answer.status_code == 200
-            answered.append(name)
+    async def ask(name: str) -> None:
+        answer = await post(server, name, {"prompt": [5], "max_tokens": 20})
+        assert answer.status_code == 200
+        answered.append(name)
 
-        with trio.fail_after(60):
-            async with trio.open_nursery() as nursery:
-                for _ in range(30):
-                    nursery.start_soon(ask, "carl")
-                while server.engine.statistics().scheduler.num_waiting < 20:
-                    await trio.sleep(0.005)
-                num_before = len(answered)
-                nursery.start_soon(ask, "bob")
+    async with trio.open_nursery() as nursery:
+        for _ in range(30):
+            nursery.start_soon(ask, "carl")
+        while server.engine.statistics().scheduler.num_waiting < 20:
+            await trio.sleep(0.005)
+        num_before = len(answered)
+        nursery.start_soon(ask, "bob")
     assert answered.index("bob") <= num_before + 6

@@ -20,7 +20,7 @@ import pytest
 import trio
 
 from trioserve.config import HttpConfig
-from trioserve.errors import InvalidConfig, MissingExtra
+from trioserve.errors import MissingExtra
 from trioserve.http.record import traces
 from trioserve.http.record.progress import EndedRequest
 from trioserve.http.record.traces import Traces
@@ -310,9 +310,3 @@ def test_what_is_not_installed_is_named_at_the_start(
     config = HttpConfig(otlp_traces_endpoint="http://localhost:4318/v1/traces")
     with pytest.raises(MissingExtra, match=r"pip install 'trioserve\[otel\]'"):
         ServerState(config=config)
-
-
-@pytest.mark.parametrize("url", ["localhost:4318", "grpc://a:4317", "http://", ""])
-def test_an_address_is_one_of_http(url: str) -> None:
-    with pytest.raises(InvalidConfig, match="otlp-traces-endpoint"):
-        HttpConfig(otlp_traces_endpoint=url)

@@ -13,7 +13,6 @@ import pytest
 import trio
 
 from trioserve.config import STREAM_LOG_BYTES, HttpConfig
-from trioserve.errors import InvalidConfig
 from trioserve.testing.server import FakeServer, open_fake_server
 
 # The client leaves generators of its own to the garbage collector.
@@ -379,9 +378,3 @@ async def test_the_request_log_has_the_tokens_and_the_error_of_a_resumed_stream(
         resumed["seconds"], abs=1e-5
     )
     assert min(resumed["phases"].values()) >= 0
-
-
-def test_room_for_no_stream_is_refused() -> None:
-    with pytest.raises(InvalidConfig, match="256KiB"):
-        HttpConfig(resume_seconds=1, max_resume_memory="1KiB")
-    HttpConfig(max_resume_memory="1KiB")
