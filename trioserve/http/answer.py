@@ -95,7 +95,9 @@ class Answer:
                 event["status"],
             )
         await self._send(event)
-        self._note_loss()
+        if self._peer.is_lost:
+            # The request runs until it is cancelled, but its output is dropped.
+            self._progress.stop("write")
 
     async def send_part(self, data: bytes) -> None:
         """Send a part of the body, with as few layers as the connection allows.
@@ -109,7 +111,8 @@ class Answer:
             )
         elif data:
             await cast(Callable[[bytes], Awaitable[None]], send_chunk)(data)
-        self._note_loss()
+        if self._peer.is_lost:
+            self._progress.stop("write")
 
     def note_end(self, counts: RequestCounts | None) -> None:
         """Note the end of the connection, perhaps before the whole answer was sent.
@@ -124,11 +127,6 @@ class Answer:
         if counts is not None:
             counts.cancelled[phase,] += 1
         logger.debug("request %s: its client left in %s", self._id, phase)
-
-    def _note_loss(self) -> None:
-        if self._peer.is_lost:
-            # The request runs until it is cancelled, but its output is dropped.
-            self._progress.stop("write")
 
 
 class EventConnection:
