@@ -60,18 +60,6 @@ def test_an_aim_is_reached_or_missed() -> None:
     assert lines[-1] == "tests: its time was over"
 
 
-def test_tokens_that_a_cpu_does_not_draw_are_told() -> None:
-    figures = {
-        "sampling": {"flat": {"top_k 50": {"16": {"kernels": [3e-4, 1e-4]}}}},
-        "different": {"flat": {"top_k 50": {"kernels": [2, 32]}}},
-    }
-    assert list(gpu.describe_sampling(figures)) == [
-        "kernels, flat, top_k 50: 2 of 32 differ",
-        "flat, top_k 50, 16 rows, ms: kernels 0.300 (0.100 on the device)",
-    ]
-    assert list(gpu.describe_sampling({"decode": {}})) == []
-
-
 def test_all_parts_have_time_within_nine_minutes() -> None:
     assert set(gpu.VARIANTS) == {
         name for seconds in gpu.SECONDS.values() for name in seconds

@@ -7,7 +7,6 @@ from typing import Any
 
 from kit.rounds import take_median_spread
 from kit.runs import run_or_explain
-from kit.tables import write_number
 import msgspec
 import pytest
 import trio
@@ -70,13 +69,6 @@ def test_the_median_of_spreads_is_taken_for_each_percentile() -> None:
 )
 def test_milliseconds_have_three_digits(seconds: Any, expected: str) -> None:
     assert table.write_milliseconds(seconds) == expected
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"), [(1.0, "1.00"), (12.34, "12.3"), (12345.6, "12346")]
-)
-def test_numbers_have_three_digits(value: float, expected: str) -> None:
-    assert write_number(value) == expected
 
 
 @pytest.mark.parametrize(

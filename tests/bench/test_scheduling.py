@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import async_scheduling
-import async_scheduling_model
 import chunk_encoding
 import fairness
 import placeholders
@@ -58,13 +57,6 @@ async def test_a_device_that_is_always_served_first_is_never_idle(
         assert figures.idle_ms == pytest.approx(0.0, abs=1e-9)
         # The step that computes the prompts also samples the first tokens.
         assert figures.share == pytest.approx(1.0)
-
-
-def test_depths_are_compared_by_their_tokens_per_second() -> None:
-    figures = {"tokens_per_second": 20.0, "first_ms": 100.0, "between_ms": 5.0}
-    by_depth = {1: figures, 2: {**figures, "tokens_per_second": 25.0}}
-    _, row = async_scheduling_model.build_table({16: by_depth})
-    assert row == ["16", "20.0, 100, 5.0", "25.0, 100, 5.0", "1.250"]
 
 
 async def test_a_long_prompt_lengthens_the_gaps_of_a_stream(

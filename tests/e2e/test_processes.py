@@ -250,24 +250,7 @@ def test_a_signal_while_weights_are_read_here_ends_with_0(deep_folder: Path) -> 
         assert b"terminate" not in process.stderr.read()
 
 
-def test_a_port_in_use_is_reported_before_the_model_is_loaded(
-    model_folder: Path,
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        done = run_serve(str(model_folder), "--port", port)
-    assert done.returncode == 2
-    assert done.stderr.startswith("trioserve: --port: cannot take")
-
-
-def test_a_wrong_model_is_one_sentence_and_exit_code_2() -> None:
-    done = run_serve("/no/such/folder", INSIDE, "--port", "0", "--log-level", "error")
-    assert done.returncode == 2
-    [line] = done.stderr.splitlines()
-    assert line.startswith("trioserve: ")
-
-
-def test_a_model_that_is_refused_during_its_load_gives_one_sentence_too(
+def test_a_model_that_is_refused_is_one_sentence_and_exit_code_2(
     model_folder: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -294,6 +277,7 @@ def test_a_model_that_is_refused_during_its_load_gives_one_sentence_too(
         (unsupported / path.name).write_bytes(path.read_bytes())
     (unsupported / "config.json").write_text('{"model_type": "mamba"}')
     wrong: list[list[str]] = [
+        ["/no/such/folder"],
         [str(empty)],
         [str(truncated)],
         [str(unsupported)],
@@ -305,15 +289,6 @@ def test_a_model_that_is_refused_during_its_load_gives_one_sentence_too(
         error = capsys.readouterr().err
         assert "Traceback" not in error
         assert error.splitlines()[-1].startswith("trioserve: ")
-
-
-def run_serve(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*SERVE, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=START_SECONDS,
-    )
 
 
 HYPERCORN = [*FORK, "-m", "hypercorn", "-k", "trio", "-b", "127.0.0.1:0"]

@@ -50,6 +50,7 @@ def test_an_unknown_flag_is_named(
     ("arguments", "advice"),
     [
         (["sreve"], "did you mean trioserve serve?"),
+        (["server", "MODEL"], "did you mean trioserve serve?"),
         (["--port", "8000"], "write trioserve serve --port 8000"),
         (["--verison"], "did you mean --version?"),
         (["--revision", "x"], "write trioserve serve --revision x"),
