@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 import json
-from pathlib import Path
 import threading
 from typing import Any
 
@@ -14,7 +12,7 @@ import pytest
 import trio
 
 from trioserve.http.live.request_details import describe_tasks
-from trioserve.testing.server import FakeServer, open_fake_server
+from trioserve.testing.server import FakeServer
 
 PATH = "/v1/chat/completions"
 BODY = {
@@ -46,12 +44,9 @@ class Client:
         await self._http.post(PATH, json=BODY, headers={"X-Request-Id": "one"})
 
 
-@asynccontextmanager
-async def open_client(folder: Path, **options: Any) -> AsyncIterator[Client]:
-    async with open_fake_server(folder, **options) as server:
-        with trio.fail_after(60):  # noqa: ASYNC100
-            async with httpx.AsyncClient(base_url=server.url, timeout=20) as http:
-                yield Client(server, http)
+@pytest.fixture
+def asker(server: FakeServer, client: httpx.AsyncClient) -> Client:
+    return Client(server, client)
 
 
 def list_tasks(task: Any) -> Iterator[Any]:
@@ -60,58 +55,60 @@ def list_tasks(task: Any) -> Iterator[Any]:
         yield from list_tasks(each)
 
 
-@pytest.mark.parametrize("is_remote", [False, True], ids=["here", "in_a_process"])
-async def test_a_request_on_the_device(tokenizer_folder: Path, is_remote: bool) -> None:
-    async with open_client(
-        tokenizer_folder, is_remote=is_remote, step_seconds=0.02
-    ) as client:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(client.send)
-            while not (details := await client.wait_for("device"))["completion_tokens"]:
-                await trio.sleep(0.005)
-            held = await client.server.engine._core.inspect()
-            assert (
-                2 <= details["kv_blocks"] <= sum(each.num_blocks for each in held.work)
-            )
-            assert 0 < details["deadline_seconds"] < details["timeout_seconds"] == 15
-            assert details["age_seconds"] + details[
-                "deadline_seconds"
-            ] == pytest.approx(15, abs=1)
-            tasks = list(list_tasks(details["task"]))
-            names = [each["name"].rpartition(".")[2] for each in tasks]
-            assert sorted(names) == ["_handle", "handle_messages", "handle_request"]
-            [reader] = [each for each in tasks if each["name"].endswith("_request")]
-            assert any("TokenStream.__anext__" in each for each in reader["awaits"])
-            # Names of functions, and nothing of the request.
-            assert "secret" not in json.dumps(details)
-            nursery.cancel_scope.cancel()
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param(
+            name, marks=pytest.mark.server(step_seconds=0.02, is_remote=is_remote)
+        )
+        for name, is_remote in [("here", False), ("in_a_process", True)]
+    ],
+)
+async def test_a_request_on_the_device(asker: Client, where: str) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(asker.send)
+        while not (details := await asker.wait_for("device"))["completion_tokens"]:
+            await trio.sleep(0.005)
+        held = await asker.server.engine._core.inspect()
+        assert 2 <= details["kv_blocks"] <= sum(each.num_blocks for each in held.work)
+        assert 0 < details["deadline_seconds"] < details["timeout_seconds"] == 15
+        assert details["age_seconds"] + details["deadline_seconds"] == pytest.approx(
+            15, abs=1
+        )
+        tasks = list(list_tasks(details["task"]))
+        names = [each["name"].rpartition(".")[2] for each in tasks]
+        assert sorted(names) == ["_handle", "handle_messages", "handle_request"]
+        [reader] = [each for each in tasks if each["name"].endswith("_request")]
+        assert any("TokenStream.__anext__" in each for each in reader["awaits"])
+        # Names of functions, and nothing of the request.
+        assert "secret" not in json.dumps(details)
+        nursery.cancel_scope.cancel()
 
 
-async def test_a_request_that_waits_for_a_thread(tokenizer_folder: Path) -> None:
+async def test_a_request_that_waits_for_a_thread(asker: Client) -> None:
     gate = threading.Event()
-    async with open_client(tokenizer_folder) as client:
-        assert client.server.state.engine is not None
-        workers = client.server.state.engine.renderer.workers
-        workers.resize(1)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(workers.run, gate.wait)
-            nursery.start_soon(client.send)
-            details = await client.wait_for("queue for a renderer thread")
-            assert details["kv_blocks"] == 0
-            assert details["phase"] == "render"
-            gate.set()
-            nursery.cancel_scope.cancel()
+    assert asker.server.state.engine is not None
+    workers = asker.server.state.engine.renderer.workers
+    workers.resize(1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(workers.run, gate.wait)
+        nursery.start_soon(asker.send)
+        details = await asker.wait_for("queue for a renderer thread")
+        assert details["kv_blocks"] == 0
+        assert details["phase"] == "render"
+        gate.set()
+        nursery.cancel_scope.cancel()
 
 
-async def test_several_requests_of_one_id_are_bounded(tokenizer_folder: Path) -> None:
-    async with open_client(tokenizer_folder, step_seconds=3600) as client:
-        async with trio.open_nursery() as nursery:
-            for _ in range(18):
-                nursery.start_soon(client.send)
-            while (found := await client.show()).get("num_left_out") != 2:
-                await trio.sleep(0.005)
-            assert len(found["data"]) == 16
-            nursery.cancel_scope.cancel()
+@pytest.mark.server(step_seconds=3600)
+async def test_several_requests_of_one_id_are_bounded(asker: Client) -> None:
+    async with trio.open_nursery() as nursery:
+        for _ in range(18):
+            nursery.start_soon(asker.send)
+        while (found := await asker.show()).get("num_left_out") != 2:
+            await trio.sleep(0.005)
+        assert len(found["data"]) == 16
+        nursery.cancel_scope.cancel()
 
 
 async def descend(depth: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import AbstractAsyncContextManager
 import logging
-from pathlib import Path
 import re
 import threading
 
@@ -15,7 +14,7 @@ import raw_http
 from raw_http import write_post
 import trio
 
-from trioserve.testing.server import FakeServer, open_fake_server
+from trioserve.testing.server import FakeServer
 
 BODY = {"prompt": "a", "max_tokens": 200, "n": 2}
 
@@ -50,33 +49,37 @@ async def wait_phase(server: FakeServer, phase: str) -> None:
         await trio.sleep(0.001)
 
 
-@pytest.mark.parametrize("is_remote", [False, True], ids=["here", "in_a_process"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param(
+            name, marks=pytest.mark.server(step_seconds=0.01, is_remote=is_remote)
+        )
+        for name, is_remote in [("here", False), ("in_a_process", True)]
+    ],
+)
 async def test_each_way_to_cancel_is_measured(
-    tokenizer_folder: Path, is_remote: bool, caplog: pytest.LogCaptureFixture
+    server: FakeServer,
+    client: httpx.AsyncClient,
+    caplog: pytest.LogCaptureFixture,
+    where: str,
 ) -> None:
     caplog.set_level(logging.DEBUG, "trioserve.http.record.request_counts")
-    async with open_fake_server(
-        tokenizer_folder, step_seconds=0.01, is_remote=is_remote
-    ) as server:
-        with trio.fail_after(60):
-            async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
-                # One that ends by itself is not measured.
-                await client.post("/v1/completions", json=BODY | {"max_tokens": 1})
-                async with send(server, stream=True):
-                    await wait_phase(server, "decode")
-                await wait_for(server, {"decode": 1})
-                for stream in (True, False):
-                    async with send(server, stream=stream):
-                        await wait_phase(server, "decode")
-                        await client.delete("/v1/requests/one")
-                        # Its client has not left yet.
-                        await wait_for(server, {"decode": 2 + (not stream)})
-                for stream in (True, False):
-                    await client.post(
-                        "/v1/completions",
-                        json=BODY | {"timeout": 0.1, "stream": stream},
-                    )
-                    await wait_for(server, {"decode": 4 + (not stream)})
+    # One that ends by itself is not measured.
+    await client.post("/v1/completions", json=BODY | {"max_tokens": 1})
+    async with send(server, stream=True):
+        await wait_phase(server, "decode")
+    await wait_for(server, {"decode": 1})
+    for stream in (True, False):
+        async with send(server, stream=stream):
+            await wait_phase(server, "decode")
+            await client.delete("/v1/requests/one")
+            # Its client has not left yet.
+            await wait_for(server, {"decode": 2 + (not stream)})
+    for stream in (True, False):
+        body = BODY | {"timeout": 0.1, "stream": stream}
+        await client.post("/v1/completions", json=body)
+        await wait_for(server, {"decode": 4 + (not stream)})
     lines = [each.getMessage() for each in caplog.records]
     assert len(lines) == 5
     assert re.fullmatch(
@@ -92,34 +95,28 @@ async def test_a_request_that_is_rendered_is_free_when_its_worker_is(
     workers = server.state.engine.renderer.workers
     workers.resize(1)
     gate = threading.Event()
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(workers.run, gate.wait)
-            async with send(server):
-                await wait_phase(server, "render")
-            await wait_for(server, {"render": 1})
-            gate.set()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(workers.run, gate.wait)
+        async with send(server):
+            await wait_phase(server, "render")
+        await wait_for(server, {"render": 1})
+        gate.set()
 
 
+# Long enough for this task to see the blocks before the step in flight ends.
+@pytest.mark.server(step_seconds=0.2, is_remote=True)
 async def test_the_time_ends_with_the_blocks_of_the_other_process(
-    tokenizer_folder: Path,
+    server: FakeServer,
 ) -> None:
-    async with open_fake_server(
-        # Long enough for this task to see the blocks before the step in flight ends.
-        tokenizer_folder,
-        step_seconds=0.2,
-        is_remote=True,
-    ) as server:
-        used: list[int] = []
-        with trio.fail_after(60):
-            async with send(server, stream=True):
-                await wait_phase(server, "decode")
-                server.engine.after_aborts(lambda: used.append(1))
-                # Nothing was aborted before, so it is called at once.
-                assert used == [1]
-            while server.engine.statistics().num_streams:
-                await trio.lowlevel.checkpoint()
-            assert server.engine.statistics().scheduler.num_used_blocks
-            assert count(server) == {}
-            await wait_for(server, {"decode": 1})
-            assert not server.engine.statistics().scheduler.num_used_blocks
+    used: list[int] = []
+    async with send(server, stream=True):
+        await wait_phase(server, "decode")
+        server.engine.after_aborts(lambda: used.append(1))
+        # Nothing was aborted before, so it is called at once.
+        assert used == [1]
+    while server.engine.statistics().num_streams:
+        await trio.lowlevel.checkpoint()
+    assert server.engine.statistics().scheduler.num_used_blocks
+    assert count(server) == {}
+    await wait_for(server, {"decode": 1})
+    assert not server.engine.statistics().scheduler.num_used_blocks
