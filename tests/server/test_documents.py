@@ -17,11 +17,7 @@ from trioserve.config import HttpConfig
 from trioserve.server.openapi import openapi_document
 from trioserve.server.page import Document, load_page, render_reference
 from trioserve.server.routes import ROUTES
-from trioserve.testing.server import (
-    FakeServer,
-    open_fake_pooling_server,
-    open_fake_server,
-)
+from trioserve.testing.server import open_fake_pooling_server, open_fake_server
 from trioserve.types.pooling import PoolingTask
 
 DOCUMENTS = {
@@ -141,15 +137,6 @@ async def test_the_description_has_one_address(client: httpx.AsyncClient) -> Non
 
 def serve(**http: Any) -> pytest.MarkDecorator:
     return pytest.mark.server(http=HttpConfig(**http))
-
-
-@serve(enable_h2c=True)
-async def test_documents_are_served_over_http2(server: FakeServer) -> None:
-    transport = httpx.AsyncHTTPTransport(http1=False, http2=True)
-    async with httpx.AsyncClient(transport=transport) as client:
-        answer = await client.get(f"{server.url}/")
-    assert (answer.http_version, answer.status_code) == ("HTTP/2", 200)
-    assert answer.content == load_page().content
 
 
 @serve(ui=False)

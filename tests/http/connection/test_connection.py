@@ -253,21 +253,6 @@ async def test_an_idle_connection_is_closed(start_server: StartServer) -> None:
     assert await server.ask(b"GET /health HT") == b""
 
 
-async def test_a_connection_serves_one_request_after_another(
-    server: Server,
-) -> None:
-    async with await server.connect() as client:
-        for _ in range(3):
-            await client.send_all(HEALTH + KEEP)
-            answer = await read_until(client, b"well")
-            assert answer.startswith(b"HTTP/1.1 200")
-
-
-async def test_connection_close_is_honoured(server: Server) -> None:
-    answer = await server.ask(b"GET /events HTTP/1.1\r\n" + CLOSE)
-    assert answer.endswith(b"data: 2\n\n\r\n0\r\n\r\n")
-
-
 @pytest.mark.parametrize("packet", [HEALTH + CLOSE, b"GET ? HTTP/1.1\r\n" + KEEP])
 async def test_an_ended_connection_is_closed_though_its_client_stays(
     server: Server, packet: bytes, monkeypatch: pytest.MonkeyPatch
@@ -303,16 +288,6 @@ async def test_a_client_that_leaves_cancels_its_request(
     async with await server.connect() as client:
         await client.send_all(b"GET /gated HTTP/1.1\r\n" + fields + extra)
         await read_until(client, b"first")
-    await state.left.wait()
-
-
-async def test_a_reset_cancels_a_request_that_waits(
-    server: Server, state: AppState
-) -> None:
-    client = await server.connect()
-    await client.send_all(b"GET /gated HTTP/1.1\r\n" + KEEP)
-    await read_until(client, b"first")
-    await reset(client)
     await state.left.wait()
 
 
@@ -636,17 +611,6 @@ async def send_for_ever(client: trio.SocketStream, data: bytes) -> None:
     with contextlib.suppress(trio.BrokenResourceError):
         while True:
             await client.send_all(data)
-
-
-async def test_http2_over_tls_needs_no_option(
-    start_server: StartServer, certificate: Path
-) -> None:
-    server = await start_server(certificate=certificate)
-    async with await connect_tls(server, certificate, "h2") as stream:
-        client = Http2Client(stream)
-        await client.request(1, "/health")
-        await client.wait_end(1)
-    assert client.bodies[1] == b"well"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="an option of Linux")

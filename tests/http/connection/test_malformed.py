@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 import json
+import re
 from typing import Any
 
 import pytest
@@ -95,6 +96,7 @@ async def test_an_error_of_the_protocol_has_a_body(
     assert error["type"] == "BadRequestError"
     assert headers[b"content-type"] == b"application/json"
     assert headers[b"connection"] == b"close"
+    assert re.fullmatch(rb"[0-9a-f]{32}", headers[b"x-request-id"])
     assert int(headers[b"content-length"]) == len(body)
 
 

@@ -8,10 +8,8 @@ import re
 
 import httpx2 as httpx
 import pytest
-import raw_http
 
 from trioserve.frontend import TextEngine, TextStream
-from trioserve.testing.server import FakeServer
 
 CHAT_PATH = "/v1/chat/completions"
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
@@ -43,12 +41,6 @@ async def test_an_id_comes_back_or_is_made(
     assert ids[0] == "theirs-1._"
     assert MADE.fullmatch(ids[1]) and MADE.fullmatch(ids[2])
     assert len(set(ids)) == 3
-
-
-async def test_even_a_malformed_request_has_an_id(server: FakeServer) -> None:
-    head = (await raw_http.ask(server.port, b"GET / HTTP/1.1\r\n\r\n")).decode()
-    assert head.startswith("HTTP/1.1 400")
-    assert re.search(r"\r\nx-request-id: [0-9a-f]{32}\r\n", head)
 
 
 @pytest.mark.parametrize("sent", ["", "a b", "\x1b[2J", "a" * 129, "a;b=c", "{}"])
