@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 import json
+import os
+from pathlib import Path
+import re
 import socket
 import struct
+import subprocess
+import sys
 from typing import Any
 
 from hypercorn.trio import serve
@@ -100,6 +105,39 @@ async def serve_app(
     config = make_config(bind=[bind], keep_alive_timeout_seconds=60.0)
     [address] = await nursery.start(serve, app, config)
     return int(address.rpartition(":")[2]) if bind.startswith("127") else 0
+
+
+@asynccontextmanager
+async def open_hypercorn(
+    folder: Path, app: str, **options: Any
+) -> AsyncIterator[tuple[trio.Process, int, bytes]]:
+    """Run hypercorn's command for an app.
+
+    Args:
+      app: a module in which `app` is guarded.
+      options: of the process.
+
+    Yields:
+      the process, its port, and what it has logged so far.
+    """
+    (folder / "served.py").write_text(app)
+    command = [sys.executable, "-m", "hypercorn", "-w", "0", "-k", "trio"]
+    process = await trio.lowlevel.open_process(
+        [*command, "-b", "127.0.0.1:0", "served:app"],
+        stderr=subprocess.PIPE,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        **options,
+    )
+    assert process.stderr is not None
+    try:
+        log = await read_until(process.stderr, b" (CTRL")
+        yield process, int(re.findall(rb"127.0.0.1:(\d+)", log)[0]), log
+    finally:
+        process.kill()
+        with trio.move_on_after(5, shield=True):
+            await process.wait()
+            await process.stderr.aclose()
 
 
 def read_events(text: str) -> list[Any]:

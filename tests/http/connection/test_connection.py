@@ -10,12 +10,9 @@ import gc
 from importlib.metadata import version
 import itertools
 import logging
-import os
 from pathlib import Path
-import re
 import socket
 import ssl
-import subprocess
 import sys
 from typing import Any
 
@@ -702,27 +699,11 @@ async def health():
 async def test_the_plain_hypercorn_command_is_guarded_by_an_app_that_installs_it(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "guarded.py").write_text(GUARDED_MODULE)
-    command = [sys.executable, "-m", "hypercorn", "-w", "0", "-k", "trio"]
     with trio.fail_after(30):
-        process = await trio.lowlevel.open_process(
-            [*command, "-b", "127.0.0.1:0", "guarded:app"],
-            stderr=subprocess.PIPE,
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        assert process.stderr is not None
-        try:
-            log = await read_until(process.stderr, b" (CTRL")
-            port = int(re.findall(rb"127.0.0.1:(\d+)", log)[0])
+        async with raw_http.open_hypercorn(tmp_path, GUARDED_MODULE) as (_, port, _):
             server = Server(port, trio.Event(), trio.Event())
             for name in ["HTTP/1: websocket upgrade and one byte", "HTTP/2: goaway"]:
                 async with await server.connect() as stranger:
                     await stranger.send_all(INPUTS[name])
                     await stranger.receive_some()
             assert (await server.ask(HEALTH + CLOSE)).endswith(b"well")
-        finally:
-            process.kill()
-            with trio.move_on_after(5, shield=True):
-                await process.wait()
-                await process.stderr.aclose()

@@ -10,10 +10,7 @@ import json
 import logging
 import os
 from pathlib import Path
-import re
 import resource
-import subprocess
-import sys
 from typing import Any
 
 from hpack import Encoder
@@ -274,41 +271,25 @@ async def take():
 """
 
 
-@pytest.fixture
-async def greedy(tmp_path: Path) -> AsyncIterator[trio.Process]:
-    """hypercorn's command with 64 descriptors and an app that can take all of them."""
-    (tmp_path / "greedy.py").write_text(GREEDY_MODULE)
-    command = [sys.executable, "-m", "hypercorn", "-w", "0", "-k", "trio"]
-    process = await trio.lowlevel.open_process(
-        [*command, "-b", "127.0.0.1:0", "greedy:app"],
-        stderr=subprocess.PIPE,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        preexec_fn=partial(resource.setrlimit, resource.RLIMIT_NOFILE, (64, 64)),
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        with trio.move_on_after(5, shield=True):
-            await process.wait()
-
-
 @pytest.mark.slow
 async def test_a_server_without_descriptors_answers_and_does_not_fill_its_log(
-    greedy: trio.Process, clients: AsyncExitStack
+    clients: AsyncExitStack, tmp_path: Path
 ) -> None:
-    assert greedy.stderr is not None
-    log = await read_until(greedy.stderr, b" (CTRL")
-    port = int(re.findall(rb"127.0.0.1:(\d+)", log)[0])
-    connect = partial(connect_to, clients, port)
-    for _ in range(100):
-        await connect()
-    await read_until(await connect(CLOSE), b"well")
-    # Now accept() itself fails.
-    await read_until(await connect(GET % b"take"), b"well")
-    await read_until(await connect(CLOSE), b"well")
-    greedy.kill()
-    log += await read_all(greedy.stderr)
+    limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (64, 64))
+    async with raw_http.open_hypercorn(tmp_path, GREEDY_MODULE, preexec_fn=limit) as (
+        greedy,
+        port,
+        log,
+    ):
+        connect = partial(connect_to, clients, port)
+        for _ in range(100):
+            await connect()
+        await read_until(await connect(CLOSE), b"well")
+        # Now accept() itself fails.
+        await read_until(await connect(GET % b"take"), b"well")
+        await read_until(await connect(CLOSE), b"well")
+        greedy.kill()
+        assert greedy.stderr is not None
+        log += await read_all(greedy.stderr)
     assert log.count(b"too many connections") == 1
     assert b"Traceback" not in log
