@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 import json
 from typing import Any
@@ -139,7 +140,11 @@ def test_any_chat_is_the_same_without_its_payloads(
         "safety_identifier": after,
     }
     encoded = json.dumps(body, indent=indent, ensure_ascii=ascii_only).encode()
-    assert read_chat(encoded, 5) == read_chat(encoded, 10**9)
+    check_same(
+        decode_chat,
+        encoded,
+        lambda each: (list(MessageMappings(each.messages)), each.user),
+    )
 
 
 @settings(max_examples=examples(400))
@@ -153,8 +158,7 @@ def test_any_completion_is_the_same_without_its_payloads(
     embeds: Any, prompt: Any, other: dict[str, Any]
 ) -> None:
     body = {"metadata": other, "prompt_embeds": embeds, "prompt": prompt, "x": other}
-    encoded = json.dumps(body).encode()
-    assert read_completion(encoded, 5) == read_completion(encoded, 10**9)
+    check_same(decode_completion, body, lambda each: (each.prompt, each.prompt_embeds))
 
 
 @settings(max_examples=examples(200))
@@ -178,8 +182,8 @@ def test_any_messages_of_anthropics_api_are_the_same_without_their_payloads(
         ],
         "metadata": inner,
     }
-    encoded = json.dumps(body).encode()
-    assert read_turns(encoded, 5) == read_turns(encoded, 10**9)
+    decode = MESSAGES_BODY.decode
+    check_same(decode, body, lambda each: list(TurnMappings(each.messages, None)))
 
 
 @given(st.binary(max_size=60) | st.text('{}[]":,\\ab', max_size=60).map(str.encode))
@@ -197,30 +201,19 @@ def test_any_bytes_end_in_valid_or_invalid_json_as_before(body: bytes) -> None:
     assert is_json(rest) or not is_json(body)
 
 
-def read_chat(body: bytes, long_bytes: int) -> object:
-    with pytest.MonkeyPatch.context() as patch:
-        set_threshold(patch, long_bytes)
-        request = decode_chat(body)
-    try:
-        return list(MessageMappings(request.messages)), request.user
-    except RequestError as error:
-        return error.param, str(error)
-
-
-def read_turns(body: bytes, long_bytes: int) -> object:
-    with pytest.MonkeyPatch.context() as patch:
-        set_threshold(patch, long_bytes)
-        request = MESSAGES_BODY.decode(body)
-    return list(TurnMappings(request.messages, None))
-
-
-def read_completion(body: bytes, long_bytes: int) -> object:
-    with pytest.MonkeyPatch.context() as patch:
-        set_threshold(patch, long_bytes)
-        request = decode_completion(body)
-    return request.prompt, request.prompt_embeds
-
-
-def set_threshold(patch: pytest.MonkeyPatch, long_bytes: int) -> None:
-    patch.setattr(decoder, "_LARGE_BYTES", 0)
-    patch.setattr(decoder, "take_out", partial(take_out, long_bytes=long_bytes))
+def check_same(
+    decode: Callable[[bytes], Any], body: object, show: Callable[[Any], object]
+) -> None:
+    """Check that a request shows the same with its short payloads taken out, and without."""
+    encoded = body if isinstance(body, bytes) else json.dumps(body).encode()
+    shown = []
+    for long_bytes in (5, 10**9):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(decoder, "_LARGE_BYTES", 0)
+            patch.setattr(decoder, "take_out", partial(take_out, long_bytes=long_bytes))
+            request = decode(encoded)
+        try:
+            shown.append(show(request))
+        except RequestError as error:
+            shown.append((error.param, str(error)))
+    assert shown[0] == shown[1]
