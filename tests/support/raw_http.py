@@ -93,6 +93,16 @@ async def reset(client: trio.SocketStream) -> None:
     await client.aclose()
 
 
+async def answer_well(scope: Any, receive: Any, send: Any) -> None:
+    """Read a request, and answer it; an ASGI app."""
+    assert scope["type"] == "http", "no lifespan"
+    while (await receive()).get("more_body"):
+        pass
+    headers = [(b"content-length", b"4")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"well"})
+
+
 async def serve_app(
     nursery: trio.Nursery, app: Any, *, bind: str = "127.0.0.1:0", **guard: Any
 ) -> int:

@@ -203,18 +203,11 @@ async def test_a_stranger_who_connects_again_and_again_costs_as_little_each_time
             sizes.append(len(data))
             super().receive_data(data)
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        assert scope["type"] == "http", "no lifespan"
-        while (await receive()).get("more_body"):
-            pass
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"well"})
-
     monkeypatch.setattr(
         "trioserve.http.connection.http1.StrictConnection", CountingConnection
     )
     with trio.fail_after(60):
-        port = await raw_http.serve_app(nursery, app)
+        port = await raw_http.serve_app(nursery, raw_http.answer_well)
         for _ in range(10):
             sizes.clear()
             refusal = await raw_http.ask(port, HEAD + TINY * 100_000)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 import json
 import re
-from typing import Any
 
 import pytest
 import raw_http
@@ -18,18 +17,9 @@ GET = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
 Reply = tuple[int, dict[bytes, bytes], bytes]
 
 
-async def answer_well(scope: Any, receive: Any, send: Any) -> None:
-    assert scope["type"] == "http", "no lifespan"
-    while (await receive()).get("more_body"):
-        pass
-    headers = [(b"content-length", b"4")]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": b"well"})
-
-
 @pytest.fixture
 async def client(nursery: trio.Nursery) -> AsyncIterator[trio.SocketStream]:
-    port = await raw_http.serve_app(nursery, answer_well)
+    port = await raw_http.serve_app(nursery, raw_http.answer_well)
     async with await raw_http.connect(port) as stream:
         with trio.fail_after(20):
             yield stream
