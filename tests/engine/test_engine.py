@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 import random
@@ -287,26 +286,6 @@ async def test_a_cancelled_engine_tells_its_streams_that_it_stops(
     await has_failed.wait()
 
 
-async def test_more_sequences_than_may_wait_are_refused_and_cost_nothing(
-    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
-) -> None:
-    engine = make_engine(max_num_seqs=2, max_queued_requests=1)
-    await nursery.start(engine.run)
-    async with trio.open_nursery() as streams:
-        streams.start_soon(lambda: collect(engine, prompt_of(3), n=2))
-        await trio.testing.wait_all_tasks_blocked()
-        streams.start_soon(lambda: collect(engine, prompt_of(3)))
-        await trio.testing.wait_all_tasks_blocked()
-        with pytest.raises(QueueFull) as caught:
-            await collect(engine, prompt_of(3))
-    assert caught.value.status == 429
-    assert str(caught.value) == (
-        "3 sequences are already running or waiting. A request may add 0 now, and this "
-        "one has 1; please try again later."
-    )
-    await collect(engine, prompt_of(3))
-
-
 async def test_a_refusal_says_when_the_waiting_requests_will_be_done(
     make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
@@ -352,35 +331,6 @@ async def test_large_requests_leave_places_to_small_ones(
         nursery.start_soon(ask, 1)
         await trio.testing.wait_all_tasks_blocked()
     assert num_refused == 15
-
-
-async def test_a_full_queue_refuses_the_client_that_fills_it(
-    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
-) -> None:
-    engine = make_engine(max_num_seqs=2, max_queued_requests=8)
-    await nursery.start(engine.run)
-    ann, bob = Client(name="ann"), Client(name="bob")
-    refused: Counter[str] = Counter()
-
-    async def ask(client: Client) -> None:
-        try:
-            async with engine.open_stream([prompt_of(3)], TEN, client=client) as deltas:
-                async for _ in deltas:
-                    pass
-        except QueueFull:
-            refused[client.name] += 1
-
-    async with trio.open_nursery() as streams:
-        for client, num_requests in ((ann, 11), (bob, 6), (ann, 1)):
-            for _ in range(num_requests):
-                streams.start_soon(ask, client)
-            await trio.testing.wait_all_tasks_blocked()
-        assert refused == {"ann": 2, "bob": 1}
-        # A probe asks whether there is room for everybody.
-        with pytest.raises(QueueFull):
-            engine.check_room(1)
-        engine.check_room(1, client=Client(name="carl"))
-    assert engine.statistics() == make_engine().statistics()
 
 
 async def test_tokens_that_wait_are_those_of_the_client_that_fills_the_bound(
