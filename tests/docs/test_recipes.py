@@ -58,7 +58,7 @@ def find_sampling_field() -> set[str]:
     kernels = {
         path.relative_to(PACKAGE).as_posix()
         for path in (PACKAGE / "kernels" / "triton").glob("*.py")
-        if "the logarithm of min-p" in path.read_text()
+        if "MIN_P" in path.read_text()
     }
     return {*find_uses("min_p"), *kernels} - others
 

@@ -84,10 +84,10 @@ def draw_with(
         [2 if is_cut else 1] * count,
         *([key // each % 2**32 for key in keys] for each in (1, 2**32)),
     ]
+    rows.append(torch.full((count,), min_p).log().tolist())
     settings = torch.tensor(rows, dtype=torch.float64, device=DEVICE)
-    limits = torch.full((count,), min_p, device=DEVICE).log()
     chosen: list[int] = choose_tokens(
-        logits.expand(count, -1).contiguous(), settings, limits, has_cut=is_cut
+        logits.expand(count, -1).contiguous(), settings, has_cut=is_cut
     ).tolist()
     return chosen
 

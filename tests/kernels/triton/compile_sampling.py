@@ -19,8 +19,8 @@ def main(capability: int, vocab_size: int) -> None:
     compile_for(capability)
     for num_rows in (1, 2, 3, 16):
         scores = torch.zeros(num_rows, vocab_size)
-        settings = torch.zeros(6, num_rows, dtype=torch.float64)
-        choose_tokens(scores, settings, torch.zeros(num_rows), has_cut=True)
+        settings = torch.zeros(7, num_rows, dtype=torch.float64)
+        choose_tokens(scores, settings, has_cut=True)
         # As rows.py sends them.
         places, rows = torch.zeros(2, num_rows, dtype=torch.int64)
         counts = torch.zeros(2, vocab_size, dtype=torch.int32)

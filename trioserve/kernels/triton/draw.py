@@ -33,6 +33,8 @@ TOP_K = tl.constexpr(2)
 WAY = tl.constexpr(3)
 KEY_LOW = tl.constexpr(4)
 KEY_HIGH = tl.constexpr(5)
+# The logarithm of min-p, as torch computes it.
+MIN_P = tl.constexpr(6)
 
 # The ways of a row: the likeliest token, one of all, or one of the rest after top-k and top-p.
 BEST = tl.constexpr(0)
@@ -155,7 +157,6 @@ def find_lowest(peak, level, LEVELS: tl.constexpr):
 def sum_levels(
     scores,
     settings,
-    limits,
     peaks,
     best,
     raced,
@@ -175,8 +176,7 @@ def sum_levels(
     weights. If not, this finds the token with the largest sum of scaled logit and noise.
 
     Args:
-      settings: (6, num_rows) float64, see TEMPERATURE and the others
-      limits: (num_rows,) float32, the logarithm of min-p
+      settings: (7, num_rows) float64, see TEMPERATURE and the others
       best, raced: (num_rows, NUM_PARTS) int32 and float32, this token and its sum
       counts, sums: (num_rows, LEVELS, NUM_PARTS) int64
     """
@@ -184,7 +184,7 @@ def sum_levels(
     temperature = tl.load(settings + TEMPERATURE * num_rows + row).to(tl.float32)
     peak = read_peak(peaks, row, temperature, NUM_PARTS, WIDTH)
     tokens = part * PART + tl.arange(0, PART)
-    limit = tl.load(limits + row)
+    limit = tl.load(settings + MIN_P * num_rows + row).to(tl.float32)
     scaled, is_kept = read_part(
         scores + row * row_stride, tokens, temperature, peak, limit, VOCABULARY
     )
@@ -260,7 +260,6 @@ def choose_level(
 def list_tokens(
     scores,
     settings,
-    limits,
     peaks,
     counts,
     sums,
@@ -294,7 +293,7 @@ def list_tokens(
         begin = tl.sum(tl.where(tl.arange(0, WIDTH) < part, before, 0), 0)
         peak = read_peak(peaks, row, temperature, NUM_PARTS, WIDTH)
         tokens = part * PART + tl.arange(0, PART)
-        limit = tl.load(limits + row)
+        limit = tl.load(settings + MIN_P * num_rows + row).to(tl.float32)
         scaled, is_kept = read_part(
             scores + row * row_stride, tokens, temperature, peak, limit, VOCABULARY
         )

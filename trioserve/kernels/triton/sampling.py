@@ -22,17 +22,13 @@ _LEVELS = 8
 MAX_VOCABULARY = 2**20
 
 
-def choose_tokens(
-    scores: Tensor, settings: Tensor, limits: Tensor, *, has_cut: bool
-) -> Tensor:
+def choose_tokens(scores: Tensor, settings: Tensor, *, has_cut: bool) -> Tensor:
     """Choose the next token of each row.
 
     Args:
       scores: (num_rows, vocab_size) float32, the logits before the temperature; the numbers
         of a row are neighbours
-      settings: (6, num_rows) float64: temperatures, top-p, top-k, ways as draw.py numbers
-        them, and the lower and the upper half of keys
-      limits: (num_rows,) float32, the logarithms of min-p
+      settings: (num_settings, num_rows) float64, the rows that draw.py numbers
       has_cut: whether a row's way is CUT.
 
     Returns:
@@ -54,7 +50,7 @@ def choose_tokens(
     parts = {"PART": part, "NUM_PARTS": num_parts, "WIDTH": round_up(num_parts)}
     sizes = {"VOCABULARY": vocab_size, **parts, "LEVELS": levels, "num_warps": _WARPS}
     grid = num_rows, num_parts
-    given = scores, settings, limits, peaks
+    given = scores, settings, peaks
     kernels.find_peaks[grid](
         *(scores, peaks, best, stride),
         VOCABULARY=vocab_size,

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...kernels.triton.draw import ALL, BEST, CUT
+from ...kernels.triton.draw import ALL, BEST, CUT, MIN_P
 from ...kernels.triton.sampling import choose_tokens, lower_repeated
-from ..device.tensors import send_doubles, send_floats
+from ..device.tensors import send_doubles
 from .choice import Choice
 from .operators import RepeatedTokens, list_keys
 
@@ -44,12 +44,13 @@ class TritonOperators:
             *ways,
             *(key % 2**32 for key in keys),
             *(key // 2**32 % 2**32 for key in keys),
+            *(each.min_p for each in samplings),
         ]
         # One transfer for all. Whole numbers of this size are exact.
         sent = send_doubles(settings, self._device).view(-1, len(choices))
         # The logarithm is torch's own, so that the limits equal the limits in draw.py.
-        limits = send_floats([each.min_p for each in samplings], self._device).log()
-        return choose_tokens(scores, sent, limits, has_cut=CUT.value in ways)
+        sent[MIN_P.value] = sent[MIN_P.value].float().log()
+        return choose_tokens(scores, sent, has_cut=CUT.value in ways)
 
 
 def _number_way(choice: Choice) -> int:
