@@ -50,7 +50,7 @@ from trioserve.programs.bench.measuring.measured_servers import Server
 from trioserve.programs.bench.measuring.report import describe_machine
 from trioserve.programs.bench.measuring.table import write_milliseconds
 
-# Each mode opens what else the machine does.
+# Each mode opens another load of the machine.
 MODES: dict[str, Callable[[], AbstractAsyncContextManager[object]]] = {
     "alone": nullcontext,
     "beside": partial(open_process, (sys.executable, "-c", "while True: pass")),

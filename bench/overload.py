@@ -171,7 +171,7 @@ async def measure_capacity(url: str, load: Load) -> tuple[float, float]:
 
 
 class Arrivals:
-    """Sends requests at random times, and records what becomes of them.
+    """Sends requests at random times, and records their ends.
 
     Args:
       rate: requests per second.

@@ -23,8 +23,8 @@ Question
 
   And how much do several processes gain that serve HTTP? Sleeping devices also have
 
-      2 fronts   `--api-processes 2`: two of them, and the engine in a third one
-      4 fronts   four of them
+      2 HTTP     `--api-processes 2`: two of them, and the engine in a third one
+      4 HTTP     four of them
 
   if --modes names them. One process that serves HTTP is `outside`.
 
@@ -34,7 +34,7 @@ Question
       python bench/processes.py --rounds 5 --json processes.json --plot processes.png
       python bench/processes.py --quick
       python bench/processes.py --devices '2 ms' --streams 128 512 \\
-          --modes 'outside,2 fronts,4 fronts'
+          --modes 'outside,2 HTTP,4 HTTP'
 
 Machine
   Any; the report names it. The server, its engine, the device's threads, the reader of
@@ -79,7 +79,7 @@ from tempfile import TemporaryDirectory
 
 from kit.bars import save_bars
 from kit.engines.device import DEVICES, Device
-from kit.engines.server import FRONT_MODES, MODES, write_command
+from kit.engines.server import HTTP_MODES, MODES, write_command
 from kit.engines.turn import Figures, measure_turn
 from kit.options import add_outputs, read_choice, read_positive, read_seconds
 from kit.process import stopping_at_sigterm, tell
@@ -251,7 +251,7 @@ def write_notes(results: Results) -> Iterator[str]:
     yield f"the prober's timers were up to {1000 * lag:.1f} ms late (p99)"
 
 
-COLORS = dict(zip((*MODES, *FRONT_MODES), (VERMILION, BLUE, GREEN, GREY)))
+COLORS = dict(zip((*MODES, *HTTP_MODES), (VERMILION, BLUE, GREEN, GREY)))
 
 PANELS: dict[str, Callable[[Figures], float]] = {
     "Engine step, ms": lambda seen: 1000 * seen.step,
@@ -292,7 +292,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--streams", type=int, nargs="+", default=load.streams)
     known = tuple(DEVICES)
     add("--devices", type=partial(read_choice, known=known), default=known)
-    all_modes = (*MODES, *FRONT_MODES)
+    all_modes = (*MODES, *HTTP_MODES)
     add("--modes", type=partial(read_choice, known=all_modes), default=load.modes)
     add("--seconds", type=read_seconds, default=load.seconds)
     add("--model-seconds", type=read_seconds, default=load.model_seconds)
@@ -303,7 +303,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     most = min(DEVICES[each].max_streams for each in parsed.devices)
     if max(parsed.streams) > most or min(parsed.streams) < 1:
         parser.error(f"--streams are 1 to {most} with these devices")
-    if "model" in parsed.devices and {*FRONT_MODES} & {*parsed.modes}:
+    if "model" in parsed.devices and {*HTTP_MODES} & {*parsed.modes}:
         parser.error("several HTTP processes are for --devices that sleep")
     return parsed
 

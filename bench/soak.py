@@ -21,7 +21,7 @@ How to read the answer
                 (means), in MB, and in bytes for each request. Caches whose bounds are known
                 may fill: prefixes and images of the first quarter.
   memory        of the server's processes, pages that they share divided among them (PSS).
-  leaks         trioserve_leaks_total: what outlived its request.
+  leaks         trioserve_leaks_total: things that outlived their request.
 
   Below the table: the requests of each kind, and those whose outcome was unexpected, with the
   first reason.

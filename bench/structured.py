@@ -80,7 +80,7 @@ ENDLESS: dict[str, object] = {
 # A text of n characters has a number of derivations that grows faster than 4 ** n.
 AMBIGUOUS = 'start: a\na: a a | /[a-z ]/ | /[a-z]+/ | ""'
 
-# What the other client sends.
+# The other client's request.
 NEIGHBOURS: dict[str, dict[str, object] | None] = {
     "nobody": None,
     "free": {"ignore_eos": True},

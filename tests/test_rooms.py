@@ -18,7 +18,7 @@ import trioserve
 
 PACKAGE = Path(__file__).parent.parent / "trioserve"
 
-# Room -> what it may import besides itself. The doors are one room: "."
+# Room -> the other rooms that it imports. The doors are one room: "."
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "kernels": set(),

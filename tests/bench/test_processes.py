@@ -138,13 +138,13 @@ def test_each_figure_has_its_own_median() -> None:
 
 
 def test_several_http_processes_serve_a_device_that_sleeps() -> None:
-    command = write_command(DEVICES["2 ms"], "4 fronts", "m", Path("f"))
+    command = write_command(DEVICES["2 ms"], "4 HTTP", "m", Path("f"))
     assert command[1:] == ["-m", "kit.engines.http_processes", "2 ms", "4", "f"]
     with pytest.raises(SystemExit):
-        processes.parse_arguments(["--modes", "outside,2 fronts"])
-    arguments = ["--modes", "outside,2 fronts", "--devices", "2 ms"]
+        processes.parse_arguments(["--modes", "outside,2 HTTP"])
+    arguments = ["--modes", "outside,2 HTTP", "--devices", "2 ms"]
     options = processes.parse_arguments([*arguments, "--streams", "512"])
-    assert processes.read_load(options).modes == ("outside", "2 fronts")
+    assert processes.read_load(options).modes == ("outside", "2 HTTP")
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from trioserve.__main__ import main
-from trioserve.programs.bench.generation.answers import Answer
+from trioserve.programs.bench.generation.answers import BenchAnswer
 from trioserve.programs.bench.generation.figures import (
     Report,
     merge_reports,
@@ -322,8 +322,8 @@ def test_servers_take_turns_in_alternating_order() -> None:
 
 def test_figures_come_from_the_times_of_the_texts() -> None:
     answers = [
-        Answer(sent=1.0, texts=[1.5, 1.6, 1.8], ended=2.0, usage_tokens=4),
-        Answer(sent=2.0, texts=[2.5], ended=2.5, usage_tokens=1),
+        BenchAnswer(sent=1.0, texts=[1.5, 1.6, 1.8], ended=2.0, usage_tokens=4),
+        BenchAnswer(sent=2.0, texts=[2.5], ended=2.5, usage_tokens=1),
     ]
     seen = Round(answers=answers, wall_seconds=2.0, cpu_seconds=0.5)
     level = report_level(2, [seen])
@@ -338,7 +338,7 @@ def test_figures_come_from_the_times_of_the_texts() -> None:
 def test_throughput_is_the_median_of_the_rounds() -> None:
     rounds = [
         Round(
-            answers=[Answer(sent=0.0, usage_tokens=tokens)],
+            answers=[BenchAnswer(sent=0.0, usage_tokens=tokens)],
             wall_seconds=1.0,
         )
         for tokens in (10, 90, 20)

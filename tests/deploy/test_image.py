@@ -25,7 +25,7 @@ COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 # The drain is followed by two seconds for the ends of streams, and by one step.
 SECONDS_BEHIND_DRAIN = 2 + 10
 
-# What an administrator adds.
+# Lines that an administrator adds.
 OF_THE_USER = {"./tls", "./secrets/keys.txt"}
 
 

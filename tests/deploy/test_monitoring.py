@@ -30,7 +30,7 @@ ALERTS = yaml.safe_load((DEPLOY / "alerts.yml").read_text())
 FROM_PROMETHEUS = {"up": {"job", "instance"}}
 LABELS_OF_TARGETS = {"job", "instance"}
 
-# What Grafana puts in for its variables.
+# Grafana's values for its variables.
 VARIABLES = {"$__rate_interval": "1m", "$instance": ".*"}
 
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 SECONDS = 60
 
-# What an alert waits for: the server of the test has no errors of its own.
+# Series that alerts wait for: the server of the test has no errors of its own.
 NEVER_HERE = 'status="500"'
 
 

@@ -50,7 +50,7 @@ class Load:
     Attributes:
       is_over: whether the clients end after their current requests.
       num_ended: requests that have ended.
-      lost: what came in place of whole answers.
+      lost: errors and parts that came in place of whole answers.
     """
 
     client: httpx.AsyncClient

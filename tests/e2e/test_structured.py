@@ -346,7 +346,7 @@ def write_chain(length: int) -> str:
     return json.dumps({"$ref": "#/$defs/d0", "$defs": {**parts, f"d{length}": {}}})
 
 
-# What nobody sends by mistake. The first ones are refused.
+# Values that nobody sends by mistake. The first ones are refused.
 HOSTILE: dict[str, dict[str, Any]] = {
     "1 MB": {"guided_json": {"enum": ["x" * 1_000_000]}},
     "enum": {"guided_json": {"enum": [f"{i:020}" for i in range(20_000)]}},

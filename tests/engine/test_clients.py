@@ -262,7 +262,7 @@ async def test_admission_counts_the_work_of_peers(autojump_clock: MockClock) -> 
             second.engine.set_peer(0, work)
             with pytest.raises(QueueFull, match="4"):
                 second.engine.check_room(1)
-            # What it tells is its own work alone.
+            # It tells its own work alone.
             assert second.engine.describe_work().clients == ()
             nursery.cancel_scope.cancel()
         second.engine.set_peer(0, first.engine.describe_work())

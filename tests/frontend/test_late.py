@@ -383,7 +383,7 @@ async def test_only_the_time_of_others_is_multiplied(
     StreamLimits(ends_at=now + forecast.alone + 1.51 * added).check(forecast)
     with pytest.raises(DeadlineUnreachable):
         StreamLimits(ends_at=now + forecast.alone + 1.49 * added).check(forecast)
-    # The deadline itself answers what is over.
+    # The deadline itself answers requests that are over it.
     StreamLimits(ends_at=now + 60, starts_by=now).check(forecast)
 
 

@@ -76,7 +76,7 @@ def test_a_buffer_is_used_again_when_it_is_read() -> None:
     third = copier.copy(torch.tensor([3]))
     assert len(device.pinned) == 2
     assert third.read().tolist() == [3]
-    # What was read before is not in the buffer any more.
+    # The bytes that were read before have left the buffer.
     assert read.tolist() == [1] and first.read().tolist() == [1]
     assert second.read().tolist() == [2]
 

@@ -8,13 +8,13 @@ import trio
 import trio.testing
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from trioserve.render.workers.turns import Turn, TurnQueue, Turns
+from trioserve.render.workers.turns import RenderTurn, RenderTurns, TurnQueue
 
 LONG = 0.5
 SHORT = 0.04
 
 
-async def work(turns: Turns, done: list[str], name: str, seconds: float) -> None:
+async def work(turns: RenderTurns, done: list[str], name: str, seconds: float) -> None:
     """Work for exactly the expected time."""
     async with turns.hold(seconds):
         await trio.sleep(seconds)
@@ -25,7 +25,7 @@ async def test_short_work_waits_for_one_long_work_at_most(
     autojump_clock: MockClock,
 ) -> None:
     """This holds however long the other works have waited."""
-    turns, done = Turns(trio.CapacityLimiter(1)), list[str]()
+    turns, done = RenderTurns(trio.CapacityLimiter(1)), list[str]()
     async with trio.open_nursery() as nursery:
         for _ in range(60):
             nursery.start_soon(work, turns, done, "long", LONG)
@@ -40,7 +40,7 @@ async def test_short_work_waits_for_one_long_work_at_most(
 async def test_long_work_has_half_of_the_time_if_short_work_never_ends(
     autojump_clock: MockClock,
 ) -> None:
-    turns, done = Turns(trio.CapacityLimiter(1)), list[str]()
+    turns, done = RenderTurns(trio.CapacityLimiter(1)), list[str]()
     with trio.move_on_after(40.0):
         async with trio.open_nursery() as nursery:
             for name, seconds in (("long", LONG), ("short", SHORT)):
@@ -53,7 +53,7 @@ async def test_long_work_has_half_of_the_time_if_short_work_never_ends(
 async def test_a_class_does_not_save_up_time_without_work(
     autojump_clock: MockClock,
 ) -> None:
-    turns, done = Turns(trio.CapacityLimiter(1)), list[str]()
+    turns, done = RenderTurns(trio.CapacityLimiter(1)), list[str]()
     async with trio.open_nursery() as nursery:
         for _ in range(100):
             nursery.start_soon(work, turns, done, "long", LONG)
@@ -75,7 +75,7 @@ def test_within_a_class_the_first_to_come_runs_first(seconds: float) -> None:
 async def test_long_work_leaves_the_last_place_to_short_work(
     autojump_clock: MockClock,
 ) -> None:
-    turns, done = Turns(trio.CapacityLimiter(3)), list[str]()
+    turns, done = RenderTurns(trio.CapacityLimiter(3)), list[str]()
     async with trio.open_nursery() as nursery:
         for _ in range(6):
             nursery.start_soon(work, turns, done, "long", LONG)
@@ -90,7 +90,7 @@ async def test_long_work_leaves_the_last_place_to_short_work(
 async def test_long_work_gets_its_place_though_the_others_are_never_free(
     autojump_clock: MockClock,
 ) -> None:
-    turns, done = Turns(trio.CapacityLimiter(2)), list[str]()
+    turns, done = RenderTurns(trio.CapacityLimiter(2)), list[str]()
     async with trio.open_nursery() as nursery:
         for _ in range(4):
             nursery.start_soon(work, turns, done, "short", SHORT)
@@ -107,7 +107,7 @@ async def test_a_turn_that_is_left_makes_room_for_others(
     autojump_clock: MockClock,
 ) -> None:
     limiter = trio.CapacityLimiter(1)
-    turns, done = Turns(limiter), list[str]()
+    turns, done = RenderTurns(limiter), list[str]()
 
     async def leave_after(seconds: float) -> None:
         with trio.move_on_after(seconds):
@@ -129,7 +129,7 @@ async def test_a_turn_that_is_cancelled_at_its_start_is_given_back(
     autojump_clock: MockClock,
 ) -> None:
     limiter = trio.CapacityLimiter(1)
-    turns, done = Turns(limiter), list[str]()
+    turns, done = RenderTurns(limiter), list[str]()
     with trio.CancelScope() as scope:
         scope.cancel()
         await work(turns, done, "never", SHORT)
@@ -138,7 +138,7 @@ async def test_a_turn_that_is_cancelled_at_its_start_is_given_back(
 
 async def test_more_places_are_taken_at_once(autojump_clock: MockClock) -> None:
     limiter = trio.CapacityLimiter(1)
-    turns, done = Turns(limiter), list[str]()
+    turns, done = RenderTurns(limiter), list[str]()
     async with trio.open_nursery() as nursery:
         for _ in range(3):
             nursery.start_soon(work, turns, done, "short", SHORT)
@@ -154,7 +154,7 @@ async def test_more_places_are_taken_at_once(autojump_clock: MockClock) -> None:
     )
 )
 def test_a_waiting_turn_leaves_the_queue_once(steps: list[float | str]) -> None:
-    queue, waiting = TurnQueue(), list[Turn]()
+    queue, waiting = TurnQueue(), list[RenderTurn]()
     for step in steps:
         if isinstance(step, float):
             waiting.append(queue.add(step))

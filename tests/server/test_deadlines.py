@@ -19,7 +19,7 @@ import trio
 from trioserve.config import HttpConfig
 from trioserve.errors import RequestCancelled
 from trioserve.http.connection.exchange import Peer
-from trioserve.http.record.progress import Progress
+from trioserve.http.record.progress import RequestProgress
 from trioserve.http.time_limit import TimeLimit
 from trioserve.testing.server import (
     FakeServer,
@@ -272,6 +272,6 @@ async def test_a_cancel_behind_the_last_checkpoint_counts(is_streaming: bool) ->
     """Otherwise the answer begins, and is cut a second later without an end."""
     limit = TimeLimit(HttpConfig(), trio.current_time(), Peer())
     ends = nullcontext() if is_streaming else pytest.raises(RequestCancelled)
-    with ends, limit.until_answer(Progress()):
+    with ends, limit.until_answer(RequestProgress()):
         # A stream that has begun ends by itself.
         limit.cancel(is_streaming=is_streaming)

@@ -12,7 +12,7 @@ import trio.testing
 
 from trioserve.config import HttpConfig
 from trioserve.http.live.lifecycle import Lifecycle
-from trioserve.http.record.progress import Progress
+from trioserve.http.record.progress import RequestProgress
 from trioserve.testing.server import FakeServer
 
 PATH = "/v1/completions"
@@ -81,7 +81,7 @@ async def test_a_drain_wakes_all_that_wait_for_it(
         results.append((await lifecycle.wait_drained(), trio.current_time()))
 
     async with trio.open_nursery() as nursery:
-        with lifecycle.hold(Progress()):
+        with lifecycle.hold(RequestProgress()):
             nursery.start_soon(wait)
             nursery.start_soon(wait)
             lifecycle.begin_drain()

@@ -53,7 +53,7 @@ _COMMANDS = (
     ["-P", "-m", "trioserve.testing.fake_engine_process"],
 )
 
-# What these commands import for a model that they recognise, in the order of their needs.
+# Modules that these commands import for a model that they recognise, in order.
 _MODULES = (
     "trioserve.server.app",
     "trioserve.startup.engine_process",

@@ -166,7 +166,7 @@ def test_refused_metrics_are_told_in_a_sentence(
     page.route("**/metrics", lambda route: route.fulfill(status=403, json=error))
     page.reload()
     page.wait_for_selector("text=The metrics cannot be read: No.")
-    # Nothing is said about what is not known.
+    # The page is silent about unknown facts.
     assert page.is_hidden(".chart") and page.is_hidden("#loop")
     page.unroute("**/metrics")
     page.wait_for_selector(".chart")

@@ -15,7 +15,7 @@ from .conftest import SECONDS, wait_for, watch_pages
 LENGTH = 200_000
 LINE = 1_000_000
 
-# Texts without an end of what they begin, and others that are slow to read for patterns that
+# Texts that begin a construct and do not end it, and others that are slow for patterns that
 # read a part again and again.
 HOSTILE = {
     "blanks in a heading": "# a" + " " * LINE + "b",

@@ -43,7 +43,7 @@ from trioserve.http.live import live_requests
 from trioserve.http.live.lifecycle import Lifecycle
 from trioserve.http.record.progress import HasPhase
 from trioserve.http.streams.resumable import ResumableStream, ResumableStreams
-from trioserve.render.workers.turns import Turns
+from trioserve.render.workers.turns import RenderTurns
 from trioserve.scheduler.generation.block_tables import BlockTables
 from trioserve.types.output import TextDelta, TokenDelta
 from trioserve.types.pooling import PoolingRow
@@ -143,7 +143,7 @@ def plant_kept_body(original: object) -> Callable[..., None]:
 
 def plant_kept_worker(original: object) -> object:
     @asynccontextmanager
-    async def hold(self: Turns, seconds: float = 0.0) -> AsyncIterator[None]:
+    async def hold(self: RenderTurns, seconds: float = 0.0) -> AsyncIterator[None]:
         turn = self._queue.add(seconds)
         self._begin()
         await turn.begun.wait()
@@ -235,7 +235,7 @@ PLANTED: dict[str, tuple[Any, str, Callable[[Any], object], str, int]] = {
     ),
     "a request stays live": (Lifecycle, "hold", plant_kept_request, "live", 0),
     "a body is held": (ChunkedBody, "release", plant_kept_body, "bodies", 0),
-    "a worker is held": (Turns, "hold", plant_kept_worker, "", 0),
+    "a worker is held": (RenderTurns, "hold", plant_kept_worker, "", 0),
     "the length of an answer is kept": (
         Backlog,
         "drop",

@@ -57,7 +57,7 @@ class BuiltGrammar:
 
     Attributes:
       matcher: at the beginning, or the reason why there is none.
-      num_bytes: of the matcher and of what its copies have added, estimated.
+      num_bytes: of the matcher with the additions of its copies, estimated.
     """
 
     matcher: LLMatcher | GrammarError | LibraryFailed

@@ -10,7 +10,7 @@ record       the record of a request: progress, times, log, traces
 keys         the keys of clients, and their limits over all processes
 live         the requests that are being answered
 streams      streams that outlive their connections
-audit        finds what outlives its request
+audit        finds things that outlive their request
 
 scope, state, route, answer and time_limit hold them together.
 """

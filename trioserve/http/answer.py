@@ -15,7 +15,7 @@ import trio
 
 from ..errors import escape
 from .connection import SEND_CHUNK, Peer
-from .record.progress import Ending, Phase, Progress
+from .record.progress import Ending, Phase, RequestProgress
 from .record.request_counts import RequestCounts
 from .wire.error_body import HEADER_BYTES, RequestId
 from .wire.origins import Cors
@@ -44,7 +44,7 @@ class Answer:
         *,
         request_id: RequestId,
         peer: Peer,
-        progress: Progress,
+        progress: RequestProgress,
         cors: Cors,
     ) -> None:
         self._send = send

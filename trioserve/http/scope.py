@@ -29,7 +29,7 @@ from .live.live_requests import LiveRequest
 from .record.progress import (
     MAX_PATH,
     EndedRequest,
-    Progress,
+    RequestProgress,
     SamplingFacts,
     TokenCounts,
     TraceHeaders,
@@ -88,7 +88,7 @@ class ScopedRequest(TrioRequest):
     ticket: Ticket
     id: RequestId
     owner: Owner
-    progress: Progress
+    progress: RequestProgress
     cancellation: Cancellation
     peer: Peer
     answer: Answer
@@ -184,7 +184,7 @@ class ScopedConnection(TrioASGIHTTPConnection):
         owner = find_owner()
         assert owner is not None, "the connection holds an owner"
         owner.id, scoped.owner = scoped.id, owner
-        scoped.progress = Progress()
+        scoped.progress = RequestProgress()
         scoped.peer = Peer()
         extensions = cast(dict[str, object], self.scope.setdefault("extensions", {}))
         extensions[PEER] = scoped.peer

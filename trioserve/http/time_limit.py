@@ -14,7 +14,7 @@ from ..config import HttpConfig
 from ..errors import DeadlineExceeded, InvalidParameter, RequestCancelled
 from ..frontend import StreamLimits
 from .connection.exchange import Peer
-from .record.progress import Progress
+from .record.progress import RequestProgress
 
 HEADER: Final = "X-Request-Timeout"
 
@@ -89,7 +89,7 @@ class TimeLimit:
 
     @contextmanager
     def until_answer(
-        self, progress: Progress, *, grace_seconds: float = 0.0
+        self, progress: RequestProgress, *, grace_seconds: float = 0.0
     ) -> Iterator[None]:
         """Cancel the block at the deadline.
 

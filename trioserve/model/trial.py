@@ -53,7 +53,7 @@ class DeviceMemory(Protocol):
     """Reads the memory of a device."""
 
     def clear(self) -> None:
-        """Give back what nothing uses, and forget the peak."""
+        """Give unused memory back, and forget the peak."""
 
     def read(self) -> MemoryReading:
         """Wait for the device, and read."""

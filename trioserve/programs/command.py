@@ -38,7 +38,7 @@ class Command:
       synopsis: the arguments, as the usage shows them.
       usage: the arguments in short, for the list of commands.
       summary: a few words, for the same list.
-      description: what --help says before the options.
+      description: the text of --help before the options.
       load_config: imports and returns the dataclass whose fields are the flags.
       run: takes the arguments, and returns the exit code.
       max_words: arguments that may belong to no flag, such as a model.

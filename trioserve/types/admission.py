@@ -32,7 +32,7 @@ class ClientHoldings:
     """Counts the things of each client, by name; requests without a key are one client's.
 
     Attributes:
-      total: what all clients hold.
+      total: holdings of all clients.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class ClientHoldings:
 
         Args:
           limit: the bound for all clients.
-          client: None counts what anybody may take.
+          client: None counts the room for any client.
         """
         free = limit - self.total
         if client is None:

@@ -28,7 +28,7 @@ class ModelInfo:
       fingerprint: a string that changes when the same request could get another answer.
       max_logprobs: alternatives to a token that a request may ask for; -1 sets no limit.
       logits_processors: names of the plug-ins that requests may name.
-      kernels: what computes its layers: torch, or native and an instruction set.
+      kernels: the code of its layers: torch, or native and an instruction set.
     """
 
     name: str

@@ -27,14 +27,14 @@ import trio
 MODES = ("inside", "outside")
 
 # Several HTTP processes, and their number. The engine is outside.
-FRONT_MODES = {"2 fronts": 2, "4 fronts": 4}
+HTTP_MODES = {"2 HTTP": 2, "4 HTTP": 4}
 
 
 def write_command(device: Device, mode: str, model: str, folder: Path) -> list[str]:
     """Write the command that starts a server."""
-    if mode in FRONT_MODES:
+    if mode in HTTP_MODES:
         command = [sys.executable, "-m", "kit.engines.http_processes"]
-        return [*command, device.name, str(FRONT_MODES[mode]), str(folder)]
+        return [*command, device.name, str(HTTP_MODES[mode]), str(folder)]
     if device.step_seconds is not None:
         command = [sys.executable, "-m", "kit.engines.server"]
         return [*command, device.name, mode, str(folder)]

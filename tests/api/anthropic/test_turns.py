@@ -15,7 +15,7 @@ from trioserve.api.anthropic.body import MESSAGES_BODY
 from trioserve.api.anthropic.chat import explain_fields, to_chat_request
 from trioserve.api.anthropic.requests import MessagesRequest
 from trioserve.api.anthropic.turn_mappings import TurnMappings
-from trioserve.api.anthropic.turns import BLOCK_TYPES, Block, Turn
+from trioserve.api.anthropic.turns import BLOCK_TYPES, AnthropicTurn, Block
 from trioserve.api.shared.generation import count_characters
 from trioserve.errors import RequestError
 from trioserve.render import TURN_CHARACTERS, Base64Image, RendererWorkers
@@ -316,7 +316,7 @@ async def test_many_blocks_are_measured_in_a_worker(
             threads.append(threading.current_thread())
             return TurnMappings(turns, None).num_characters
 
-    turns = (Turn(role="user", content=blocks),)
+    turns = (AnthropicTurn(role="user", content=blocks),)
     counted = await count_characters(RendererWorkers(1), Watched(turns, None))
     assert counted == TURN_CHARACTERS + 4 * num_blocks
     assert (threads == [threading.main_thread()]) == (num_blocks == 1)

@@ -8,7 +8,11 @@ import pytest
 
 from trioserve.errors import ResponseNotFound, ResponseTooLarge
 from trioserve.http.streams.event_log import EventLog
-from trioserve.http.streams.response_store import ResponseStore, StoredResponse, Turn
+from trioserve.http.streams.response_store import (
+    ResponseStore,
+    StoredResponse,
+    StoredTurn,
+)
 
 KB = 1000
 # An ended response of make() with its turn, without content.
@@ -31,7 +35,7 @@ class Running:
 
 
 def make(response_id: str, num_bytes: int = 0, **fields: object) -> StoredResponse:
-    turn = Turn(input=b"x" * num_bytes, output=b"")
+    turn = StoredTurn(input=b"x" * num_bytes, output=b"")
     return replace(
         StoredResponse(id=response_id, turn=turn, can_continue=True),
         **fields,  # type: ignore[arg-type]

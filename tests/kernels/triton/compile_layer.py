@@ -2,7 +2,7 @@
 
     python compile_layer.py CAPABILITY DTYPE DIM WINDOW
 
-Prints what compiling.py says.
+Prints the lines of compiling.py.
 """
 
 from __future__ import annotations

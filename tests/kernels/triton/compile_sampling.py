@@ -2,7 +2,7 @@
 
     python compile_sampling.py CAPABILITY VOCABULARY
 
-Prints what compiling.py says.
+Prints the lines of compiling.py.
 """
 
 from __future__ import annotations

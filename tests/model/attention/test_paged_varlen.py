@@ -1,6 +1,6 @@
 """The backend of PyTorch's flash attention gives it what it wants.
 
-The function itself runs on GPUs alone. Here stands in its place what its documentation says.
+The function itself runs on GPUs alone. A stand-in does what its documentation says.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ import trio.testing
 
 from trioserve.programs.batch.askers import ServerGone
 from trioserve.programs.batch.lines import InputLine
-from trioserve.programs.batch.progress import Progress, Waits
+from trioserve.programs.batch.progress import BatchProgress, Waits
 from trioserve.programs.batch.record import Done, ErrorPart, OutputLine
 from trioserve.programs.batch.request import BatchRequest, LineRefused, read_request
 from trioserve.programs.batch.sending import Sender, Slots
-from trioserve.programs.http.client import Answer
+from trioserve.programs.http.client import HttpAnswer
 
 REQUEST = BatchRequest(
     line=InputLine(number=1, text=b"{}", digest=1),
@@ -27,22 +27,22 @@ REQUEST = BatchRequest(
 )
 
 
-def make_answer(status: int, body: bytes = b"{}", **fields: str) -> Answer:
+def make_answer(status: int, body: bytes = b"{}", **fields: str) -> HttpAnswer:
     pairs = [
         (name.replace("_", "-").encode(), v.encode()) for name, v in fields.items()
     ]
-    return Answer(status=status, fields=tuple(pairs), body=body)
+    return HttpAnswer(status=status, fields=tuple(pairs), body=body)
 
 
 class ScriptedServer:
     """Gives one answer after the other, and the last one again and again."""
 
-    def __init__(self, script: Sequence[Answer | Exception]) -> None:
+    def __init__(self, script: Sequence[HttpAnswer | Exception]) -> None:
         self._script = [*script]
         self.times: list[float] = []
         self.is_gone = False
 
-    async def post(self, target: str, body: bytes) -> Answer:
+    async def post(self, target: str, body: bytes) -> HttpAnswer:
         await trio.lowlevel.checkpoint()
         self.times.append(trio.current_time())
         answer = self._script.pop(0) if len(self._script) > 1 else self._script[0]
@@ -98,7 +98,7 @@ async def test_an_error_of_the_line_is_final(
 
 @pytest.mark.parametrize("fault", [make_answer(500), OSError("reset")])
 async def test_a_fault_that_passes_is_no_failure(
-    autojump_clock: trio.abc.Clock, fault: Answer | Exception
+    autojump_clock: trio.abc.Clock, fault: HttpAnswer | Exception
 ) -> None:
     assert not (await send(ScriptedServer([fault, fault, make_answer(200)]))).has_failed
 
@@ -139,7 +139,7 @@ async def test_a_full_server_gets_fewer_requests_and_then_more(
     slots = Slots(16)
 
     async def ask(status: int) -> None:
-        async def post() -> Answer:
+        async def post() -> HttpAnswer:
             await trio.sleep(1)
             return make_answer(status)
 
@@ -188,7 +188,7 @@ def test_a_deeply_nested_line_is_refused() -> None:
 
 
 async def test_a_servers_message_cannot_command_the_terminal() -> None:
-    progress = Progress(Done(), None, Waits())
+    progress = BatchProgress(Done(), None, Waits())
     progress.take(
         OutputLine(
             id="x", custom_id="a", response=None, error=ErrorPart("c", "\x1b[2J")
@@ -215,7 +215,7 @@ async def test_a_servers_message_cannot_command_the_terminal() -> None:
     ],
 )
 async def test_a_wait_is_told(
-    autojump_clock: trio.abc.Clock, first: Answer | Exception, text: str
+    autojump_clock: trio.abc.Clock, first: HttpAnswer | Exception, text: str
 ) -> None:
     waits = Waits()
     server = ScriptedServer([first, make_answer(200)])
@@ -244,7 +244,7 @@ async def test_the_bar_shows_a_wait(
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("COLUMNS", "150")
     waits = Waits()
-    progress = Progress(Done(), 3, waits)
+    progress = BatchProgress(Done(), 3, waits)
     with waits.count(4, "HTTP 429: the key has reached its limit"):
         with trio.move_on_after(2.1):
             await progress.run()

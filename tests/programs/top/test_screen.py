@@ -18,7 +18,7 @@ from trioserve.testing.server import FakeServer, open_fake_server
 
 BODY = {"prompt": "a", "max_tokens": 200, "stream": True}
 
-# What xterm needs to leave the screen of a full-screen program.
+# xterm's sequences that leave the screen of a full-screen program.
 _LEAVE = b"\x1b[?1049l"
 
 

@@ -7,7 +7,7 @@ sockets     connected sockets in memory
 threads     threads in virtual time
 lifespan    starts and ends an ASGI app
 device      a device whose texts tell their prompts; guided are those with a grammar
-model       what runs share, and the sizes of a server
+model       values that runs share, and the sizes of a server
 engines     engines that generate and that embed
 server      the server over all of these
 
@@ -17,7 +17,7 @@ client      clients that play them over http1 and http2 (exchange), with their r
 
 checks      all checks of the replies: answers, vectors and key_checks; causes of errors,
             and reading
-run         plays a history, checks it, and what is left behind
+run         plays a history, and checks its answers and its remains
 play        plays many, in several processes
 """
 

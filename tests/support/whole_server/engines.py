@@ -105,7 +105,7 @@ def make_pooling(
     pooling = make_pooling_info()
     executor = FakeExecutor(
         FakePoolingDevice().step,
-        # It reads what the plans of both kinds have.
+        # It reads fields that plans of both kinds have.
         seconds_of=cast(Callable[[PoolingPlan], float], limits.seconds_of),
         depth=limits.depth,
         fail_at_step=next(iter(limits.fail_at_steps), None),

@@ -17,7 +17,7 @@ from ...render import TURN_CHARACTERS, Base64Image
 from ...render.text.tool_history import MAX_ARGUMENTS
 from ..decode.values import decode_field, read_string
 from ..shared.message_mappings import LazyMappings
-from .turns import Block, ResultBlock, System, Turn
+from .turns import AnthropicTurn, Block, ResultBlock, System
 
 # The number of the turn for blocks of `system`, and of the block for a plain string.
 _SYSTEM: Final = -1
@@ -80,7 +80,7 @@ class TurnMappings(LazyMappings):
         and the message name the place in the renderer's form; see `locate`.
     """
 
-    def __init__(self, turns: tuple[Turn, ...], system: System | None) -> None:
+    def __init__(self, turns: tuple[AnthropicTurn, ...], system: System | None) -> None:
         self._turns = turns
         self._system = system
 
@@ -152,7 +152,7 @@ class TurnMappings(LazyMappings):
 
 
 def _list_pieces(
-    turns: tuple[Turn, ...], system: System | None
+    turns: tuple[AnthropicTurn, ...], system: System | None
 ) -> Iterator[tuple[str, _Piece]]:
     """Yield the blocks of a conversation with the roles of their messages."""
     if system:

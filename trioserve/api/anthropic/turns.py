@@ -81,7 +81,7 @@ class Block(ResultBlock, frozen=True, kw_only=True, gc=False):
 Blocks = Annotated[tuple[Block, ...], Meta(max_length=MAX_PARTS)]
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class AnthropicTurn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A message of the conversation."""
 
     role: str
@@ -89,10 +89,12 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 System = str | Blocks
-Turns = Annotated[tuple[Turn, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
+Turns = Annotated[
+    tuple[AnthropicTurn, ...], Meta(min_length=1, max_length=MAX_MESSAGES)
+]
 
 
-def check_conversation(system: System | None, turns: tuple[Turn, ...]) -> None:
+def check_conversation(system: System | None, turns: tuple[AnthropicTurn, ...]) -> None:
     """Refuse blocks that are incomplete, or that the server does not support.
 
     Raises:
@@ -116,7 +118,7 @@ def check_conversation(system: System | None, turns: tuple[Turn, ...]) -> None:
         )
 
 
-def calls_tools(turn: Turn) -> bool:
+def calls_tools(turn: AnthropicTurn) -> bool:
     """Return whether a turn has a tool_use block."""
     content = turn.content
     return not isinstance(content, str) and any(

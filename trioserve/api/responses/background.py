@@ -24,7 +24,7 @@ from ...http.record.usage import Usage
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
 from ...http.streams.event_log import EventLog
-from ...http.streams.response_store import StoredResponse, Turn
+from ...http.streams.response_store import StoredResponse, StoredTurn
 from ...http.time_limit import LAST_WORDS_SECONDS
 from ...http.wire.error_body import encode
 from ...http.wire.respond import respond_json, run_writing
@@ -248,7 +248,7 @@ class _Running:
             id=call.writer.response.id,
             owner=call.owner,
             earlier=call.earlier,
-            turn=Turn(input=call.input, output=b"[]"),
+            turn=StoredTurn(input=call.input, output=b"[]"),
             is_background=True,
             log=self._log_to_follow,
             running=self,
@@ -281,7 +281,7 @@ class _Running:
         try:
             self._state.responses.check_size(stored, num_more_bytes=len(event))
         except ResponseTooLarge:
-            nothing = Turn(input=b"[]", output=b"[]")
+            nothing = StoredTurn(input=b"[]", output=b"[]")
             stored = replace(stored, earlier=(), turn=nothing, log=None)
         self._state.responses.replace(stored, trio.current_time())
         self._show([event])

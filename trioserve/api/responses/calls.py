@@ -18,7 +18,7 @@ from ...http.keys.keys import Key, name_key
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
 from ...http.streams.event_log import EventLog
-from ...http.streams.response_store import ResponseStore, StoredResponse, Turn
+from ...http.streams.response_store import ResponseStore, StoredResponse, StoredTurn
 from ...http.wire.error_body import encode, make_request_id
 from ...http.wire.respond import tell_time
 from ...render import RendererWorkers
@@ -62,7 +62,7 @@ class ResponseCall:
     sampling: SamplingParams
     naming: Callable[[], AbstractContextManager[None]]
     writer: ResponseWriter
-    earlier: tuple[Turn, ...]
+    earlier: tuple[StoredTurn, ...]
     input: bytes
     owner: str | None
 
@@ -77,7 +77,7 @@ class ResponseCall:
             id=response.id,
             owner=self.owner,
             earlier=self.earlier,
-            turn=Turn(input=self.input, output=encode(response.output)),
+            turn=StoredTurn(input=self.input, output=encode(response.output)),
             content=encode(response),
             can_continue=response.status in ("completed", "incomplete"),
             is_background=response.background,
@@ -143,7 +143,10 @@ def _check_store(state: ServerState, body: ResponseRequest) -> bool:
 
 
 def _check_size(
-    store: ResponseStore, body: ResponseRequest, earlier: tuple[Turn, ...], input: bytes
+    store: ResponseStore,
+    body: ResponseRequest,
+    earlier: tuple[StoredTurn, ...],
+    input: bytes,
 ) -> bool:
     """Return whether the store is large enough for a conversation.
 
@@ -151,7 +154,7 @@ def _check_size(
       ResponseTooLarge: it is not, and the client has said that it wants it stored.
     """
     response = StoredResponse(
-        id="", earlier=earlier, turn=Turn(input=input, output=b"[]")
+        id="", earlier=earlier, turn=StoredTurn(input=input, output=b"[]")
     )
     try:
         store.check_size(response, param="background" if body.background else "store")
@@ -188,7 +191,7 @@ class _Conversation:
 
 
 def _read(
-    body: ResponseRequest, earlier: tuple[Turn, ...], stores: bool
+    body: ResponseRequest, earlier: tuple[StoredTurn, ...], stores: bool
 ) -> _Conversation:
     history = [
         item

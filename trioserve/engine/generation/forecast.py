@@ -90,7 +90,7 @@ class OfferedPrompts:
         self._taken = 0.0
         self._seconds = 0.0
         self.total = 0.0
-        # When the last refused request of a client came, and what they asked for until then.
+        # The time of a client's last refused request, and the work of all until then.
         # The client that was refused last is the last one.
         self._refused: dict[str, tuple[float, float]] = {}
 
@@ -240,7 +240,7 @@ class Forecaster:
           num_before: the requests that go before it.
           turn: seconds until a sequence ends, and the next one has its slot.
           next_turn: seconds until its turn, if there are more clients than slots.
-          later_part: what its answer has beyond one turn, in usual answers.
+          later_part: the answer beyond one turn, in usual answers.
         """
         backlog, client = self._backlog, demand.client
         # Negative if sequences were preempted. At its share, a client waits for its own ones.

@@ -1,4 +1,4 @@
-"""The leak audit: it finds what outlives its request, also in production.
+"""The leak audit: it finds things that outlive their request, also in production.
 
 audit        looks each minute, and reports things found twice in a row; also finds tasks,
              tokens of limiters and abandoned threads, by their owners

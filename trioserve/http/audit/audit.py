@@ -108,7 +108,7 @@ class Watched(Protocol):
 
 
 class LeakAudit:
-    """Finds what outlives its request.
+    """Finds things that outlive their request.
 
     A thing that is just being released may look like a leak, so only a thing found twice in
     a row counts. Descriptors and shared memory are looked at while no request runs.

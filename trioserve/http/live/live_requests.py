@@ -20,7 +20,7 @@ from ...errors import ReaderTooSlow, RequestCancelled
 from ...observe import Owner
 from ..keys.keys import Key, may_see, name_key
 from ..record.cards import RequestCard
-from ..record.progress import Phase, Progress
+from ..record.progress import Phase, RequestProgress
 from ..record.request_counts import Cancellation
 from .lifecycle import Lifecycle
 
@@ -74,7 +74,7 @@ class LiveRequest:
     method: str
     path: str
     arrived_at: float
-    progress: Progress
+    progress: RequestProgress
     time_limit: LiveLimit
     cancellation: Cancellation
     owner: Owner
@@ -116,7 +116,9 @@ class LiveRequest:
             completion_tokens=0 if stream is None else stream.num_output_tokens,
         )
 
-    def detach(self, progress: Progress, cancellation: Cancellation) -> LiveRequest:
+    def detach(
+        self, progress: RequestProgress, cancellation: Cancellation
+    ) -> LiveRequest:
         """Return the request as it goes on without a connection.
 
         Only its stream ends it. The caller sets the stream and the owner.

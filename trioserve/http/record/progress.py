@@ -59,7 +59,7 @@ class PhaseSource(HasPhase, Protocol):
         ...
 
 
-class Progress:
+class RequestProgress:
     """The phases of one request."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Progress:
         if not self._has_stopped:
             self._source = source
 
-    def branch(self) -> Progress:
+    def branch(self) -> RequestProgress:
         """Return the progress so far, which goes on for itself."""
         other = copy.copy(self)
         other._entries = [*self._entries]

@@ -25,7 +25,7 @@ DropReason = Literal["age", "memory"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Turn:
+class StoredTurn:
     """The items that one response added to a conversation.
 
     Responses that continue it share the object, so the store counts its bytes once for each
@@ -72,8 +72,8 @@ class StoredResponse:
 
     id: str
     owner: str | None = None
-    earlier: tuple[Turn, ...] = ()
-    turn: Turn
+    earlier: tuple[StoredTurn, ...] = ()
+    turn: StoredTurn
     content: bytes = b""
     can_continue: bool = False
     is_background: bool = False
@@ -90,7 +90,7 @@ class StoredResponse:
         return self.running is not None
 
     @property
-    def turns(self) -> tuple[Turn, ...]:
+    def turns(self) -> tuple[StoredTurn, ...]:
         return (*self.earlier, self.turn)
 
     @property
@@ -140,7 +140,7 @@ class ResponseStore:
         self._ids: defaultdict[str, dict[str, None]] = defaultdict(dict)
         # The number of a client's responses with each turn. An administrator may continue
         # responses of others, and holds their turns, too.
-        self._turns: Counter[tuple[str, Turn]] = Counter()
+        self._turns: Counter[tuple[str, StoredTurn]] = Counter()
         self._held = ClientHoldings()
         self.dropped: Counter[DropReason] = Counter({"age": 0, "memory": 0})
 

@@ -32,7 +32,7 @@ _MAX_TOKENS = 16
 
 @torch.inference_mode()
 def find_disagreement(make_backend: MakeBackend, model: PagedModel) -> str | None:
-    """Return why a backend does not compute what torch's operators do; None if it does.
+    """Return the difference of a backend to torch's operators; None if they agree.
 
     Args:
       model: each kind of its layers is tried.

@@ -50,7 +50,7 @@ class Findings:
       forward: the fastest correct way to run it.
       is_causal: its tokens see no later tokens.
       states: for each probe, (num_tokens, hidden_size) run by itself
-      kernels: what computes the layers, as in ModelInfo.
+      kernels: the code of its layers, as in ModelInfo.
     """
 
     forward: ForwardPass

@@ -43,7 +43,7 @@ def load_on_kernels(load: Callable[[], Loaded], config: ModelConfig) -> Loaded:
 
     Args:
       load: loads the modules of a model, or of one stage of it. It is called again if the
-        kernels do not compute what the modules compute.
+        kernels and the modules compute different numbers.
 
     Returns:
       the model, whose other products are packed for PyTorch
@@ -84,7 +84,7 @@ def _make_decoder(model: LoadedModel, config: ModelConfig) -> DecoderOnKernels:
 def make_decoder(
     model: LoadedModel, pack: Callable[[DecoderParts], DecoderOnKernels], *, int8: bool
 ) -> DecoderOnKernels:
-    """Make a decoder that computes what a model's modules compute.
+    """Make a decoder that computes the same as a model's modules.
 
     Args:
       model: its weights are not packed yet. Its products have none any more if this
@@ -135,7 +135,7 @@ def make_decoder(
 def _choose_kernels(
     model: LoadedModel, *, int8: bool, cuda_graphs: bool
 ) -> Callable[[DecoderParts], DecoderOnKernels]:
-    """Return what packs the parts of a model for the kernels of its device.
+    """Return the function that packs a model's parts for the kernels of its device.
 
     Raises:
       NoKernels, NotRecognised

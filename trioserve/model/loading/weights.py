@@ -24,7 +24,7 @@ from .files.config_file import find_weight_formats, read_config
 
 logger = logging.getLogger(__name__)
 
-# Replaces what can be sliced to tensors, by its name in the files.
+# Replaces sliceable sources of tensors, by their names in the files.
 TakeParts = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 

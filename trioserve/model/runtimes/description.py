@@ -83,7 +83,7 @@ class LayerParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderParts:
-    """The layers of a decoder, and what follows them.
+    """The layers of a decoder, its last norm and its head.
 
     Args:
       embedding_scale: factor of the vectors of tokens before the first layer.

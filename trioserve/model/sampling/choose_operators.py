@@ -1,4 +1,4 @@
-"""The choice of the sampler's operators: Triton's on a GPU, if they sample what torch samples.
+"""The choice of the sampler's operators: Triton's on a GPU, if they sample as torch does.
 
 Kernels for GPUs are compiled where they run, for devices that nobody here may know. Kernels
 that fail there, or sample something else, must not be found out by clients.
@@ -79,7 +79,7 @@ def find_disagreement(
     device: torch.device,
     vocab_size: int,
 ) -> str | None:
-    """Return why operators do not do what an oracle does; None if they do."""
+    """Return the difference of operators to an oracle; None if they agree."""
     generator = torch.Generator().manual_seed(0)
     choices = [
         prepare_choice(

@@ -50,7 +50,7 @@ class ShardBuilder:
         cut_model(model, self._plan, self._cuts, self.group)
 
     def take_parts(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace what can be sliced to the weights of files by this shard's parts."""
+        """Replace sliceable weights of files by this shard's parts."""
         return take_parts(tensors, self._cuts, self._whole)
 
 

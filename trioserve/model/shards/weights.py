@@ -51,7 +51,7 @@ def take_parts(
     """Replace the weights of files by their parts, which are read later.
 
     Args:
-      tensors: what can be sliced to tensors, by its name in the files.
+      tensors: sliceable sources of tensors, by their names in the files.
       cuts: by the names of the model.
       whole: the whole model, which tells by which names files call its weights.
 

@@ -8,12 +8,12 @@ from typing import Protocol
 
 from ...config import RemoteConfig
 from ...errors import StartupError
-from ..http.client import FAILURES, Answer, Connection, find_opener
+from ..http.client import FAILURES, Connection, HttpAnswer, find_opener
 from ..http.reasons import explain_no_answer
 
 
 class WholeAnswer(Protocol):
-    """A programs.http.client.Answer, or the answer of a server in memory."""
+    """A programs.http.client.HttpAnswer, or the answer of a server in memory."""
 
     @property
     def status(self) -> int: ...
@@ -52,7 +52,7 @@ class RemoteAsker:
     def where(self) -> str:
         return self._config.where
 
-    async def post(self, target: str, body: bytes) -> Answer:
+    async def post(self, target: str, body: bytes) -> HttpAnswer:
         return await self._ask("POST", target, body)
 
     async def check(self) -> None:
@@ -70,7 +70,7 @@ class RemoteAsker:
         if answer.status == 401:
             raise StartupError(self._config.explain_unknown_key())
 
-    async def _ask(self, method: str, target: str, body: bytes) -> Answer:
+    async def _ask(self, method: str, target: str, body: bytes) -> HttpAnswer:
         connection = self._idle.pop() if self._idle else self._open()
         is_whole = False
         try:

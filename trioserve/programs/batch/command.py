@@ -21,7 +21,7 @@ from .askers import Asker, RemoteAsker, ServerGone, open_remote
 from .config import BatchConfig
 from .lines import is_rereadable, is_same_file, open_lines
 from .output import Output, WriteFailed, open_output
-from .progress import Progress, Waits
+from .progress import BatchProgress, Waits
 from .record import Done
 from .sending import Sender, Slots
 from .work import Work, survey
@@ -119,7 +119,7 @@ class Batch:
         self._output = output
         self._done = done
         self._total = total
-        self._progress: Progress | None = None
+        self._progress: BatchProgress | None = None
         self._signum: int | None = None
 
     async def run(
@@ -153,7 +153,7 @@ class Batch:
 
     async def _answer(self, path: str, asker: Asker, num_senders: int) -> None:
         waits = Waits()
-        self._progress = Progress(self._done, self._total, waits)
+        self._progress = BatchProgress(self._done, self._total, waits)
         check = asker.check if isinstance(asker, RemoteAsker) else _do_nothing
         sender = Sender(asker, Slots(num_senders), check, waits)
         try:

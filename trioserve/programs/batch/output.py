@@ -73,7 +73,7 @@ class Output:
 
 @contextmanager
 def open_output(path: str) -> Iterator[tuple[Output, Done]]:
-    """Open the output, and read what earlier runs have written to it.
+    """Open the output, and read the lines of earlier runs.
 
     A torn last line, which a killed run leaves, is cut off.
 

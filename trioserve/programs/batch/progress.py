@@ -83,7 +83,7 @@ class Waits:
         return f"{who} {seconds} s: {reason}"
 
 
-class Progress:
+class BatchProgress:
     """Counts the lines that are written.
 
     Args:

@@ -40,7 +40,7 @@ class Slots:
     """The requests that may run at once: fewer after a refusal, and more after answers.
 
     The number is halved and then grows by one for each full round of answers, as TCP does:
-    that finds what a server takes without knowing its limits.
+    that finds the limits of a server.
     """
 
     def __init__(self, most: int) -> None:

@@ -14,7 +14,7 @@ import trio
 from ...errors import InvalidConfig
 from .lines import InputLine, LineReader
 from .output import Output
-from .progress import Progress
+from .progress import BatchProgress
 from .record import Done, ErrorPart, OutputLine, name_line
 from .request import BatchRequest, LineRefused, read_request
 from .sending import Sender
@@ -31,7 +31,7 @@ class Work:
     """
 
     def __init__(
-        self, reader: LineReader, output: Output, done: Done, progress: Progress
+        self, reader: LineReader, output: Output, done: Done, progress: BatchProgress
     ) -> None:
         self._reader = reader
         self._output = output

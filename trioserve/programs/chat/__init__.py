@@ -5,7 +5,7 @@ of the room does not know which. Without a terminal it needs no package besides 
 server's. The doors are read_chat_config and run_chat.
 
 config        the options, and which of them exclude each other
-answers       what gives answers, and their pieces
+answers       sources of answers, and the pieces of an answer
 embedded      answers of an engine that is opened here
 remote        answers of a server that speaks OpenAI's API; `events` reads its streams, and
               `proxy` finds the way to it

@@ -42,7 +42,7 @@ def run_chat(config: ChatConfig, source: Source) -> int:
 
 
 def open_source(source: Source) -> AbstractAsyncContextManager[Answerer]:
-    """Open what answers; see open_embedded and open_remote."""
+    """Open the source of answers; see open_embedded and open_remote."""
     # Here, because each imports libraries that the other does not need.
     if source.engine is not None:
         from .embedded import open_embedded

@@ -35,7 +35,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class ChatTurn:
     """A question and its answer, which may have been stopped; it is not empty."""
 
     question: Question
@@ -53,7 +53,7 @@ class Conversation:
 
     def __init__(self, system: str = "") -> None:
         self.system = system
-        self.turns: list[Turn] = []
+        self.turns: list[ChatTurn] = []
         self.images: list[Image] = []
         self._asked: Question | None = None
         # The answer so far, if it goes on.
@@ -89,7 +89,7 @@ class Conversation:
         assert self._asked is not None, "an answer follows a question"
         text, self._begun = self._begun + text, ""
         if text.strip():
-            self.turns.append(Turn(question=self._asked, answer=text))
+            self.turns.append(ChatTurn(question=self._asked, answer=text))
         else:
             self._dropped = self._asked
         self._asked = None
@@ -108,7 +108,7 @@ class Conversation:
         self._asked = self._dropped = None
 
     def replace(
-        self, system: str, turns: Sequence[Turn], unanswered: Question | None
+        self, system: str, turns: Sequence[ChatTurn], unanswered: Question | None
     ) -> None:
         """Go on with another conversation.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import re
 from typing import Any, Final
 
-from .conversation import Question, Turn
+from .conversation import ChatTurn, Question
 from .images import Image
 from .saving import DIVIDER, is_json
 
@@ -31,7 +31,7 @@ class Restored:
     """
 
     system: str = ""
-    turns: tuple[Turn, ...] = ()
+    turns: tuple[ChatTurn, ...] = ()
     unanswered: Question | None = None
     num_lost_images: int = 0
 
@@ -90,7 +90,7 @@ def _read_json(text: str) -> list[Any]:
 
 
 def _read_markdown(text: str) -> Restored:
-    """Read what _write_markdown has written."""
+    """Read a file of _write_markdown."""
     dividers = [each for each in DIVIDER.finditer(text) if not each["slashes"]]
     ends = [*(each.start() for each in dividers[1:]), len(text)]
     if not dividers or text[: dividers[0].start()].strip():
@@ -117,7 +117,7 @@ def _read_messages(messages: Sequence[Any]) -> Restored:
     system = ""
     if numbered and _find_role(numbered[0][1]) == "system":
         system = _read_question(*numbered.pop(0)).text
-    turns: list[Turn] = []
+    turns: list[ChatTurn] = []
     asked: Question | None = None
     for number, message in numbered:
         wanted = "user" if asked is None else "assistant"
@@ -129,7 +129,7 @@ def _read_messages(messages: Sequence[Any]) -> Restored:
         elif not read.text.strip() or read.images:
             raise ValueError(f"message {number} must be an answer in text")
         else:
-            turns.append(Turn(question=asked, answer=read.text))
+            turns.append(ChatTurn(question=asked, answer=read.text))
             asked = None
     if not turns and asked is None:
         raise ValueError("it has no question")

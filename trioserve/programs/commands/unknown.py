@@ -1,4 +1,4 @@
-"""Explains a word that is not a command: names what the user may have meant."""
+"""Explains a word that is not a command: names commands that the user may have meant."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ELSEWHERE = {
 
 
 def explain(commands: Sequence[Command], word: str, others: Sequence[str]) -> str:
-    """Return one sentence that says what to write.
+    """Return one sentence with the correct spelling.
 
     Args:
       others: the arguments behind the word.

@@ -70,7 +70,7 @@ _trioserve() {
     fi
 }
 
-# Offers the arguments that go on with what was typed.
+# Offers the arguments that continue the typed text.
 _trioserve_offer() {
     local text cut=0 breaks=${COMP_WORDBREAKS//[^:=]}
     if [[ $breaks && $current == *[$breaks]* ]]; then
@@ -84,7 +84,7 @@ _trioserve_offer() {
 }
 
 # Offers models of the caches, or files. Anybody may have named a folder of a cache, so that
-# Enter must not run what its name has.
+# Enter must not run a command in its name.
 _trioserve_offer_models() {
     local i
     mapfile -t names < <(_trioserve_models)

@@ -39,7 +39,7 @@ class CommandTable:
 
     Args:
       name: one or two words.
-      word_kind: what arguments are that belong to no flag, unless there are choices.
+      word_kind: the kind of arguments without a flag, unless there are choices.
     """
 
     name: str

@@ -62,7 +62,7 @@ def describe(error: BaseException) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class HttpAnswer:
     """A whole answer, of any status.
 
     Attributes:
@@ -140,10 +140,10 @@ class Connection:
         if head.status_code != 200:
             raise RequestRefused(head.status_code, await self.read_all())
 
-    async def ask(self, method: str, path: str, body: bytes = b"") -> Answer:
+    async def ask(self, method: str, path: str, body: bytes = b"") -> HttpAnswer:
         """Send a request and read the whole answer, whatever its status."""
         head = await self._send(method, path, body)
-        return Answer(
+        return HttpAnswer(
             status=head.status_code,
             fields=tuple((bytes(name), bytes(value)) for name, value in head.headers),
             body=await self.read_all(),
@@ -232,7 +232,7 @@ class Connection:
 
 
 def find_opener(config: RemoteConfig) -> Callable[[], Connection]:
-    """Return what makes connections to a server; the key and the certificates are read once.
+    """Return a maker of connections to a server; the key and the certificates are read once.
 
     Raises:
       InvalidConfig: the file with the key or the certificates cannot be read.

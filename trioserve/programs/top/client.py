@@ -9,7 +9,7 @@ import msgspec
 import trio
 
 from ...config import RemoteConfig
-from ..http.client import FAILURES, Answer, find_opener
+from ..http.client import FAILURES, HttpAnswer, find_opener
 from ..http.reasons import explain_no_answer, read_reason
 
 T = TypeVar("T")
@@ -123,7 +123,7 @@ class Client:
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise TopError(f"{self._config.where} is not a trioserve server") from None
 
-    async def _fetch(self, method: str, path: str) -> Answer:
+    async def _fetch(self, method: str, path: str) -> HttpAnswer:
         with trio.move_on_after(_SECONDS):
             async with self._open() as connection:
                 return await connection.ask(method, path)

@@ -23,7 +23,7 @@ import trio_parallel
 from ...errors import InvalidParameter
 from ..text.rendering import TemplateCall
 from .threads import TookTooLong
-from .turns import Turns, Workplace
+from .turns import RenderTurns, Workplace
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class TemplateProcesses:
     ) -> None:
         self._context = context
         self.limiter = trio.CapacityLimiter(num_processes)
-        self._turns = Turns(self.limiter)
+        self._turns = RenderTurns(self.limiter)
         self.num_killed = 0
 
     def describe_place(self) -> Workplace:

@@ -19,7 +19,7 @@ import trio
 
 from ...errors import RendererStuck
 from ...observe import Owned
-from .turns import Turns, Workplace
+from .turns import RenderTurns, Workplace
 
 T = TypeVar("T")
 
@@ -133,7 +133,7 @@ class RendererWorkers:
     def __init__(self, num_workers: int, run_in_thread: RunInThread = _TRIO) -> None:
         self.limiter = trio.CapacityLimiter(num_workers)
         self._run_in_thread = run_in_thread
-        self._turns = Turns(self.limiter)
+        self._turns = RenderTurns(self.limiter)
         # Unlimited, because a call already has a token of `limiter`. If trio took that
         # token for the thread, an abandoned thread would keep it.
         self._threads = trio.CapacityLimiter(math.inf)

@@ -38,7 +38,7 @@ _LEAST_SECONDS = 0.001
 _FIRST_LONG = 4
 
 
-class Turn:
+class RenderTurn:
     """A piece of work that waits for its turn, or runs.
 
     Attributes:
@@ -66,7 +66,7 @@ class _Class:
     """
 
     def __init__(self) -> None:
-        self.turns: OrderedDict[Turn, None] = OrderedDict()
+        self.turns: OrderedDict[RenderTurn, None] = OrderedDict()
         self.begin = 0.0
 
 
@@ -83,13 +83,13 @@ class TurnQueue:
     def __len__(self) -> int:
         return sum(len(each.turns) for each in self._classes)
 
-    def __iter__(self) -> Iterator[Turn]:
+    def __iter__(self) -> Iterator[RenderTurn]:
         for each in self._classes:
             yield from each.turns
 
-    def add(self, seconds: float) -> Turn:
+    def add(self, seconds: float) -> RenderTurn:
         """Add work that is expected to take so many seconds."""
-        turn = Turn(seconds)
+        turn = RenderTurn(seconds)
         its_class = self._classes[turn.index]
         if not its_class.turns:
             # A class does not save up the time in which it had no work.
@@ -97,7 +97,7 @@ class TurnQueue:
         its_class.turns[turn] = None
         return turn
 
-    def pop(self, *, takes_long: bool) -> Turn | None:
+    def pop(self, *, takes_long: bool) -> RenderTurn | None:
         """Remove and return the next turn, if any; a long one only if `takes_long`."""
         first = None
         for each in self._classes if takes_long else self._classes[:_FIRST_LONG]:
@@ -111,12 +111,12 @@ class TurnQueue:
         first.begin += turn.seconds
         return turn
 
-    def discard(self, turn: Turn) -> None:
+    def discard(self, turn: RenderTurn) -> None:
         """Remove a turn that still waits."""
         del self._classes[turn.index].turns[turn]
 
 
-class Turns:
+class RenderTurns:
     """Assigns a limiter's tokens to work, in the order of TurnQueue.
 
     Args:
@@ -132,7 +132,7 @@ class Turns:
     def num_waiting(self) -> int:
         return len(self._queue)
 
-    def list_waiting(self) -> list[Turn]:
+    def list_waiting(self) -> list[RenderTurn]:
         return list(self._queue)
 
     def resize(self, total_tokens: int) -> None:

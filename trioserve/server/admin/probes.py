@@ -23,7 +23,7 @@ from quart import Response
 
 from ...http.answer import Answer
 from ...http.connection import PEER, Peer
-from ...http.record.progress import Progress
+from ...http.record.progress import RequestProgress
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
 from ...http.wire.error_body import HEADER_BYTES, RequestId
@@ -42,7 +42,7 @@ class Probe:
 
     Args:
       report: makes the answer, and neither waits nor changes anything.
-      report_all: makes the answer with what other HTTP processes know, for which it asks
+      report_all: makes the answer with the knowledge of other HTTP processes, which it asks
         them; None if each process answers for itself.
     """
 
@@ -87,7 +87,7 @@ class ProbesFirst:
 
     async def _answer(self, scope: HTTPScope, send: ASGISendCallable) -> bool:
         """Answer a probe; returns whether it was answered."""
-        progress, peer = Progress(), Peer()
+        progress, peer = RequestProgress(), Peer()
         with self._state.lifecycle.hold(progress):
             try:
                 plain = self._probes[scope["path"]].report(self._state)

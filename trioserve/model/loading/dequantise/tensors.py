@@ -57,7 +57,7 @@ def open_tensors(
       dtype: of dequantised weights.
 
     Returns:
-      what can be sliced to tensors, by name
+      sliceable sources of tensors, by name
 
     Raises:
       OSError, SafetensorError: a file cannot be read.

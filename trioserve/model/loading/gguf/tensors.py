@@ -124,7 +124,7 @@ class _Tensors:
         return tensor
 
     def _process(self, numbers: NDArray[Any], tensor: GgufTensor) -> NDArray[Any]:
-        """Undo what llama.cpp's conversion has done to a tensor."""
+        """Undo llama.cpp's conversion of a tensor."""
         processed: NDArray[Any]
         processed = self._processor.process(weights=numbers, name=tensor.name).weights
         return processed

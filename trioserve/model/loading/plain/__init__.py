@@ -11,7 +11,7 @@ or tensor outside of the plain architecture is left to transformers.
     safetensors_source, gguf_source
                     the files that have them
     parts           the parts of its decoder
-    check           do the kernels compute what PyTorch computes of them?
+    check           compares the kernels' numbers with PyTorch's
 
 tests/model/test_plain.py compares the output with the output of transformers.
 """

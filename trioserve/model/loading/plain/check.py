@@ -34,7 +34,7 @@ def compare_with_torch(
     """Return how a decoder's output differs from PyTorch's; None if by rounding alone.
 
     Args:
-      parts: what the decoder was made of; its layers are plain.
+      parts: the parts of the decoder; its layers are plain.
       sources: the weights of its products.
       embedding: None if the first layers are elsewhere.
     """

@@ -203,7 +203,7 @@ def _pack(
     """Return the layers, and the vectors of tokens if the first layer is here.
 
     Returns:
-      None if the layers do not compute what PyTorch does. Blocks of a GGUF file are not
+      None if the layers and PyTorch compute different numbers. Blocks of a GGUF file are not
       compared.
     """
     num_positions = max(llama.max_model_len, NUM_CHECKED)

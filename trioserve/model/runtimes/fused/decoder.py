@@ -31,7 +31,7 @@ class FusedDecoder:
 
     Args:
       parts: of a model on its device. Its modules lose their weights.
-      make_capture: makes what captures the graphs of decodes (graphs.py); None runs them by
+      make_capture: makes the Capture of decodes (graphs.py); None runs decodes by
         single launches.
       group: the processes that share the layers; None if they are whole.
 
@@ -112,7 +112,7 @@ class FusedLayers:
         return self._attention.order(rows)
 
     def prepare(self, max_num_seqs: int) -> None:
-        """Capture the graphs of decodes; their memory is at most half of what is free."""
+        """Capture the graphs of decodes, in at most half of the free memory."""
         if self._make_capture is None:
             return
         self._graphs = DecodeGraphs(

@@ -79,7 +79,7 @@ class NativeDecoder:
 
     @property
     def description(self) -> str:
-        """The name, and what computes a step, for the log."""
+        """The names of the model and of its kernels, for the log."""
         return f"{self.name}, {self.num_threads} threads"
 
     def open(self, tables: SlotTables, *, num_blocks: int) -> NativeLayers:

@@ -1,6 +1,6 @@
 """Finds the description of a model among transformers' modules.
 
-    decoder     a decoder's layers, and what follows them
+    decoder     a decoder's layers, its last norm and its head
     encoder     the layers of an encoder of BERT's kind
     products    products, and their shapes
     experts     mixtures of experts

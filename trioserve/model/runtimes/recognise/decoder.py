@@ -39,7 +39,7 @@ def find_parts(
       calls: the calls of attention of its layers, in order.
       max_model_len: rotary angles are computed for so many positions.
       begin: place of its first layer among the whole model's.
-      is_last: it has the last layer, and what follows.
+      is_last: it has the last layer, the last norm and the head.
       has_plane: it places images in a plane.
 
     Raises:
@@ -59,7 +59,7 @@ def find_parts(
             _find_layer(layer, call, given.rotary[begin + i])
             for i, (layer, call) in enumerate(zip(layers, calls))
         ),
-        # A later stage of a pipeline receives what its first layer reads.
+        # A later stage of a pipeline receives the input of its first layer.
         embedding_scale=1.0 if begin else given.embedding_scale,
         final_norm=find_norm(get_part(body, "norm"), size) if is_last else None,
         head=check_linear(head, "its output projection") if is_last else None,

@@ -39,7 +39,7 @@ class EncoderParts:
 
     Args:
       owner, name: the module that holds the list of layers, and its attribute.
-      attention: what all layers share.
+      attention: shared by all layers.
       activation: a name in formulas.ACTIVATION_CODES.
       epsilon: the norms add it to the variance.
     """

@@ -13,7 +13,7 @@ from ...http.reasons import find_reason
 
 
 @dataclass(slots=True, kw_only=True)
-class Answer:
+class BenchAnswer:
     """The times of one request and of its texts, on trio's clock, in seconds.
 
     Attributes:
@@ -58,14 +58,16 @@ class Answer:
         return [(self.texts[-1] - self.texts[0]) / (self.num_tokens - 1)]
 
 
-async def stream_answer(endpoint: str, connection: Connection, body: bytes) -> Answer:
+async def stream_answer(
+    endpoint: str, connection: Connection, body: bytes
+) -> BenchAnswer:
     """Send one streaming request and read it to its end.
 
     Raises:
       RequestFailed: the server refused it, failed, or stopped early.
     """
     path = "/v1/chat/completions" if endpoint == "chat" else "/v1/completions"
-    answer = Answer(sent=trio.current_time())
+    answer = BenchAnswer(sent=trio.current_time())
     await connection.send("POST", path, body)
     events = EventReader()
     while data := await connection.read():

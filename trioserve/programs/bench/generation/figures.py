@@ -11,7 +11,7 @@ from typing import Literal
 from ..measuring.clients import ClientReport, Round, report_clients
 from ..measuring.report import join_distinct, number_labels
 from ..measuring.statistics import Spread, spread
-from .answers import Answer
+from .answers import BenchAnswer
 from .load import Load
 
 Counting = Literal["usage", "events", "usage and events"]
@@ -115,7 +115,7 @@ class Report:
 
 
 def report_level(
-    level: float, rounds: Sequence[Round[Answer]], load: Load | None = None
+    level: float, rounds: Sequence[Round[BenchAnswer]], load: Load | None = None
 ) -> LevelReport:
     """Summarise one server's rounds at one level.
 
@@ -150,7 +150,7 @@ def report_level(
 
 
 def find_goodput(
-    answers: Sequence[Answer], seconds: float, load: Load | None
+    answers: Sequence[BenchAnswer], seconds: float, load: Load | None
 ) -> float | None:
     """Return the answers a second within the bounds; None without bounds."""
     if load is None or (load.slo_ttft is None and load.slo_tpot is None) or not seconds:
@@ -166,12 +166,12 @@ def find_goodput(
     return good / seconds
 
 
-def find_speed(seen: Round[Answer]) -> float:
+def find_speed(seen: Round[BenchAnswer]) -> float:
     """Divide the output tokens of all clients by the time that they took."""
     return sum(answer.num_tokens for answer in seen.answers) / seen.wall_seconds
 
 
-def find_counting(answers: Sequence[Answer]) -> Counting:
+def find_counting(answers: Sequence[BenchAnswer]) -> Counting:
     """Return how the tokens were counted."""
     from_usage = [answer.usage_tokens is not None for answer in answers]
     if all(from_usage):

@@ -13,7 +13,7 @@ from ..measuring.clients import Round, run_arrivals, run_clients
 from ..measuring.measured_servers import Server
 from ..measuring.probe import HealthProbe
 from ..measuring.report import describe_machine, write_now
-from .answers import Answer, stream_answer
+from .answers import BenchAnswer, stream_answer
 from .arrivals import Arrival, draw_arrivals, read_trace
 from .figures import Report, ServerReport, report_level
 from .load import Dialect, Load, issue_bodies, learn_dialect
@@ -21,7 +21,7 @@ from .load import Dialect, Load, issue_bodies, learn_dialect
 HEALTH_INTERVAL_SECONDS = 0.05
 
 # (label of a server, level) -> the measurements of each round.
-Rounds = dict[tuple[str, float], list[Round[Answer]]]
+Rounds = dict[tuple[str, float], list[Round[BenchAnswer]]]
 
 
 class Watch:
@@ -63,7 +63,7 @@ async def run_round(
     bodies: Iterator[bytes],
     clients: int,
     watch: Watch = UNWATCHED,
-) -> Round[Answer]:
+) -> Round[BenchAnswer]:
     """Let `clients` send the bodies while /health is probed."""
     has_health = dialect.has_health
     probe = HealthProbe(server.url, HEALTH_INTERVAL_SECONDS, has_health=has_health)
@@ -73,7 +73,7 @@ async def run_round(
 
 async def _ask(
     endpoint: str, watch: Watch, connection: Connection, body: bytes
-) -> Answer:
+) -> BenchAnswer:
     answer = await stream_answer(endpoint, connection, body)
     watch.count_answer()
     return answer
@@ -193,7 +193,7 @@ async def run_open_round(
     load: Load,
     due: list[tuple[float, bytes]],
     watch: Watch,
-) -> Round[Answer]:
+) -> Round[BenchAnswer]:
     """Send requests when they fall due, while /health is probed."""
     has_health = dialect.has_health
     probe = HealthProbe(server.url, HEALTH_INTERVAL_SECONDS, has_health=has_health)
