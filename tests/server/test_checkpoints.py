@@ -285,7 +285,7 @@ async def test_requests_that_generate(
     assert sum(places.values()) > 20 * len(requests)
     assert set(places) >= {
         "ChunkedBody.take_chunks",
-        "Turns.hold",
+        "RenderTurns.hold",
         "TokenStream.__anext__",
     }
 
@@ -313,4 +313,4 @@ async def test_requests_that_pool(
     places = await cancel_everywhere(PoolingEngine(engine, renderer), POOLING)
     assert not device.kept
     # Whether a handler waits for its body depends on the order of tasks.
-    assert set(places) >= {"Turns.hold", "Results.wait"}
+    assert set(places) >= {"RenderTurns.hold", "Results.wait"}

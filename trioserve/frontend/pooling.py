@@ -232,7 +232,8 @@ class PoolingEngine(ServedModel[TensorEngine, PoolingRenderer]):
         Raises:
           DeadlineUnreachable
         """
-        self._check_time(limits, lambda: self.engine.forecast(num_tokens, client))
+        if limits.needs_forecast:
+            self._check_time(limits, self.engine.forecast(num_tokens, client))
 
     async def score(
         self,

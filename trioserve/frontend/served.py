@@ -5,7 +5,6 @@ Both estimate the tokens of a text before it is rendered, and refuse requests th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 import math
 from typing import Any, Generic, TypeVar
@@ -162,15 +161,13 @@ class ServedModel(Generic[EngineT, RendererT]):
         self.engine.check_room(1)
         self.renderer.room.check_room(1)
 
-    def _check_time(
-        self, limits: StreamLimits, predict: Callable[[], Forecast | None]
-    ) -> None:
+    def _check_time(self, limits: StreamLimits, forecast: Forecast | None) -> None:
         """Refuse a request that other requests would make late.
 
         Raises:
           DeadlineUnreachable
         """
-        if not limits.needs_forecast or (forecast := predict()) is None:
+        if forecast is None:
             return
         try:
             limits.check(forecast)

@@ -129,12 +129,13 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
         sampling = await self._formats.complete(
             sampling, prompts, text, tools, is_chat=splits_reasoning
         )
-        await self._check_arguments(sampling)
+        if sampling.logits_processors:
+            await self._check_arguments(sampling)
 
         # Other answers with a form of their own have no calls.
         is_joined = self._formats.can_join(tools, text)
         has_calls = text.structured is None or text.forced_tools or is_joined
-        table = self._make_table(tools, text) if has_calls else None
+        table = self._make_table(tools, text) if tools and has_calls else None
 
         def open_detokenizer(index: int) -> SequenceText:
             return self.renderer.open_detokenizer(
@@ -180,9 +181,11 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
         Raises:
           DeadlineUnreachable
         """
+        if not limits.needs_forecast:
+            return
         demand = _make_demand(num_tokens, num_prompts, sampling, client)
         try:
-            self._check_time(limits, lambda: self.engine.forecast(demand))
+            self._check_time(limits, self.engine.forecast(demand))
         except DeadlineUnreachable:
             self.engine.note_refused(demand)
             raise
@@ -191,9 +194,9 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
         self, tools: Sequence[Mapping[str, object]], text: TextParams
     ) -> ToolTable | None:
         """Return the tools whose calls are separated from the answer; None for none."""
-        if tools and self.renderer.tool_format is not None:
+        if self.renderer.tool_format is not None:
             return ToolTable(tools)
-        if tools and not text.parallel_tool_calls:
+        if not text.parallel_tool_calls:
             raise NotSupported(
                 "parallel_tool_calls",
                 "the number of calls is only limited with --tool-call-parser",

@@ -41,12 +41,18 @@ def check_request(
                 "prompt_logprobs", "a prompt of vectors has no tokens to report on"
             )
         _check_length(prompt, sampling, info.max_model_len)
-    _check_logprobs(prompts, sampling, info)
+    if sampling.logprob_token_ids:
+        ids = sampling.logprob_token_ids
+        _check_token_ids("logprob_token_ids", ids, info.vocab_size)
+    if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
+        _check_logprobs(prompts, sampling, info)
     _check_token_ids("stop_token_ids", sampling.stop_token_ids, info.vocab_size)
     _check_token_ids("allowed_token_ids", sampling.allowed_token_ids, info.vocab_size)
-    biased = tuple(token_id for token_id, _ in sampling.logit_bias)
-    _check_token_ids("logit_bias", biased, info.vocab_size)
-    _check_exclusions(sampling, info)
+    if sampling.logit_bias:
+        biased = [token_id for token_id, _ in sampling.logit_bias]
+        _check_token_ids("logit_bias", biased, info.vocab_size)
+    if sampling.bad_words or sampling.min_tokens:
+        _check_exclusions(sampling, info)
     if sampling.reasoning_budget is not None:
         for tag in (
             sampling.reasoning_budget.start_token_ids,
@@ -191,8 +197,6 @@ def _check_logprobs(
     prompts: Sequence[Prompt], sampling: SamplingParams, info: ModelInfo
 ) -> None:
     sampling.check_logprobs(info.max_logprobs)
-    ids = sampling.logprob_token_ids
-    _check_token_ids("logprob_token_ids", ids, info.vocab_size)
     num_prompt = sum(len(prompt.token_ids) for prompt in prompts)
     num_output = sum(
         (
