@@ -212,7 +212,7 @@ def make_prompt(number: int, length: int) -> tuple[int, ...]:
 
 def make_requests() -> list[Request]:
     """Make prompts of one step and of several, with all kinds of sampling."""
-    greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    greedy = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     # With this seed, no random number is so close to the border of two tokens that
     # rounding decides, which depends on the batch, and on the order of the sums of shards.
     seeded = replace(greedy, temperature=0.9, seed=22)

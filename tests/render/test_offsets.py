@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from examples import examples
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 import msgspec
 import pytest
 
@@ -46,6 +46,9 @@ def read(
     return text + detokenizer.finish().text, found
 
 
+# The bytes of half of a surrogate pair, by the numbers of SentencePiece.
+@example(ids=[240, 163, 131], skips=False, size=1)
+@example(ids=[240, 163, 300], skips=False, size=1)
 @given(ids=ids_lists, skips=st.booleans(), size=st.integers(1, 5))
 @settings(max_examples=examples(60))
 def test_a_token_has_the_offset_of_the_character_of_its_first_byte(

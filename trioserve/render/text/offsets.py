@@ -42,9 +42,12 @@ class _Reader:
         if not data:
             return 0, ""
         text = self._utf8.decode(data[:1])
-        has_part = self._utf8.getstate()[0] != b""
+        part = self._utf8.getstate()[0]
+        # Python waits for the third byte of half of a surrogate pair, but each of its bytes
+        # becomes a character.
+        num_parts = bool(part) + (b"\xed\xa0" <= part < b"\xee")
         # The first byte is in the last character so far, whole or not.
-        return len(text) + has_part - 1, text + self._utf8.decode(data[1:])
+        return len(text) + num_parts - 1, text + self._utf8.decode(data[1:])
 
 
 class TextOffsets:
