@@ -60,6 +60,7 @@ def make_prompt(*items: EmbeddedInput, num_tokens: int = 8) -> Prompt:
 @pytest.mark.parametrize(
     ("priority", "policy", "is_taken"),
     [
+        (0, "fcfs", True),
         (1, "fcfs", False),
         (-1, "fcfs", False),
         (0, "priority", True),

@@ -39,13 +39,10 @@ MAX_PRIORITY = 100
 def check_priority(priority: int, policy: SchedulingPolicy) -> None:
     """Refuse a priority that the policy does not allow.
 
-    Args:
-      priority: not 0, which is always allowed.
-
     Raises:
       InvalidParameter
     """
-    if policy != "priority":
+    if priority != 0 and policy != "priority":
         raise InvalidParameter(
             "priority", "is only taken with --scheduling-policy priority"
         )

@@ -43,10 +43,6 @@ class ClientHoldings:
         """Return the number of things of a client; None counts all clients'."""
         return self.total if client is None else self._held.get(client, 0)
 
-    def list_clients(self) -> list[str]:
-        """Return the clients that hold anything."""
-        return [*self._held]
-
     def change(self, client: str, number: int) -> None:
         """Let a client hold more, or less if `number` is negative."""
         self.total += number

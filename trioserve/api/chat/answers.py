@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from ...http.record.stream_meter import StreamMeter
 from ...http.record.usage import RequestMetrics, Usage
-from ...types.output import TextDelta, ToolCallDelta
+from ...types.output import FinishReason, TextDelta, ToolCallDelta
 from ..shared.chunks import StreamHeader
 from ..shared.logprobs import (
     ChatLogprobs,
@@ -192,19 +192,29 @@ def _build_choice(
             reasoning=(whole.reasoning or None) if shows_reasoning else UNSET,
             tool_calls=calls or UNSET,
         ),
-        logprobs=(
-            build_chat_logprobs(whole.logprobs, texts)
-            if body.logprobs and whole.logprobs
-            else None
-        ),
-        finish_reason=(
-            "tool_calls"
-            if calls and whole.finish_reason == "stop"
-            else whole.finish_reason
-        ),
+        logprobs=make_logprobs(body, whole, texts),
+        finish_reason=tell_finish_reason(whole.finish_reason, calls=bool(calls)),
         stop_reason=whole.stop_reason,
         token_ids=whole.token_ids if body.return_token_ids else UNSET,
     )
+
+
+def make_logprobs(
+    body: ChatRequest, delta: TextDelta, texts: TokenTexts
+) -> ChatLogprobs | None:
+    """Return the log probabilities of a delta, or of a whole answer, if they are asked for."""
+    if not body.logprobs or not delta.logprobs:
+        return None
+    return build_chat_logprobs(delta.logprobs, texts)
+
+
+def tell_finish_reason(reason: FinishReason | None, *, calls: bool) -> str | None:
+    """Return the reason in OpenAI's words.
+
+    Args:
+      calls: the sequence has called a tool.
+    """
+    return "tool_calls" if calls and reason == "stop" else reason
 
 
 def _build_call(call: ToolCallDelta) -> AnswerToolCall:

@@ -8,13 +8,15 @@ from ...http.record.stream_meter import StreamMeter
 from ...http.record.usage import Usage
 from ...types.output import TextDelta, ToolCallDelta
 from ..shared.chunks import ChunkEvents, ChunkFields, Chunks, StreamHeader, write_event
-from ..shared.logprobs import ChatLogprobs, TokenTexts, build_chat_logprobs
+from ..shared.logprobs import ChatLogprobs, TokenTexts
 from .answers import (
     ChatChunk,
     ChatChunkChoice,
     ChatDelta,
     FunctionChunk,
     ToolCallChunk,
+    make_logprobs,
+    tell_finish_reason,
 )
 from .request import ChatRequest
 
@@ -163,22 +165,19 @@ class ChatEvents(ChunkEvents[ChatRequest]):
 
     def _write_last(self, delta: TextDelta, chunks: ChatChunks, text: str) -> bytes:
         """Write the last event of a delta, which has all other fields."""
-        logprobs = None
-        if self.body.logprobs and delta.logprobs:
-            logprobs = build_chat_logprobs(delta.logprobs, self._texts)
+        logprobs = make_logprobs(self.body, delta, self._texts)
         token_ids = delta.token_ids if self.body.return_token_ids else None
         # All text may be held back, because it may be the beginning of a stop string.
         has_text = text or delta.tool_calls
         if not (has_text or delta.finish_reason or logprobs or token_ids):
             return b""
-        finish_reason: str | None = delta.finish_reason
-        if finish_reason == "stop" and delta.index in self._call_chunks:
-            finish_reason = "tool_calls"
         return chunks.text(
             text,
             logprobs=logprobs,
             token_ids=token_ids,
-            finish_reason=finish_reason,
+            finish_reason=tell_finish_reason(
+                delta.finish_reason, calls=delta.index in self._call_chunks
+            ),
             stop_reason=delta.stop_reason,
             usage=self.current_usage(),
         )

@@ -14,13 +14,13 @@ from typing import Any, Final, Generic, TypeVar, cast
 import msgspec
 
 from ...errors import InvalidParameter
-from .counting import FEW_BYTES, check_size
+from .counting import check_size
 from .errors import Neutral, Refused, explain
 from .field_names import FieldNames, find_inside
 from .fields import ModelRequest
 from .payloads import Payloads, Strings, take_out
 from .shapes import find_long_fields
-from .values import PIECE_BYTES, decode_pieces, find_decoder, make_shell
+from .values import decode_pieces, make_shell
 
 # Smaller bodies are decoded within a quarter of a millisecond.
 _LARGE_BYTES: Final = 2**20
@@ -117,8 +117,7 @@ class BodyDecoder(Generic[RequestT]):
         payloads = self._payloads if len(body) > _LARGE_BYTES else None
         if payloads is not None:
             body, strings = take_out(body, payloads.keys)
-        if len(body) > FEW_BYTES:
-            check_size(None, body)
+        check_size(None, body)
         self._names.check(body)
         try:
             parsed = self._decoder.decode(body)
@@ -175,9 +174,4 @@ class BodyDecoder(Generic[RequestT]):
 
 
 def _decode_as(kind: Any, name: str, raw: msgspec.Raw, max_tokens: int) -> object:
-    if len(memoryview(raw)) > PIECE_BYTES:
-        return decode_pieces(name, raw, kind)
-    try:
-        return find_decoder(kind).decode(raw)
-    except (ValueError, RecursionError) as error:
-        raise explain(error, kind, name) from None
+    return decode_pieces(name, raw, kind)

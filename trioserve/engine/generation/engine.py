@@ -144,8 +144,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
           QueueFull: other requests have too many sequences or tokens.
           EngineDied, EngineRestarting, ShuttingDown: no engine runs.
         """
-        if priority:
-            check_priority(priority, self._scheduling_policy)
+        check_priority(priority, self._scheduling_policy)
         check_request(prompts, sampling, self.info)
         lengths = [len(prompt.token_ids) for prompt in prompts]
         # Others may have come while a server prepared the prompts, whose lengths it guessed.

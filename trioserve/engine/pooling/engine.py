@@ -150,8 +150,7 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
             priority is refused; see check_priority.
           EngineDied, ShuttingDown: no engine runs.
         """
-        if priority:
-            check_priority(priority, self._scheduling_policy)
+        check_priority(priority, self._scheduling_policy)
         self.pooling.check(params, self.info.name)
         self.check_room(num_inputs, num_tokens, client, param=param)
         request = TensorRequest(
