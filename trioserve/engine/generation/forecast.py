@@ -90,7 +90,7 @@ class OfferedPrompts:
         self._taken = 0.0
         self._seconds = 0.0
         self.total = 0.0
-        # The time of a client's last refused request, and the work of all until then.
+        # The time of each client's last refused request, and the work of its refused ones.
         # The client that was refused last is the last one.
         self._refused: dict[str, tuple[float, float]] = {}
 

@@ -24,7 +24,7 @@ _ELSEWHERE = {
 
 
 def explain(commands: Sequence[Command], word: str, others: Sequence[str]) -> str:
-    """Return one sentence with the correct spelling.
+    """Return one sentence that names the right command.
 
     Args:
       others: the arguments behind the word.
