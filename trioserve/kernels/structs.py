@@ -53,11 +53,11 @@ class LayerSpec(Structure):
     """One layer; a null pointer is a part that the model does not have."""
 
     _fields_ = [
-        *((name, MatrixSpec) for name in ("qkv", "output", "gate", "up", "down")),
+        *((name, MatrixSpec) for name in ("inputs", "output", "gate", "up", "down")),
         ("mixture", c_void_p),
-        *((name, c_void_p) for name in ("input_norm", "qkv_bias", "query_norm")),
+        *((name, c_void_p) for name in ("input_norm", "inputs_bias", "query_norm")),
         *((name, c_void_p) for name in ("key_norm", "cos", "sin", "sinks")),
-        *((name, c_void_p) for name in ("output_bias", "attention_post_norm")),
+        *((name, c_void_p) for name in ("output_bias", "mixer_post_norm")),
         *((name, c_void_p) for name in ("mlp_norm", "mlp_post_norm", "cache")),
         ("scaling", c_float),
         ("softcap", c_float),

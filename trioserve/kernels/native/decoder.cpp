@@ -56,14 +56,14 @@ void Decoder<Format>::run_layer(Pool& pool, const LayerSpec& layer, const StepSp
            [&](int row, int first, int count, const float* values) {
              float* to = &qkv_[static_cast<std::ptrdiff_t>(row) * size + first];
              for (int i = 0; i < count; ++i) {
-               to[i] = values[i] + (layer.qkv_bias ? layer.qkv_bias[first + i] : 0.0f);
+               to[i] = values[i] + (layer.inputs_bias ? layer.inputs_bias[first + i] : 0.0f);
              }
            },
-           layer.qkv);
+           layer.inputs);
   place_tokens(pool, layer, step);
   attention_.run(pool, shape(layer), static_cast<const typename Format::Weight*>(layer.cache),
                  queries_.data(), attended_.data(), row_stride(attended_size()));
-  add_product(pool, step, attended_, layer.output, layer.output_bias, layer.attention_post_norm);
+  add_product(pool, step, attended_, layer.output, layer.output_bias, layer.mixer_post_norm);
   feed_forward(pool, layer, step);
 }
 

@@ -16,21 +16,21 @@ namespace trioserve {
 // One layer, as Python fills it in. Null pointers are parts that the model does not have.
 // Everything but matrices is float32. The gate has the format of `up`.
 struct LayerSpec {
-  MatrixSpec qkv;  // (num_heads + num_kv_heads) * key_dim + num_kv_heads * value_dim outputs
+  MatrixSpec inputs;  // (num_heads + num_kv_heads) * key_dim + num_kv_heads * value_dim outputs
   MatrixSpec output;
   MatrixSpec gate;
   MatrixSpec up;
   MatrixSpec down;
   const MixtureSpec* mixture;        // in place of gate, up and down
   const float* input_norm;           // (hidden_size,)
-  const float* qkv_bias;
+  const float* inputs_bias;
   const float* query_norm;           // (key_dim,)
   const float* key_norm;
   const float* cos;                  // (max positions, rotary_dim)
   const float* sin;
   const float* sinks;                // (num_heads,)
   const float* output_bias;
-  const float* attention_post_norm;  // before the residual is added
+  const float* mixer_post_norm;    // before the residual is added
   const float* mlp_norm;
   const float* mlp_post_norm;
   void* cache;

@@ -193,7 +193,7 @@ def _check_split(parts: DecoderParts, group: TensorGroup) -> None:
     """
     for layer in parts.layers:
         mlp: MlpParts | MixtureParts | None = layer.mlp
-        summed = [layer.output]
+        summed = [layer.mixer.output]
         if isinstance(mlp, MixtureParts):
             summed.append(mlp.experts)
             mlp = mlp.shared

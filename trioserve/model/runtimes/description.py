@@ -56,26 +56,37 @@ class MixtureParts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerParts:
-    """One layer. All but the products are float32.
+class AttentionParts:
+    """Attention over keys and values. All but the products are float32.
 
     Args:
-      attention: its call of attention.
-      qkv: the products of queries, keys and values, whose outputs follow each other.
-      mlp: its feed-forward network, or its experts.
+      call: its call of attention.
+      inputs: the products of queries, keys and values, whose outputs follow each other.
       cos, sin: (max_model_len, rotary_dim), of each position
-      post_attention_norm, post_mlp_norm: weights of norms before the residual is added.
     """
 
-    attention: LayerSpec
-    input_norm: Tensor
-    qkv: tuple[nn.Linear, ...]
+    call: LayerSpec
+    inputs: tuple[nn.Linear, ...]
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None
     cos: Tensor
     sin: Tensor
     output: nn.Linear
-    post_attention_norm: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerParts:
+    """One layer. All but the products are float32.
+
+    Args:
+      mixer: mixes the tokens of a sequence.
+      mlp: its feed-forward network, or its experts.
+      post_mixer_norm, post_mlp_norm: weights of norms before the residual is added.
+    """
+
+    input_norm: Tensor
+    mixer: AttentionParts
+    post_mixer_norm: Tensor | None = None
     mlp_norm: Tensor
     mlp: MlpParts | MixtureParts
     post_mlp_norm: Tensor | None = None
@@ -111,7 +122,7 @@ class DecoderParts:
     @property
     def dtype(self) -> torch.dtype:
         """The type of the products' weights."""
-        return self.layers[0].output.weight.dtype
+        return self.layers[0].mixer.output.weight.dtype
 
 
 def release(modules: Sequence[nn.Module], name: str = "weight") -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...runtimes.description import DecoderParts, LayerParts, MlpParts
+from ...runtimes.description import AttentionParts, DecoderParts, LayerParts, MlpParts
 from ...runtimes.native.decoder import NativeDecoder
 from ...runtimes.native.packer import Weights
 from ...self_check.steps import (
@@ -70,7 +70,7 @@ class _Modules:
         """
         for layer in self._parts.layers:
             hidden = hidden + self._attend(
-                layer, self._normalize(hidden, layer.input_norm)
+                layer.mixer, self._normalize(hidden, layer.input_norm)
             )
             hidden = hidden + self._feed(layer, self._normalize(hidden, layer.mlp_norm))
         hidden = hidden[COMPARED_TOKENS]
@@ -80,22 +80,22 @@ class _Modules:
             self._parts.head, self._normalize(hidden, self._parts.final_norm)
         )
 
-    def _attend(self, layer: LayerParts, hidden: Tensor) -> Tensor:
+    def _attend(self, mixer: AttentionParts, hidden: Tensor) -> Tensor:
         queries, keys, values = (
             self._multiply(product, hidden)
-            .unflatten(-1, (-1, layer.attention.key_dim))
+            .unflatten(-1, (-1, mixer.call.key_dim))
             .transpose(0, 1)[None]  # (1, num_heads, num_tokens, key_dim)
-            for product in layer.qkv
+            for product in mixer.inputs
         )
         attended = functional.scaled_dot_product_attention(
-            _rotate(layer, queries),
-            _rotate(layer, keys),
+            _rotate(mixer, queries),
+            _rotate(mixer, keys),
             values,
             is_causal=True,
-            scale=layer.attention.scaling,
+            scale=mixer.call.scaling,
             enable_gqa=True,
         )
-        return self._multiply(layer.output, attended[0].transpose(0, 1).flatten(1))
+        return self._multiply(mixer.output, attended[0].transpose(0, 1).flatten(1))
 
     def _feed(self, layer: LayerParts, hidden: Tensor) -> Tensor:
         assert isinstance(layer.mlp, MlpParts), "its layers are plain"
@@ -115,9 +115,9 @@ class _Modules:
         )
 
 
-def _rotate(layer: LayerParts, heads: Tensor) -> Tensor:
+def _rotate(mixer: AttentionParts, heads: Tensor) -> Tensor:
     """Turn the halves of each head by the angle of its token."""
     first, second = heads.chunk(2, dim=-1)
     turned = torch.cat((-second, first), dim=-1)
     num_tokens = heads.shape[2]
-    return heads * layer.cos[:num_tokens] + turned * layer.sin[:num_tokens]
+    return heads * mixer.cos[:num_tokens] + turned * mixer.sin[:num_tokens]

@@ -8,7 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from ...attention.probe import LayerSpec
-from ...runtimes.description import DecoderParts, LayerParts, MlpParts, make_empty
+from ...runtimes.description import (
+    AttentionParts,
+    DecoderParts,
+    LayerParts,
+    MlpParts,
+    make_empty,
+)
 from ...runtimes.native.packer import Weights
 from .description import Llama3Scaling, PlainConfig
 from .tensors import FINAL_NORM, PlainTensors, list_shapes, name_head, name_layer
@@ -60,16 +66,18 @@ class PartsBuilder:
         cos, sin = self._rotary
         read = self._tensors.read_vector
         return LayerParts(
-            attention=call,
             input_norm=read(f"{name}.input_layernorm"),
-            qkv=(
-                self._multiply(f"{name}.self_attn.q_proj"),
-                self._multiply(f"{name}.self_attn.k_proj"),
-                self._multiply(f"{name}.self_attn.v_proj"),
+            mixer=AttentionParts(
+                call=call,
+                inputs=(
+                    self._multiply(f"{name}.self_attn.q_proj"),
+                    self._multiply(f"{name}.self_attn.k_proj"),
+                    self._multiply(f"{name}.self_attn.v_proj"),
+                ),
+                cos=cos,
+                sin=sin,
+                output=self._multiply(f"{name}.self_attn.o_proj"),
             ),
-            cos=cos,
-            sin=sin,
-            output=self._multiply(f"{name}.self_attn.o_proj"),
             mlp_norm=read(f"{name}.post_attention_layernorm"),
             mlp=MlpParts(
                 gate_up=(

@@ -265,7 +265,7 @@ class _Layer:
             weights.mlp_norm,
             self._epsilon,
             added=added,
-            added_weight=weights.post_attention_norm,
+            added_weight=weights.post_mixer_norm,
         )
         assert middle is not None, "there is a norm"
         gates = weigh_gates(linear(middle, weights.gate_up), self._activation)

@@ -34,7 +34,7 @@ class LayerWeights:
     sin: Tensor
     output: Tensor
     output_bias: Tensor | None
-    post_attention_norm: Tensor | None
+    post_mixer_norm: Tensor | None
     mlp_norm: Tensor
     gate_up: Tensor
     down: Tensor
@@ -51,38 +51,39 @@ def take_weights(parts: DecoderParts) -> tuple[LayerWeights, ...]:
         has lost anything.
     """
     for layer in parts.layers:
+        mixer = layer.mixer
         if not isinstance(layer.mlp, MlpParts):
             raise NotRecognised("it has experts")
-        if max(layer.attention.key_dim, layer.attention.value_dim) > MAX_DIM:
+        if max(mixer.call.key_dim, mixer.call.value_dim) > MAX_DIM:
             raise NotRecognised(f"its heads have more than {MAX_DIM} numbers")
-        if (layer.query_norm is None) != (layer.key_norm is None):
+        if (mixer.query_norm is None) != (mixer.key_norm is None):
             raise NotRecognised("it normalises queries or keys alone")
     angles = _Angles()
     return tuple(_take_layer(layer, angles) for layer in parts.layers)
 
 
 def _take_layer(layer: LayerParts, angles: _Angles) -> LayerWeights:
-    mlp = layer.mlp
+    mixer, mlp = layer.mixer, layer.mlp
     assert isinstance(mlp, MlpParts), "take_weights has looked at all layers"
-    cos, sin = angles.share(layer.cos, layer.sin)
+    cos, sin = angles.share(mixer.cos, mixer.sin)
     taken = LayerWeights(
-        attention=layer.attention,
+        attention=mixer.call,
         input_norm=layer.input_norm,
-        qkv=_join([each.weight for each in layer.qkv]),
-        qkv_bias=_join_biases(layer.qkv),
-        query_norm=layer.query_norm,
-        key_norm=layer.key_norm,
+        qkv=_join([each.weight for each in mixer.inputs]),
+        qkv_bias=_join_biases(mixer.inputs),
+        query_norm=mixer.query_norm,
+        key_norm=mixer.key_norm,
         cos=cos,
         sin=sin,
-        output=layer.output.weight.detach(),
-        output_bias=_join_biases([layer.output]),
-        post_attention_norm=layer.post_attention_norm,
+        output=mixer.output.weight.detach(),
+        output_bias=_join_biases([mixer.output]),
+        post_mixer_norm=layer.post_mixer_norm,
         mlp_norm=layer.mlp_norm,
         gate_up=_join([each.weight for each in mlp.gate_up]),
         down=mlp.down.weight.detach(),
         post_mlp_norm=layer.post_mlp_norm,
     )
-    release([*layer.qkv, layer.output, *mlp.gate_up, mlp.down])
+    release([*mixer.inputs, mixer.output, *mlp.gate_up, mlp.down])
     return taken
 
 

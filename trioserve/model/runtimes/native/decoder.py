@@ -24,7 +24,14 @@ from ....kernels.structs import (
 from ...attention.kv_cache import make_zeros
 from ...shards.group import TensorGroup
 from ...step.slots import SlotTables
-from ..description import DecoderParts, LayerParts, MixtureParts, MlpParts, release
+from ..description import (
+    AttentionParts,
+    DecoderParts,
+    LayerParts,
+    MixtureParts,
+    MlpParts,
+    release,
+)
 from ..recognise.formulas import ACTIVATION_CODES
 from .layers import NativeLayers
 from .packer import NUMBERS, Packer, Weights, split
@@ -118,26 +125,33 @@ class NativeDecoder:
     # ---- the structures --------------------------------------------------------------
 
     def _make_layer(self, layer: LayerParts) -> LayerSpec:
-        attention, point = layer.attention, self._packer.point
+        point = self._packer.point
         return LayerSpec(
+            **self._make_attention(layer.mixer),
             **self._make_mlp(layer.mlp),
             input_norm=point(layer.input_norm),
-            qkv=self._pack(layer.qkv),
-            qkv_bias=point(_join_biases(layer.qkv)),
-            query_norm=point(layer.query_norm),
-            key_norm=point(layer.key_norm),
-            cos=point(layer.cos),
-            sin=point(layer.sin),
-            sinks=point(attention.sinks),
-            output=self._pack([layer.output]),
-            output_bias=point(layer.output.bias),
-            attention_post_norm=point(layer.post_attention_norm),
+            output=self._pack([layer.mixer.output]),
+            output_bias=point(layer.mixer.output.bias),
+            mixer_post_norm=point(layer.post_mixer_norm),
             mlp_norm=point(layer.mlp_norm),
             mlp_post_norm=point(layer.post_mlp_norm),
-            scaling=attention.scaling,
-            softcap=attention.softcap or 0.0,
-            window=attention.window or 0,
         )
+
+    def _make_attention(self, mixer: AttentionParts) -> dict[str, Any]:
+        """Return the fields of a layer for its attention."""
+        call, point = mixer.call, self._packer.point
+        return {
+            "inputs": self._pack(mixer.inputs),
+            "inputs_bias": point(_join_biases(mixer.inputs)),
+            "query_norm": point(mixer.query_norm),
+            "key_norm": point(mixer.key_norm),
+            "cos": point(mixer.cos),
+            "sin": point(mixer.sin),
+            "sinks": point(call.sinks),
+            "scaling": call.scaling,
+            "softcap": call.softcap or 0.0,
+            "window": call.window or 0,
+        }
 
     def _make_mlp(self, mlp: MlpParts | MixtureParts) -> dict[str, Any]:
         """Return the fields of a layer for its feed-forward network."""
@@ -171,7 +185,7 @@ class NativeDecoder:
         }
 
     def _make_spec(self, parts: DecoderParts) -> DecoderSpec:
-        first, head = parts.layers[0], parts.head
+        attention, head = parts.layers[0].mixer, parts.head
         return DecoderSpec(
             layers=ctypes.addressof(self._layers),
             final_norm=self._packer.point(parts.final_norm),
@@ -183,11 +197,11 @@ class NativeDecoder:
                 for layer in parts.layers
             ),
             vocab_size=0 if head is None else head.out_features,
-            num_heads=first.attention.num_heads,
-            num_kv_heads=first.attention.num_kv_heads,
-            key_dim=first.attention.key_dim,
-            value_dim=first.attention.value_dim,
-            rotary_dim=first.cos.shape[1],
+            num_heads=attention.call.num_heads,
+            num_kv_heads=attention.call.num_kv_heads,
+            key_dim=attention.call.key_dim,
+            value_dim=attention.call.value_dim,
+            rotary_dim=attention.cos.shape[1],
             activation=ACTIVATION_CODES[parts.activation],
             epsilon=parts.epsilon,
             logit_softcap=parts.logit_softcap or 0.0,
@@ -210,7 +224,7 @@ def _release_layer(layer: LayerParts) -> None:
         mlp = mlp.shared
     if mlp is not None:
         release([*mlp.gate_up, mlp.down])
-    release([*layer.qkv, layer.output])
+    release([*layer.mixer.inputs, layer.mixer.output])
 
 
 def _join_biases(products: Sequence[nn.Linear]) -> Tensor | None:

@@ -14,7 +14,13 @@ from torch import Tensor, nn
 
 from ...attention.probe import LayerSpec
 from ..choice import NotRecognised
-from ..description import DecoderParts, LayerParts, MixtureParts, MlpParts
+from ..description import (
+    AttentionParts,
+    DecoderParts,
+    LayerParts,
+    MixtureParts,
+    MlpParts,
+)
 from .experts import find_mixture, find_mlp, list_activated
 from .formulas import find_activation, find_epsilon, find_norm, find_optional_norm
 from .given import find_plane_rotary, watch_layers
@@ -87,21 +93,15 @@ def _find_softcap(model: PreTrainedModel) -> float | None:
 def _find_layer(
     layer: nn.Module, call: LayerSpec, rotary: tuple[Tensor, Tensor]
 ) -> LayerParts:
-    attention, mlp = get_part(layer, "self_attn"), get_part(layer, "mlp")
+    mlp = get_part(layer, "mlp")
     # Models with four norms normalize the output of attention, too, so that the name of
     # the second norm of others means something else.
     has_four = hasattr(layer, "pre_feedforward_layernorm")
     after_attention = find_norm(get_part(layer, "post_attention_layernorm"))
     return LayerParts(
-        attention=call,
         input_norm=find_norm(get_part(layer, "input_layernorm")),
-        qkv=find_products(attention, ("qkv_proj",), ("q_proj", "k_proj", "v_proj")),
-        query_norm=find_optional_norm(attention, "q_norm", call.key_dim),
-        key_norm=find_optional_norm(attention, "k_norm", call.key_dim),
-        cos=rotary[0],
-        sin=rotary[1],
-        output=check_linear(get_part(attention, "o_proj"), "o_proj"),
-        post_attention_norm=after_attention if has_four else None,
+        mixer=_find_attention(get_part(layer, "self_attn"), call, rotary),
+        post_mixer_norm=after_attention if has_four else None,
         mlp_norm=(
             find_norm(get_part(layer, "pre_feedforward_layernorm"))
             if has_four
@@ -116,27 +116,42 @@ def _find_layer(
     )
 
 
+def _find_attention(
+    attention: nn.Module, call: LayerSpec, rotary: tuple[Tensor, Tensor]
+) -> AttentionParts:
+    return AttentionParts(
+        call=call,
+        inputs=find_products(attention, ("qkv_proj",), ("q_proj", "k_proj", "v_proj")),
+        query_norm=find_optional_norm(attention, "q_norm", call.key_dim),
+        key_norm=find_optional_norm(attention, "k_norm", call.key_dim),
+        cos=rotary[0],
+        sin=rotary[1],
+        output=check_linear(get_part(attention, "o_proj"), "o_proj"),
+    )
+
+
 def _check_products(parts: DecoderParts, dtype: torch.dtype) -> None:
     """Refuse products of unexpected shapes, because the kernels trust their pointers."""
     size = parts.hidden_size
-    attention, rotary_dim = parts.layers[0].attention, parts.layers[0].cos.shape[1]
-    attended = attention.num_heads * attention.value_dim
-    qkv = (attention.num_heads + attention.num_kv_heads) * attention.key_dim
-    qkv += attention.num_kv_heads * attention.value_dim
+    first = parts.layers[0].mixer
+    call, rotary_dim = first.call, first.cos.shape[1]
+    attended = call.num_heads * call.value_dim
+    inputs = (call.num_heads + call.num_kv_heads) * call.key_dim
+    inputs += call.num_kv_heads * call.value_dim
     if parts.head is not None:
         check_shape([parts.head], size, parts.head.out_features, dtype, has_bias=False)
     for layer in parts.layers:
         if (
-            _list_sizes(layer.attention) != _list_sizes(attention)
-            or not layer.attention.is_causal
-            or layer.cos.shape[1] != rotary_dim
-            or rotary_dim > attention.key_dim
+            _list_sizes(layer.mixer.call) != _list_sizes(call)
+            or not layer.mixer.call.is_causal
+            or layer.mixer.cos.shape[1] != rotary_dim
+            or rotary_dim > call.key_dim
             or len(layer.input_norm) != size
             or len(layer.mlp_norm) != size
         ):
             raise NotRecognised("its layers differ")
-        check_shape(layer.qkv, size, qkv, dtype)
-        check_shape([layer.output], attended, size, dtype)
+        check_shape(layer.mixer.inputs, size, inputs, dtype)
+        check_shape([layer.mixer.output], attended, size, dtype)
         _check_mlp(layer.mlp, size, dtype)
 
 
