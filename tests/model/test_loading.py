@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from trioserve.config import ModelConfig
 from trioserve.errors import InvalidConfig, UnsupportedModel, WeightsBroken
 from trioserve.model.loading.load import load_model
+from trioserve.model.loading.outline import outline_model
 from trioserve.model.runtimes.loaded import LoadedModel
 from trioserve.testing.models import TINY_MODELS, TINY_VISION_MODELS, save_tiny_model
 
@@ -232,12 +233,15 @@ def test_rotary_embeddings_do_not_depend_on_neighbours(
     "model_type, fields, reason",
     [
         ("bert", {}, "tokens that follow"),
-        ("bloom", {}, "attention cannot be replaced"),
-        ("mamba", {}, "state|attention"),
+        ("falcon", {}, "its layers do not call transformers' attention interface"),
+        ("mamba", {}, r"its layers keep states \(Mamba-1\) besides keys and values"),
+        ("minimax", {}, r"keep states \(lightning attention\)"),
+        ("deepseek_v4", {}, r"a cache of their own \(DeepseekV4"),
         ("t5", {}, "not a decoder"),
         ("vit", {}, "not a decoder"),
-        ("qwen3_next", {"num_hidden_layers": 4}, "attention cannot be replaced"),
-        ("llama4_text", {"num_hidden_layers": 4}, "layers besides"),
+        ("llama4_text", {"num_hidden_layers": 4}, "chunked_attention"),
+        ("glm_moe_dsa", {"num_hidden_layers": 4}, "indexed_attention"),
+        ("qwen3_next", {}, r"keep states \(Gated DeltaNet\)"),
         ("paligemma", {}, "of models that see images, only idefics3, llava"),
         ("qwen3_vl", {}, "of models that see images, only"),
         (
@@ -255,21 +259,18 @@ def test_rotary_embeddings_do_not_depend_on_neighbours(
 def test_architectures_that_cannot_be_served(
     tmp_path: Path, model_type: str, fields: dict[str, object], reason: str
 ) -> None:
-    """The error is a sentence. If config.json shows the reason, no weights are read."""
+    """The error is a sentence, and no weights are there to read."""
     config = AutoConfig.for_model(model_type, **fields)
     config.save_pretrained(tmp_path)
-    if model_type == "bert":
-        tiny_fields = {"hidden_size": 16, "intermediate_size": 16, "vocab_size": 50}
-        save_bert(tmp_path, **tiny_fields)
     with pytest.raises(UnsupportedModel, match=reason):
-        load(tmp_path)
+        outline_model(tmp_path, ModelConfig(device="cpu"))
 
 
-def save_bert(folder: Path, **fields: int) -> None:
-    config = AutoConfig.for_model(
-        "bert", num_hidden_layers=1, num_attention_heads=2, **fields
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+def test_a_class_that_can_keep_states_runs_without_them(tmp_path: Path) -> None:
+    fields = {"layer_types": ["full_attention"], "num_hidden_layers": 1}
+    config = AutoConfig.for_model("granitemoehybrid", **fields, dtype="float32")
+    config.save_pretrained(tmp_path)
+    assert outline_model(tmp_path, ModelConfig(device="cpu")) is not None
 
 
 def test_unknown_model_type(folder: Path) -> None:

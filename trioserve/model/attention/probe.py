@@ -51,6 +51,8 @@ class UnfitLayer(Exception):
     """Raised when a layer needs an attention that no backend here computes."""
 
 
+NO_INTERFACE = "its layers do not call transformers' attention interface"
+
 # With one token, a dimension of tokens could not be told from one of a single head.
 _NUM_PROBE_TOKENS = 2
 
@@ -79,7 +81,7 @@ def probe_layers(
         else:
             run(tokens, positions)
     if not recorder.layers:
-        raise UnfitLayer("its layers do not call transformers' attention interface")
+        raise UnfitLayer(NO_INTERFACE)
     return tuple(recorder.layers)
 
 

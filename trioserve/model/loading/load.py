@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from ...config import ModelConfig
-from ...errors import UnsupportedModel
+from ...errors import UnsupportedModel, shorten_message
 from ...types.model_info import ModelInfo
 from ..attention.bridge import AttentionContext
 from ..attention.cache_memory import count_kv_bytes
@@ -64,6 +64,11 @@ def load_modules(
         check_windows(facts.config, layers)
     except UnfitLayer as error:
         raise UnsupportedModel(facts.architecture, str(error)) from None
+    except Exception as error:
+        # The model's own code runs here for the first time.
+        raise UnsupportedModel(
+            facts.architecture, f"its forward pass fails ({shorten_message(error)})"
+        ) from error
     return LoadedModel(
         model=model,
         info=describe_model(model, facts, name=name, layers=layers),

@@ -20,9 +20,14 @@ from ...config import ModelConfig
 from ...errors import UnsupportedModel
 from ..attention.bridge import AttentionContext
 from ..attention.cache_memory import count_kv_bytes
-from ..attention.probe import LayerSpec, UnfitLayer, probe_layers
+from ..attention.probe import NO_INTERFACE, LayerSpec, UnfitLayer, probe_layers
 from .dequantise.quantisation import plan_dequantisation
-from .files.architecture import check_causality, check_windows, find_class
+from .files.architecture import (
+    check_causality,
+    check_windows,
+    find_class,
+    has_attention_interface,
+)
 from .files.cache_outline import Outline
 from .files.facts import ModelFacts, read_facts
 
@@ -59,6 +64,8 @@ def outline_layers(facts: ModelFacts) -> tuple[LayerSpec, ...] | None:
     except UnfitLayer as error:
         raise UnsupportedModel(facts.architecture, str(error)) from None
     except Exception:
+        if not has_attention_interface(find_class(facts.config)):
+            raise UnsupportedModel(facts.architecture, NO_INTERFACE) from None
         # Some models read the numbers of tensors, which are missing here.
         logger.debug("the model cannot run without its weights", exc_info=True)
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from transformers import (
@@ -13,14 +14,16 @@ from transformers import (
 from ....errors import UnsupportedModel
 from ...attention.probe import LayerSpec, UnfitLayer
 from ...runtimes.vision import VISION_KINDS, find_vision_kind
+from .layer_caches import find_other_cache
 
-_PAGED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+_OTHER_ATTENTION = frozenset({"chunked_attention", "indexed_attention"})
 
 
 def check_architecture(config: PreTrainedConfig) -> str:
-    """Return the name of the class that will be built, if it is a decoder we can serve.
+    """Return the name of the class that will be built, if its configuration can be served.
 
-    The probe would refuse the same models, but only after gigabytes have been read.
+    Whether its layers call attention in a way that can be served, the probe finds out
+    (attention/probe.py), also before the weights are read.
 
     Raises:
       UnsupportedModel
@@ -28,29 +31,23 @@ def check_architecture(config: PreTrainedConfig) -> str:
     model_class = find_class(config)
     architecture: str = model_class.__name__
     text_config = config.get_text_config(decoder=True)
-    for is_wrong, reason in (
-        (
-            not model_class._supports_attention_backend,
-            "its attention cannot be replaced in transformers",
-        ),
-        (model_class._is_stateful, "it keeps a state besides keys and values"),
-        (
-            bool(getattr(text_config, "num_kv_shared_layers", 0)),
-            "its layers share keys and values",
-        ),
-        (
-            not set(getattr(text_config, "layer_types", None) or ())
-            <= _PAGED_LAYER_TYPES,
-            "it has layers besides full and sliding-window attention",
-        ),
-        (
-            find_vision_kind(config) is not None
-            and config.image_token_id >= text_config.vocab_size,
-            "the token that stands for images lies outside of its vocabulary",
-        ),
+    if other_cache := find_other_cache(config, model_class):
+        raise UnsupportedModel(architecture, other_cache)
+    layer_types = getattr(text_config, "layer_types", None) or ()
+    for layer_type in sorted(_OTHER_ATTENTION.intersection(layer_types)):
+        raise UnsupportedModel(
+            architecture, f"its layers of the type {layer_type} see keys by other rules"
+        )
+    if getattr(text_config, "num_kv_shared_layers", 0):
+        raise UnsupportedModel(architecture, "its layers share keys and values")
+    if (
+        find_vision_kind(config) is not None
+        and config.image_token_id >= text_config.vocab_size
     ):
-        if is_wrong:
-            raise UnsupportedModel(architecture, reason)
+        raise UnsupportedModel(
+            architecture,
+            "the token that stands for images lies outside of its vocabulary",
+        )
     return architecture
 
 
@@ -75,6 +72,11 @@ def find_class(config: PreTrainedConfig) -> Any:
         raise UnsupportedModel(declared, "it is not a decoder that generates text")
     model_class = mapping[type(config)]
     return model_class[0] if isinstance(model_class, tuple) else model_class
+
+
+def has_attention_interface(model_class: Any) -> bool:
+    """Return whether transformers' module of a class knows its attention interface."""
+    return "ALL_ATTENTION_FUNCTIONS" in vars(sys.modules[model_class.__module__])
 
 
 def check_causality(layers: tuple[LayerSpec, ...]) -> None:
