@@ -169,6 +169,21 @@ def test_examples_of_qwen3(
     assert split_cut(style, place, list(text)) == (reasoning, content)
 
 
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        ("<|channel>thought\nHm.\n<channel|>Yes.", "Hm.", "Yes."),
+        ("<|channel>thought\n<channel|>Yes.", "", "Yes."),
+        ("<|channel>thought\nHm.", "Hm.", ""),
+        ("<|channel>thou", "", "<|channel>thou"),
+        ("Yes.", "", "Yes."),
+    ],
+)
+def test_examples_of_gemma4(text: str, reasoning: str, content: str) -> None:
+    style = REASONING_STYLES["gemma4"]
+    assert split_cut(style, "before", list(text)) == (reasoning, content)
+
+
 def make_tags(name: str) -> ReasoningTags:
     return ReasoningTags(
         style=REASONING_STYLES[name],
@@ -196,6 +211,19 @@ def test_the_end_of_the_prompt_decides_where_the_answer_begins(
 ) -> None:
     assert make_tags("qwen3").find_place(prompt) == qwen3
     assert make_tags("deepseek_r1").find_place(prompt) == deepseek_r1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "place"),
+    [
+        ("<|turn>model\n", "before"),
+        # A template without thinking, and one that begins the thought itself.
+        ("<|turn>model\n<|channel>thought\n<channel|>", "after"),
+        ("<|turn>model\n<|channel>thought\n", "opened"),
+    ],
+)
+def test_the_end_of_gemma4s_prompt_decides_too(prompt: str, place: Place) -> None:
+    assert make_tags("gemma4").find_place(prompt) == place
 
 
 def load(folder: Path, name: str) -> Renderer:

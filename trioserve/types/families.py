@@ -30,6 +30,8 @@ _OPEN_THINK: Final = ReasoningStyle(start="<think>", end="</think>", assumes_sta
 REASONING_STYLES: Final[Mapping[str, ReasoningStyle]] = {
     "deepseek_r1": _OPEN_THINK,
     "deepseek_v3": _THINK,
+    # A line end follows the label `thought`, and is dropped as all space behind a tag.
+    "gemma4": ReasoningStyle(start="<|channel>thought", end="<channel|>"),
     "glm45": _THINK,
     "granite": ReasoningStyle(
         start="Here is my thought process:", end="Here is my response:"
@@ -37,6 +39,7 @@ REASONING_STYLES: Final[Mapping[str, ReasoningStyle]] = {
     "kimi": ReasoningStyle(start="◁think▷", end="◁/think▷"),
     "minimax_m2": _OPEN_THINK,
     "mistral": ReasoningStyle(start="[THINK]", end="[/THINK]"),
+    "nemotron_v3": _OPEN_THINK,
     "olmo3": _OPEN_THINK,
     "qwen3": _THINK,
     "seed_oss": ReasoningStyle(start="<seed:think>", end="</seed:think>"),
@@ -53,11 +56,16 @@ TOOL_FAMILIES: Final[Mapping[str, str]] = {
     "kimi_k2": "kimi_k2.KimiK2Scanner",
     "mistral": "mistral.MistralScanner",
     "phi4_mini": "phi4_mini.Phi4MiniScanner",
-    "granite": "granite.GraniteScanner",
+    "granite": "tagged_lists.GraniteScanner",
     "qwen3_coder": "qwen3_coder.Qwen3CoderScanner",
     "llama3_json": "llama3_json.Llama3JsonScanner",
     "llama4_pythonic": "llama4_pythonic.Llama4PythonicScanner",
     "hermes": "hermes.HermesScanner",
+    "minimax_m2": "invocations.MiniMaxM2Scanner",
+    "deepseek_v32": "invocations.DeepSeekV32Scanner",
+    "lfm2": "lfm2.Lfm2Scanner",
+    "nemotron_v2": "tagged_lists.NemotronV2Scanner",
+    "jamba": "tagged_lists.JambaScanner",
 }
 
 # The values of --reasoning-parser and --tool-call-parser.

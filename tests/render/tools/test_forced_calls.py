@@ -57,6 +57,8 @@ FORMS = [
     ("mistral", ""),
     ("mistral", "[ARGS]"),
     ("granite", ""),
+    ("nemotron_v2", ""),
+    ("jamba", ""),
     ("phi4_mini", ""),
     ("kimi_k2", ""),
     ("gpt_oss", ""),

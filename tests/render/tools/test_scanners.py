@@ -307,6 +307,52 @@ CASES = [
     Case(
         "glm4", f"<tool_call>weather{GLM_PAIRS}</tool_call>".replace("\n", ""), BOTH[:1]
     ),
+    # minimax_m2
+    Case(
+        "minimax_m2",
+        "I look.\n<minimax:tool_call>\n"
+        '<invoke name="weather">\n<parameter name="city">Wien</parameter>\n'
+        '<parameter name="days">3</parameter>\n</invoke>\n'
+        '<invoke name="stop">\n</invoke>\n</minimax:tool_call>\n',
+        BOTH,
+        "I look.",
+    ),
+    Case(
+        "minimax_m2",
+        '<minimax:tool_call><invoke name="weather"><parameter name="city">\n<b> "c" '
+        "</parameter></invoke></minimax:tool_call>",
+        [("weather", '{"city": "\\n<b> \\"c\\" "}')],
+    ),
+    # deepseek_v32
+    Case(
+        "deepseek_v32",
+        "I look.\n\n<｜DSML｜function_calls>\n"
+        '<｜DSML｜invoke name="weather">\n'
+        '<｜DSML｜parameter name="city" string="true">Wien</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n"
+        '<｜DSML｜invoke name="stop">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+        BOTH,
+        "I look.",
+    ),
+    # lfm2
+    Case(
+        "lfm2",
+        "<|tool_call_start|>[weather(city='Wien', days=3), stop()]<|tool_call_end|>So.",
+        BOTH,
+        "So.",
+    ),
+    Case("lfm2", f"<|tool_call_start|>[{CALL}, {STOP}]<|tool_call_end|>", BOTH),
+    # The tool is unknown, but the tag says that it is a call.
+    Case("lfm2", "<|tool_call_start|>[fly()]<|tool_call_end|>", [("fly", "{}")]),
+    # nemotron_v2, jamba
+    Case("nemotron_v2", f"<TOOLCALL>[{CALL}, {STOP}]</TOOLCALL>", BOTH),
+    Case(
+        "nemotron_v2",
+        f"<TOOLCALL>[{CALL.replace(CITY, json.dumps(CITY))}]</TOOLCALL>\n",
+        BOTH[:1],
+    ),
+    Case("jamba", f" <tool_calls>[\n    {CALL},\n    {STOP}\n]</tool_calls>", BOTH),
 ]
 
 # Texts that are not calls.
@@ -353,6 +399,16 @@ LOOKALIKES = [
     ("gemma4", "<|tool_call>call:stop()"),
     ("glm4", "<tool_call> hello world </tool_call>"),
     ("glm4", CALL),
+    ("minimax_m2", "<minimax:tool_call>\n</minimax:tool_call>"),
+    ("minimax_m2", "<minimax:tool_call><invoke name=weather>"),
+    ("minimax_m2", '<invoke name="stop">\n</invoke>'),
+    ("deepseek_v32", "<｜DSML｜function_calls>\n<invoke>"),
+    ("lfm2", "[stop()]"),
+    ("lfm2", "<|tool_call_start|>[]<|tool_call_end|>"),
+    ("lfm2", "<|tool_call_start|>stop()<|tool_call_end|>"),
+    ("nemotron_v2", f"<TOOLCALL>{CALL}</TOOLCALL>"),
+    ("nemotron_v2", "<TOOLCALL>[]</TOOLCALL>"),
+    ("jamba", "<tool_calls>none</tool_calls>"),
 ]
 
 IDS = [f"{case.family}-{number}" for number, case in enumerate(CASES)]
@@ -415,6 +471,9 @@ FRAGMENTS = sorted(
         *("functions.stop:0", "```json", "function", "<arg_key>city</arg_key>"),
         *('{"name": "stop"', ', "arguments": ', '{"city": "Wi', '"', "\\", "\\u12"),
         *("{", "}", "[", "]", ",", ":", " ", "\n", "1", "-", "1.5e3", "null", "tru"),
+        *('<invoke name="', '<parameter name="', '">', "</invoke>", "</parameter>"),
+        *('<｜DSML｜invoke name="', '<｜DSML｜parameter name="', '" string="', "false"),
+        *("</｜DSML｜parameter>", "</｜DSML｜invoke>", "<｜DSML｜function_calls>"),
         *(CALL, STOP, CITY, XML_CALL, GLM_PAIRS, ";", "你", "\x01", '{"a": [1, {}]}'),
     }
 )
@@ -571,6 +630,16 @@ def test_a_text_that_is_cut_off_keeps_what_may_be_an_answer() -> None:
     assert split("hermes", [broken], is_cut=True).text == broken
 
 
+# Calls with one parameter and its value.
+WEATHER = {
+    "qwen3_coder": "<tool_call><function=weather><parameter={}>{}</parameter>"
+    "</function></tool_call>",
+    "glm4": "<tool_call>weather<arg_key>{}</arg_key><arg_value>{}</arg_value></tool_call>",
+    "minimax_m2": '<minimax:tool_call><invoke name="weather"><parameter name="{}">{}'
+    "</parameter></invoke></minimax:tool_call>",
+}
+
+
 @pytest.mark.parametrize(
     ("parameter", "written", "value"),
     [
@@ -598,19 +667,41 @@ def test_a_text_that_is_cut_off_keeps_what_may_be_an_answer() -> None:
         ("unknown", "7", "7"),
     ],
 )
-@pytest.mark.parametrize("family", ["qwen3_coder", "glm4"])
+@pytest.mark.parametrize("family", WEATHER)
 def test_values_without_quotes_follow_the_schema(
     family: str, parameter: str, written: str, value: object
 ) -> None:
-    text = (
-        f"<tool_call><function=weather><parameter={parameter}>{written}</parameter>"
-        "</function></tool_call>"
-        if family == "qwen3_coder"
-        else f"<tool_call>weather<arg_key>{parameter}</arg_key>"
-        f"<arg_value>{written}</arg_value></tool_call>"
-    )
+    text = WEATHER[family].format(parameter, written)
     for pieces in ([text], list(text)):
         [(_, arguments)] = split(family, pieces).calls
+        assert json.loads(arguments) == {parameter: value}
+
+
+@pytest.mark.parametrize(
+    ("parameter", "is_text", "written", "value"),
+    [
+        ("city", "true", "5", "5"),
+        # The schema knows better.
+        ("city", "false", "5", "5"),
+        ("days", "true", "5", "5"),
+        ("days", "false", "5", 5),
+        ("days", "false", "five", "five"),
+        ("code", "false", "null", None),
+        ("code", "true", "null", "null"),
+        ("unknown", "false", '{"a": [1]}', {"a": [1]}),
+        ("unknown", "true", "null", "null"),
+    ],
+)
+def test_parameters_of_deepseek_v32_say_whether_they_are_texts(
+    parameter: str, is_text: str, written: str, value: object
+) -> None:
+    text = (
+        '<｜DSML｜function_calls><｜DSML｜invoke name="weather"><｜DSML｜parameter '
+        f'name="{parameter}" string="{is_text}">{written}</｜DSML｜parameter>'
+        "</｜DSML｜invoke></｜DSML｜function_calls>"
+    )
+    for pieces in ([text], list(text)):
+        [(_, arguments)] = split("deepseek_v32", pieces).calls
         assert json.loads(arguments) == {parameter: value}
 
 
@@ -691,6 +782,10 @@ HOSTILE = [
     ("gemma4", "{a:"),
     ("gemma4", "a:1,"),
     ("gemma4", '<|"|'),
+    ("minimax_m2", '<parameter name="a">'),
+    ("minimax_m2", "</parameter"),
+    ("deepseek_v32", "<｜DSML｜"),
+    ("lfm2", "[{"),
 ]
 BEGINNINGS = {
     "hermes": '<tool_call>{"name": "stop", "arguments": {"a": "',
@@ -698,6 +793,8 @@ BEGINNINGS = {
     "gemma4": "<|tool_call>call:stop{",
     "llama4_pythonic": "[stop(a='",
     "glm4": "<tool_call>weather<arg_key>tags</arg_key><arg_value>[",
+    "minimax_m2": '<minimax:tool_call><invoke name="weather"><parameter name="tags">[',
+    "lfm2": '<|tool_call_start|>[{"name": "',
 }
 
 
@@ -746,9 +843,41 @@ def list_template_parts() -> Iterator[tuple[str, str]]:
         ("hermes", '<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": ...'),
         ("qwen3_coder", "<tool_call>\n<function=a>\n<parameter=b> arguments"),
         ("glm4", "<tool_call>name<arg_key>a</arg_key><arg_value> arguments"),
+        # Nemotron 3
+        (
+            "qwen3_coder",
+            "reply in the following format\\n<tool_call>\\n<function=example_function_name>"
+            "\\n<parameter=example_parameter_1>\\nvalue_1\\n</parameter>\\n</function>",
+        ),
+        (
+            "minimax_m2",
+            "{%- set toolcall_begin_token = '<minimax:tool_call>' -%}<invoke name=\"a\">"
+            "{% set _args = tool_call.arguments %}",
+        ),
+        (
+            "deepseek_v32",
+            '{%- set dsml_token = "｜DSML｜" -%}<{{ dsml_token }}function_calls>\n'
+            '<{{ dsml_token }}invoke name="{{ name }}">{{ tool_call.arguments }}',
+        ),
+        # DeepSeek V3.2-Exp
+        ("deepseek_v3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>a<｜tool▁sep｜>{}"),
+        ("lfm2", '"<|im_start|>system\\nList of tools: <|tool_list_start|>["'),
+        ("hermes", 'List of tools: <tool_call>{"name": <name>, "arguments": <args>}'),
+        ("hermes", "<tool_calls> <tool_call> arguments"),
+        ("jamba", "'<tool_calls>[' + '{\"name\": ' + name + ', \"arguments\": '"),
         ("none", "{% for m in messages %}{{ m.content }}{% endfor %}"),
         ("none", "{% if tools %}{{ tools | tojson }}{% endif %}"),
     ],
 )
 def test_a_template_tells_its_family(family: str, template: str) -> None:
-    assert recognise_family(template) == family
+    assert recognise_family(template, lambda token: 0) == family
+
+
+def test_a_template_that_shows_no_calls_needs_a_tokenizer_with_their_tags() -> None:
+    template = "List of tools: {{ tools | tojson }}"
+    for tags, family in (
+        ([], "none"),
+        (["<|tool_call_start|>"], "none"),
+        (["<|tool_call_start|>", "<|tool_call_end|>"], "lfm2"),
+    ):
+        assert recognise_family(template, dict.fromkeys(tags, 7).get) == family

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -108,9 +108,10 @@ def load_tool_format(
     template = "\n".join(tokenizer.chat_templates.values())
     has_no_place = bool(template) and "tools" not in template
     if parser == "auto":
-        family = recognise_family(template)
-        if family == "none":
-            family = recognise_family(tokenizer.response_rules)
+        for text in (template, tokenizer.response_rules):
+            family = recognise_family(text, tokenizer.backend.token_to_id)
+            if family != "none":
+                break
         if family == "none" and has_no_place:
             family = _DESCRIBED
         if family != "none":
@@ -132,13 +133,17 @@ def load_tool_format(
     )
 
 
-def recognise_family(template: str) -> str:
+def recognise_family(template: str, find_token: Callable[[str], int | None]) -> str:
     """Return the family whose calls a chat template writes; `none` if it does not tell.
 
     Args:
       template: a chat template, or another text with all tags of the form.
+      find_token: returns the id of a token of the tokenizer; None if there is none.
     """
     for name in TOOL_FAMILIES:
-        if all(part in template for part in find_scanner(name).template_parts):
+        scanner = find_scanner(name)
+        if all(part in template for part in scanner.template_parts) and not any(
+            find_token(token) is None for token in scanner.template_tokens
+        ):
             return name
     return "none"

@@ -99,14 +99,6 @@ class JsonCallScanner(ToolScanner):
             yield from self.skip_space()
             tag = yield from self.expect(begin, end_all)
 
-    def accepts(self, name: str) -> bool:
-        """Return whether a call of this name is a call.
-
-        A model may write the name of a tool that the client did not send. It is a call
-        nevertheless, because the client can tell the model so.
-        """
-        return True
-
     def pass_call(self, name: str, header: str = "") -> Steps[None]:
         """Begin a call, and pass its arguments on, up to their end.
 

@@ -6,78 +6,17 @@ the beginning of the answer, and name the client's tools.
 
 from __future__ import annotations
 
-from string import hexdigits
-from typing import Final
-
-from .cursor import NotACall, Steps
-from .nested_values import NestedValueScanner
-from .typed_values import quote
-
-# Python's escapes in texts that JSON does not have, or that have another meaning there.
-_ESCAPES: Final = {
-    **{"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": ""},
-    **{"\\": "\\", "'": "'", '"': '"'},
-}
+from .pythonic_calls import PythonicCallScanner
 
 
-class Llama4PythonicScanner(NestedValueScanner):
-    """Reads [name(key="text", other=[1, True, {"a": None}]), ...]."""
+class Llama4PythonicScanner(PythonicCallScanner):
+    """Reads [name(key="text")], perhaps between two tags."""
 
     markers = ("<|python_start|>",)
-    tags = ("<|python_start|>", "<|python_end|>")
+    closing_tag = "<|python_end|>"
+    tags = (*markers, closing_tag)
     template_parts = ("[func_name1(params_name1=params_value1",)
     opening = "["
-    quotes = ("'", '"')
-    escape = "\\"
 
-    def read_calls(self, marker: str) -> Steps[None]:
-        yield from self.skip_space()
-        separator = yield from self.expect("[")
-        while separator != "]":
-            yield from self.skip_space()
-            yield from self._read_call()
-            yield from self.skip_space()
-            separator = yield from self.expect(",", "]")
-        yield from self.skip_space()
-        yield from self.accept("<|python_end|>")
-
-    def _read_call(self) -> Steps[None]:
-        name = yield from self.read_name()
-        yield from self.expect("(")
-        if name not in self.tools:
-            raise NotACall
-        self.begin_call(name)
-        yield from self.read_items(")")
-        self.end_call()
-
-    def read_key(self, closing: str) -> Steps[None]:
-        if closing == ")":
-            key = yield from self.read_name()
-            self.writer.write_arguments(quote(key))
-        else:
-            yield from self.read_quoted((yield from self.expect(*self.quotes)))
-        yield from self.skip_space()
-        yield from self.expect("=" if closing == ")" else ":")
-        yield from self.skip_space()
-        self.writer.write_arguments(": ")
-
-    def make_word(self, word: str) -> str:
-        scalar = super().make_word(word)
-        # A bare word is a variable, and not a text.
-        if scalar.startswith('"'):
-            raise NotACall
-        return scalar
-
-    def read_escape(self) -> Steps[None]:
-        write = self.writer.write_arguments
-        escape = yield from self.accept(*_ESCAPES, "u")
-        if escape == "u":
-            digits = ""
-            for _ in range(4):
-                digits += yield from self.expect(*hexdigits)
-            write(f"\\u{digits}")
-        elif escape:
-            write(quote(_ESCAPES[escape])[1:-1])
-        elif not self.is_short:
-            # Python leaves a backslash before any other character as it is.
-            write("\\\\")
+    def accepts(self, name: str) -> bool:
+        return name in self.tools

@@ -28,6 +28,7 @@ class ToolScanner(TextCursor, ABC):
       markers: texts that begin one or more calls.
       tags: all texts of the format that may be special tokens.
       template_parts: a chat template of the family contains all of these texts.
+      template_tokens: the family's tokenizers have all of these tokens.
       opening: a bracket that begins calls at the beginning of an answer, without a marker.
       splits_reasoning: the scanner finds the reasoning, too, also without tools.
     """
@@ -36,6 +37,7 @@ class ToolScanner(TextCursor, ABC):
     markers: ClassVar[tuple[str, ...]]
     tags: ClassVar[tuple[str, ...]]
     template_parts: ClassVar[tuple[str, ...]]
+    template_tokens: ClassVar[tuple[str, ...]] = ()
     opening: ClassVar[str] = ""
     splits_reasoning: ClassVar[bool] = False
 
@@ -118,6 +120,14 @@ class ToolScanner(TextCursor, ABC):
         if not self.calls_only:
             write("".join(self.held))
         self.held.clear()
+
+    def accepts(self, name: str) -> bool:
+        """Return whether a call of this name is a call.
+
+        A model may write the name of a tool that the client did not send. It is a call
+        nevertheless, because the client can tell the model so.
+        """
+        return True
 
     def make_id(self, header: str) -> str:
         """Return the id of the next call.

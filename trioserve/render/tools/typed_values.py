@@ -39,12 +39,19 @@ class TypedArguments:
         self._value: _TextValue | _JsonValue | None = None
         write("{")
 
-    def begin_value(self, parameter: str) -> None:
-        """Begin the value of a parameter."""
+    def begin_value(self, parameter: str, *, is_text: bool | None = None) -> None:
+        """Begin the value of a parameter.
+
+        Args:
+          is_text: what the model itself says; None if it says nothing. A value that is not
+            a text is one nevertheless if the schema allows texts alone.
+        """
         separator = "" if self._value is None else ", "
         self._write(f"{separator}{quote(parameter)}: ")
         types = self._tools.find_types(self._name, parameter)
-        if types <= {"string"}:
+        if is_text is False and types != {"string"}:
+            self._value = _JsonValue(self._write, types - {"string"})
+        elif is_text or types <= {"string"}:
             self._value = _TextValue(self._write)
         else:
             self._value = _JsonValue(self._write, types)
