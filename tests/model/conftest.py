@@ -281,6 +281,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
 
 # A layer for each of three stages.
 _NUM_LAYERS: dict[str, dict[str, Any]] = {
+    "gemma4_text": {
+        "num_hidden_layers": 3,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    },
     "gpt2": {"n_layer": 3},
     "gpt_oss": {
         "num_hidden_layers": 3,

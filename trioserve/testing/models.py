@@ -62,6 +62,20 @@ TINY_MODELS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 24,
         "tie_word_embeddings": False,
     },
+    # Full attention has wider heads, fewer of keys, and its keys are its values, too.
+    "gemma4_text": {
+        **_COMMON,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "sliding_window": 8,
+        "hidden_size_per_layer_input": 0,
+        "final_logit_softcapping": 30.0,
+        "tie_word_embeddings": False,
+    },
     "phi3": {**_COMMON, "sliding_window": 8, "tie_word_embeddings": False},
     "gpt2": {
         "vocab_size": 113,

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trioserve.model.attention.backend import PagedModel
+from trioserve.model.attention.bridge import AttentionCall
 from trioserve.model.attention.probe import LayerSpec
 from trioserve.model.attention.self_check import BackendPair, MakeBackend
+from trioserve.model.self_check.steps import make_tables
+from trioserve.model.step.layout import lay_out
+from trioserve.types.ids import BlockId
+from trioserve.types.plan import StepPlan, StepRow
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -103,6 +110,35 @@ def run_story(steps: Steps, limit: float) -> None:
     # Decodes alone: some, and one, whose keys have more splits.
     assert steps.step((3, 1), (1, 1), (0, 1)) < limit
     assert steps.step((3, 1)) < limit
+
+
+def check_sharing(make_backend: MakeBackend) -> None:
+    """A layer that shares reads the other's keys and values, and writes none there."""
+    layer = LAYERS["plain"]
+    model = replace(
+        make_model(), layers=(layer, replace(layer, shares=0)), num_blocks=2
+    )
+    tables = make_tables([[0] * 6], model.block_size, DEVICE)
+    backend = make_backend(model, tables)
+    for start, num_tokens, block in ((0, 3, 0), (3, 1, None), (4, 1, 1), (5, 1, None)):
+        row = StepRow(
+            slot=0,
+            start=start,
+            num_tokens=num_tokens,
+            new_block_ids=() if block is None else (BlockId(block),),
+            sample=True,
+        )
+        tables.append_blocks([row])
+        plan = StepPlan(step_id=0, starts=(), rows=(row,))
+        step = backend.begin(lay_out(plan, tables, backend.order, DEVICE))
+        query = torch.randn(num_tokens, layer.num_heads, layer.key_dim, device=DEVICE)
+        keys = torch.randn(num_tokens, layer.num_kv_heads, layer.key_dim, device=DEVICE)
+        # At the start of a sequence, keys may be read where the layer has them.
+        other = keys if start == 0 else torch.zeros_like(keys)
+        call = AttentionCall(scaling=layer.scaling)
+        expected = step.attend(nn.Module(), query, keys, keys + 1, call)
+        output = step.attend(nn.Module(), query, other, other + 1, call)
+        assert torch.equal(output, expected)
 
 
 LAYERS = {

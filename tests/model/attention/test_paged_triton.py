@@ -15,7 +15,15 @@ from trioserve.model.attention.paged_triton import TritonAttention
 from trioserve.model.attention.probe import LayerSpec
 
 from ..planning import Planner, make_prompt
-from .steps import DEVICE, LAYERS, Steps, make_layer, make_model, run_story
+from .steps import (
+    DEVICE,
+    LAYERS,
+    Steps,
+    check_sharing,
+    make_layer,
+    make_model,
+    run_story,
+)
 
 require_triton()
 
@@ -48,6 +56,10 @@ def test_all_combinations(
 ) -> None:
     steps = Steps(TritonAttention, layer, block_size=block_size, dtype=dtype)
     run_story(steps, LIMITS[dtype])
+
+
+def test_layers_that_share() -> None:
+    check_sharing(TritonAttention)
 
 
 def test_a_long_context() -> None:

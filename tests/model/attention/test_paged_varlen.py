@@ -16,7 +16,7 @@ from trioserve.model.attention.backend import PagedBackend, PagedModel
 from trioserve.model.attention.paged_varlen import VarlenAttention
 from trioserve.model.step.slots import SlotTables
 
-from .steps import LAYERS, Steps, make_layer, make_model, run_story
+from .steps import LAYERS, Steps, check_sharing, make_layer, make_model, run_story
 
 
 def attend_as_documented(
@@ -80,6 +80,11 @@ def make_backend(model: PagedModel, tables: SlotTables) -> PagedBackend:
 )
 def test_layers_equal_torchs_operators(name: str) -> None:
     run_story(Steps(make_backend, LAYERS[name]), 2e-5)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-in is for a CPU")
+def test_layers_that_share() -> None:
+    check_sharing(make_backend)
 
 
 def find_obstacle(**changes: Any) -> str | None:

@@ -42,6 +42,11 @@ CPU = ModelConfig(device="cpu", kernels="torch")
 UNEVEN = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
 REPLICATED = {"num_attention_heads": 4, "num_key_value_heads": 2}
 
+# Gemma 4's E2B, whose layers share keys and look up the tokens, and its 26B-A4B.
+SHARING = {"num_kv_shared_layers": 2, "attention_k_eq_v": False}
+SHARING |= {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 131}
+EXPERTS = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2}
+EXPERTS |= {"moe_intermediate_size": 24}
 
 CASES = [
     ("llama", 2, {}, "native"),
@@ -67,6 +72,9 @@ MORE_CASES = [
     ("gemma3_text", 2, {}, "torch"),
     ("mixtral", 2, {}, "native"),
     ("qwen2_moe", 2, {}, "torch"),
+    ("gemma4_text", 2, {}, "torch"),
+    ("gemma4_text", 2, SHARING, "torch"),
+    ("gemma4_text", 2, EXPERTS, "torch"),
     ("qwen3_moe", 3, UNEVEN, "torch"),
     ("qwen3_moe", 3, UNEVEN, "native"),
 ]

@@ -26,7 +26,9 @@ _CGROUP = Path("/sys/fs/cgroup")
 def count_kv_bytes(layers: tuple[LayerSpec, ...], dtype: torch.dtype) -> int:
     """Return the bytes that all layers keep for one token."""
     return dtype.itemsize * sum(
-        layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in layers
+        layer.num_kv_heads * (layer.key_dim + layer.value_dim)
+        for layer in layers
+        if layer.shares is None
     )
 
 

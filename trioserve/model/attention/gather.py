@@ -105,7 +105,8 @@ class _GatherStep:
         layer, cache = next(self._layers)
         # All keys and values are written before any are read, because rows of a step
         # may share a block: then one row reads the keys that another row writes.
-        cache.write(self._cache_slots, key, value)
+        if layer.shares is None:
+            cache.write(self._cache_slots, key, value)
         layout = self._layouts[layer.window]
         parts = [
             _attend_bucket(query[bucket.begin : bucket.end], cache, bucket, call)

@@ -52,27 +52,25 @@ class LayerCache:
 
 
 def allocate(model: PagedModel) -> tuple[LayerCache, ...]:
-    """Allocate each layer's cache, filled with zeros.
+    """Return each layer's cache, filled with zeros; layers that share one have the same.
 
     The unwritten part of a block is read too, and then masked. It must be finite, because
     NaN times a weight of 0 is NaN.
     """
-    return tuple(
-        LayerCache(
-            blocks=make_zeros(
-                (
-                    model.num_blocks,
-                    model.block_size,
-                    layer.num_kv_heads,
-                    layer.key_dim + layer.value_dim,
-                ),
-                model.dtype,
-                model.device,
-            ),
-            key_dim=layer.key_dim,
+    caches: list[LayerCache] = []
+    for layer in model.layers:
+        if layer.shares is not None:
+            caches.append(caches[layer.shares])
+            continue
+        shape = (
+            model.num_blocks,
+            model.block_size,
+            layer.num_kv_heads,
+            layer.key_dim + layer.value_dim,
         )
-        for layer in model.layers
-    )
+        blocks = make_zeros(shape, model.dtype, model.device)
+        caches.append(LayerCache(blocks=blocks, key_dim=layer.key_dim))
+    return tuple(caches)
 
 
 def make_zeros(

@@ -112,5 +112,6 @@ class _TritonStep:
         layer = next(self._layers)
         # All keys and values are written before any are read, because rows of a step may
         # share a block.
-        layer.write(key, value, self._tiles)
+        if layer.spec.shares is None:
+            layer.write(key, value, self._tiles)
         return layer.attend(query, self._tiles)

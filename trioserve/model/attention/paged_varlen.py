@@ -22,6 +22,7 @@ from ..step.slots import SlotTables
 from .backend import PagedModel
 from .bridge import AttentionCall
 from .kv_cache import LayerCache, allocate
+from .probe import LayerSpec
 
 # flash_api.cpp of FlashAttention 2: "Paged KV cache block size must be divisible by 256".
 _BLOCK_MULTIPLE = 256
@@ -47,6 +48,7 @@ class VarlenAttention:
     ) -> None:
         self._tables = tables
         self._attend = attend or _load_function()
+        self._layers = model.layers
         self.caches = allocate(model)
 
     @staticmethod
@@ -90,7 +92,7 @@ class VarlenAttention:
                 step.slot_ids, step.position_ids[0]
             ),
         )
-        return _VarlenStep(self.caches, layout, self._attend)
+        return _VarlenStep(self._layers, self.caches, layout, self._attend)
 
 
 def _load_function() -> Attend:
@@ -123,10 +125,14 @@ class _VarlenStep:
     """Attention of one step: each call reads and writes the next layer's cache."""
 
     def __init__(
-        self, caches: tuple[LayerCache, ...], layout: _Layout, attend: Attend
+        self,
+        layers: tuple[LayerSpec, ...],
+        caches: tuple[LayerCache, ...],
+        layout: _Layout,
+        attend: Attend,
     ) -> None:
         # Invariant: a model calls attention in the order that the probe saw.
-        self._caches = iter(caches)
+        self._layers = iter(zip(layers, caches, strict=True))
         self._layout = layout
         self._attend = attend
 
@@ -138,8 +144,9 @@ class _VarlenStep:
         value: Tensor,
         call: AttentionCall,
     ) -> Tensor:
-        cache, layout = next(self._caches), self._layout
-        cache.write(layout.cache_slots, key, value)
+        (layer, cache), layout = next(self._layers), self._layout
+        if layer.shares is None:
+            cache.write(layout.cache_slots, key, value)
         return self._attend(
             query,
             cache.blocks[..., : cache.key_dim],

@@ -28,6 +28,8 @@ class LayerSpec:
       is_causal: tokens see no later tokens.
       window: largest number of keys that a query sees; None is all.
       scaling, softcap, sinks: as in AttentionCall.
+      shares: the place, among the calls, of the one whose keys and values it reads; None if
+        it has its own. Only layers that have their own keep a cache.
     """
 
     module_name: str
@@ -40,6 +42,7 @@ class LayerSpec:
     scaling: float
     softcap: float | None = None
     sinks: Tensor | None = field(default=None, compare=False)
+    shares: int | None = None
 
     @property
     def needs_scores(self) -> bool:
@@ -91,6 +94,8 @@ class _Recorder:
     def __init__(self, model: nn.Module) -> None:
         self._names = {module: name for name, module in model.named_modules()}
         self.layers: list[LayerSpec] = []
+        # The tensors stay here, so that no later one can take their memory.
+        self._seen: list[tuple[Tensor, Tensor]] = []
 
     def attend(
         self,
@@ -102,6 +107,8 @@ class _Recorder:
     ) -> Tensor:
         name = self._names[module]
         _check_call(name, query, key, value, call)
+        shares = self._find_same(key, value)
+        self._seen.append((key, value))
         self.layers.append(
             LayerSpec(
                 module_name=name,
@@ -114,9 +121,27 @@ class _Recorder:
                 scaling=call.scaling,
                 softcap=call.softcap,
                 sinks=call.sinks,
+                shares=shares,
             )
         )
         return query.new_zeros((*query.shape[:2], value.shape[2]))
+
+    def _find_same(self, key: Tensor, value: Tensor) -> int | None:
+        """Return the first call that had the same keys and values, in the same memory."""
+        for i, (earlier_key, earlier_value) in enumerate(self._seen):
+            if _is_same(key, earlier_key) and _is_same(value, earlier_value):
+                return i
+        return None
+
+
+def _is_same(first: Tensor, second: Tensor) -> bool:
+    # Without memory, on the `meta` device, each tensor still has a storage of its own.
+    return (
+        first.untyped_storage()._cdata == second.untyped_storage()._cdata
+        and first.storage_offset() == second.storage_offset()
+        and first.shape == second.shape
+        and first.stride() == second.stride()
+    )
 
 
 def _check_call(

@@ -37,8 +37,10 @@ def find_disagreement(make_backend: MakeBackend, model: PagedModel) -> str | Non
     Args:
       model: each kind of its layers is tried.
     """
-    kinds = {replace(layer, module_name=""): layer for layer in model.layers}
-    for layer in kinds.values():
+    kinds = dict.fromkeys(
+        replace(layer, module_name="", shares=None) for layer in model.layers
+    )
+    for layer in kinds:
         try:
             problem = _compare(make_backend, replace(model, layers=(layer,)))
         except Exception as error:

@@ -21,7 +21,7 @@ from ..attention.cache_memory import count_kv_bytes
 from ..attention.probe import LayerSpec, UnfitLayer, probe_layers
 from ..runtimes.loaded import LoadedModel
 from .choose_runtime import load_on_kernels
-from .files.architecture import check_causality, check_windows
+from .files.architecture import check_causality, check_sharing, check_windows
 from .files.facts import ModelFacts, read_facts
 from .files.generation_config import find_eos
 from .rotary import freeze_rotary
@@ -62,6 +62,7 @@ def load_modules(
         layers = probe_layers(model, context)
         check_causality(layers)
         check_windows(facts.config, layers)
+        check_sharing(facts.config, layers)
     except UnfitLayer as error:
         raise UnsupportedModel(facts.architecture, str(error)) from None
     except Exception as error:

@@ -24,6 +24,7 @@ from ..attention.probe import NO_INTERFACE, LayerSpec, UnfitLayer, probe_layers
 from .dequantise.quantisation import plan_dequantisation
 from .files.architecture import (
     check_causality,
+    check_sharing,
     check_windows,
     find_class,
     has_attention_interface,
@@ -61,6 +62,7 @@ def outline_layers(facts: ModelFacts) -> tuple[LayerSpec, ...] | None:
         layers = probe_layers(model, AttentionContext(model))
         check_causality(layers)
         check_windows(facts.config, layers)
+        check_sharing(facts.config, layers)
     except UnfitLayer as error:
         raise UnsupportedModel(facts.architecture, str(error)) from None
     except Exception:

@@ -69,6 +69,7 @@ def outline_stage(
     facts = read_facts(folder, config)
     layers = outline_layers(facts)
     try:
+        _check_reach(facts, place)
         partition = _find_partition(find_skeleton(_build_whole(facts)), place)
     except UnfitLayer as error:
         raise _refuse(facts, error, place) from None
@@ -86,6 +87,7 @@ def _load(
     place: StagePlace,
     group: TensorGroup | None,
 ) -> LoadedStage:
+    _check_reach(facts, place)
     whole = _build_whole(facts)
     skeleton = find_skeleton(whole)
     partition = _find_partition(skeleton, place)
@@ -132,6 +134,23 @@ def _load(
     check_windows(facts.config, layers, slice(partition.begin, partition.end))
     info = describe_model(model, facts, name=name, layers=layers, whole=whole)
     return replace(loaded, layers=layers, info=info)
+
+
+def _check_reach(facts: ModelFacts, place: StagePlace) -> None:
+    """Refuse models whose later layers need more than the output of earlier ones.
+
+    Probing a stage finds the same, but only after its weights have been read.
+
+    Raises:
+      UnfitLayer
+    """
+    if place.num_stages == 1:
+        return
+    text_config = facts.config.get_text_config(decoder=True)
+    if getattr(text_config, "hidden_size_per_layer_input", 0):
+        raise UnfitLayer("every layer looks up the tokens again")
+    if getattr(text_config, "num_kv_shared_layers", 0):
+        raise UnfitLayer("its later layers read the keys and values of earlier ones")
 
 
 def _make_builder(

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..attention.probe import UnfitLayer
+from ..loading.load import takes_logits_to_keep
 from .placeholder_layers import PlaceholderLayer
 
 # As in probe.py: with one token, its dimension could not be told from others of size 1.
@@ -128,9 +129,11 @@ class _Trace:
         for index, layer in enumerate(layers):
             self._layers[index] = _Witness(layer, self, index)
         tokens = torch.zeros((1, _NUM_TOKENS), dtype=torch.int64, device="meta")
+        # As a step does: without it, Gemma 4 drops tokens in front of its last layers.
+        wanted = {"logits_to_keep": tokens[0]} if takes_logits_to_keep(model) else {}
         try:
             with torch.inference_mode():
-                model(input_ids=tokens, position_ids=tokens, use_cache=False)
+                model(input_ids=tokens, position_ids=tokens, use_cache=False, **wanted)
         except Exception:
             # The model needs its own layers, so it cannot be cut here.
             return False

@@ -38,8 +38,6 @@ def check_architecture(config: PreTrainedConfig) -> str:
         raise UnsupportedModel(
             architecture, f"its layers of the type {layer_type} see keys by other rules"
         )
-    if getattr(text_config, "num_kv_shared_layers", 0):
-        raise UnsupportedModel(architecture, "its layers share keys and values")
     if (
         find_vision_kind(config) is not None
         and config.image_token_id >= text_config.vocab_size
@@ -115,4 +113,20 @@ def check_windows(
         raise UnfitLayer(
             f"{layer_types.count('sliding_attention')} of its layers have a sliding "
             f"window, but {num_windows} pass it to attention"
+        )
+
+
+def check_sharing(config: PreTrainedConfig, layers: tuple[LayerSpec, ...]) -> None:
+    """Refuse models whose layers read each other's keys in a way that was not seen.
+
+    Raises:
+      UnfitLayer
+    """
+    text_config = config.get_text_config(decoder=True)
+    expected = getattr(text_config, "num_kv_shared_layers", None) or 0
+    found = sum(layer.shares is not None for layer in layers)
+    if expected and found != expected:
+        raise UnfitLayer(
+            f"{expected} of its layers read the keys and values of earlier ones, but "
+            f"{found} pass them to attention"
         )

@@ -51,6 +51,8 @@ def find_parts(
     Raises:
       NotRecognised
     """
+    if any(call.shares is not None for call in calls):
+        raise NotRecognised("some layers read the keys and values of others")
     # Without it, the modules of a model's image encoder would be looked at, too.
     body: Any = model.get_decoder()
     everywhere = list(get_part(body, "layers"))
