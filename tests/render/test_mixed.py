@@ -16,7 +16,13 @@ import trio
 
 from trioserve.config import MediaConfig, RenderConfig
 from trioserve.errors import InvalidParameter, NotSupported
-from trioserve.render import ChatOptions, Renderer, TokenizeOptions
+from trioserve.render import (
+    ChatOptions,
+    Renderer,
+    TokenizeOptions,
+    load_text_parts,
+    make_renderer,
+)
 from trioserve.testing.fake_device import make_info
 from trioserve.testing.processors import VOCAB_SIZE
 from trioserve.testing.renderers import load_renderer
@@ -198,6 +204,22 @@ async def test_a_model_that_sees_nothing_says_so(
         processor_folders["qwen2_vl"], RenderConfig(), info=make_info()
     )
     with pytest.raises(NotSupported, match="sees no images") as caught:
+        await renderer.render_chat(user(image_part(draw())))
+    assert caught.value.param == "messages[0].content[0].image_url"
+
+
+async def test_a_model_that_is_served_for_text_tells_the_reason(
+    processor_folders: dict[str, Path],
+) -> None:
+    parts = load_text_parts(
+        processor_folders["qwen2_vl"],
+        RenderConfig(),
+        media=MediaConfig(),
+        image_refusal="the server was started with --text-only",
+        chat_template=None,
+    )
+    renderer = make_renderer(parts, RenderConfig(), info=make_info())
+    with pytest.raises(NotSupported, match="started with --text-only") as caught:
         await renderer.render_chat(user(image_part(draw())))
     assert caught.value.param == "messages[0].content[0].image_url"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+import logging
 from typing import Any
 
 from ..config import EngineConfig
@@ -25,11 +26,14 @@ from ..render import (
     make_renderer,
 )
 from ..types.logits import LogitsProcessor
+from ..types.model_info import SEES_NO_IMAGES
 from .limits import count_sequences
 from .loaded import LoadedCore
 from .plugins import load_logits_processors
 from .shortage import telling_shortage
 from .source import ModelKind, Source, find_source, guess_source, read_template
+
+logger = logging.getLogger(__name__)
 
 Reopen = Callable[[], Awaitable[Any]]
 
@@ -127,13 +131,15 @@ def _prepare(config: EngineConfig, find: Callable[[], Source]) -> _Prepared:
 def _prepare_text(
     config: EngineConfig, source: Source, template: str | None
 ) -> _Prepared:
+    if source.image_refusal not in (None, SEES_NO_IMAGES):
+        logger.info("images: refused; %s", source.image_refusal)
     # First, because some tokenizers take seconds.
     processors = load_logits_processors(config.model.logits_processor)
     parts = load_text_parts(
         source.weights.folder,
         config.render,
         media=config.media,
-        takes_images=source.takes_images,
+        image_refusal=source.image_refusal,
         chat_template=template,
     )
     return _Prepared(source=source, parts=parts, processors=processors)

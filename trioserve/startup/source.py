@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 import json
 from pathlib import Path
 from typing import Literal
@@ -11,6 +11,7 @@ from typing import Literal
 from ..config import EngineConfig, list_changes
 from ..errors import InvalidConfig
 from ..types.architecture import guess_task, is_conditional
+from ..types.model_info import SEES_NO_IMAGES
 from ..types.pooling import Task
 from ..types.sentence import SentenceFolder
 from ..weights import Weights, read_sentence_folder, resolve_description
@@ -26,13 +27,13 @@ class Source:
     Args:
       weights: the folder; the weights in it may still have to be fetched.
       sentence: the contents of sentence-transformers' files, if there are any.
-      takes_images: False in a pipeline's engine, which leaves images to the stages.
+      image_refusal: the reason why it takes no images; None if it takes them.
     """
 
     weights: Weights
     task: Task
     sentence: SentenceFolder | None = None
-    takes_images: bool = False
+    image_refusal: str | None = SEES_NO_IMAGES
 
 
 def find_source(config: EngineConfig, model_kind: ModelKind) -> Source:
@@ -49,15 +50,14 @@ def find_source(config: EngineConfig, model_kind: ModelKind) -> Source:
         source = Source(weights=weights, task=task, sentence=sentence)
         return _check_source(source, config, model_kind)
     from ..model.encoder import find_task
-    from ..model.loading.files.facts import takes_images
+    from ..model.loading.files.facts import find_image_refusal
 
     task = find_task(weights.folder, sentence, config.pooling)
-    has_vision = task == "generate" and takes_images(weights.folder)
-    return _check_source(
-        Source(weights=weights, task=task, sentence=sentence, takes_images=has_vision),
-        config,
-        model_kind,
-    )
+    source = Source(weights=weights, task=task, sentence=sentence)
+    if task == "generate":
+        refusal = find_image_refusal(weights.folder, config.model)
+        source = replace(source, image_refusal=refusal)
+    return _check_source(source, config, model_kind)
 
 
 def guess_source(config: EngineConfig, model_kind: ModelKind) -> Source:
@@ -119,7 +119,7 @@ def _check_source(
     if source.task != "generate":
         check_one_process(config)
     _check_task(source.task, config.model.model, model_kind)
-    check_options(config, source.task, takes_images=source.takes_images)
+    check_options(config, source.task, takes_images=source.image_refusal is None)
     return source
 
 

@@ -16,7 +16,7 @@ from ..render import (
     make_pooling_renderer,
     make_renderer,
 )
-from ..types.model_info import ModelInfo
+from ..types.model_info import SEES_NO_IMAGES, ModelInfo
 from ..types.pooling import PoolingInfo
 from ..types.sentence import SentenceFolder
 
@@ -34,7 +34,7 @@ def load_renderer(
         folder,
         config,
         media=media,
-        takes_images=info.takes_images,
+        image_refusal=None if info.takes_images else SEES_NO_IMAGES,
         chat_template=chat_template,
     )
     return make_renderer(parts, config, info=info)

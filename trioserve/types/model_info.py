@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from .repetition import RepetitionDetection
 from .sampling import DEFAULT_MAX_LOGPROBS
 
+# The refusal of an image by a model of text.
+SEES_NO_IMAGES = "this model sees no images"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:

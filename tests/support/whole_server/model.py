@@ -15,6 +15,7 @@ from trioserve.render import (
     load_pooling_parts,
     load_text_parts,
 )
+from trioserve.types.model_info import SEES_NO_IMAGES
 from trioserve.types.plan import StepPlan
 
 from .device import Texts
@@ -38,7 +39,7 @@ class SimulatedModel:
             folder,
             RenderConfig(),
             media=MediaConfig(),
-            takes_images=False,
+            image_refusal=SEES_NO_IMAGES,
             chat_template=None,
         )
         self.pooling_parts: PoolingParts = load_pooling_parts(

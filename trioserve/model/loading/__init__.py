@@ -8,6 +8,7 @@ plain/              a folder or a GGUF file -> LoadedModel without transformers,
 outline             the size of a model's KV cache before its weights are read
 files/              the facts in the small files of a model
 choose_runtime      the runtime of the layers of a loaded model
+pruning             a model without some of its modules: the text part, or a stage
 weights             build a model and read its weights
 weights_memory      do the weights fit into memory?
 dequantise/         quantised weights, made plain numbers when they are read

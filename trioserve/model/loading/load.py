@@ -7,11 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    PreTrainedModel,
-)
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ...config import ModelConfig
 from ...errors import UnsupportedModel, shorten_message
@@ -24,6 +20,7 @@ from .choose_runtime import load_on_kernels
 from .files.architecture import check_causality, check_sharing, check_windows
 from .files.facts import ModelFacts, read_facts
 from .files.generation_config import find_eos
+from .pruning import choose_class
 from .rotary import freeze_rotary
 from .weights import read_weights
 
@@ -50,7 +47,7 @@ def load_modules(
 ) -> LoadedModel:
     """Load the modules of a model, and watch their attention."""
     model = read_weights(
-        AutoModelForCausalLM if facts.vision is None else AutoModelForImageTextToText,
+        AutoModelForCausalLM if facts.is_of_text else choose_class(facts),
         folder,
         config,
         device=facts.device,

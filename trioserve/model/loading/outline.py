@@ -26,11 +26,11 @@ from .files.architecture import (
     check_causality,
     check_sharing,
     check_windows,
-    find_class,
     has_attention_interface,
 )
 from .files.cache_outline import Outline
 from .files.facts import ModelFacts, read_facts
+from .pruning import choose_class
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def outline_layers(facts: ModelFacts) -> tuple[LayerSpec, ...] | None:
     except UnfitLayer as error:
         raise UnsupportedModel(facts.architecture, str(error)) from None
     except Exception:
-        if not has_attention_interface(find_class(facts.config)):
+        if facts.is_of_text and not has_attention_interface(choose_class(facts)):
             raise UnsupportedModel(facts.architecture, NO_INTERFACE) from None
         # Some models read the numbers of tensors, which are missing here.
         logger.debug("the model cannot run without its weights", exc_info=True)
@@ -99,7 +99,7 @@ def build_on_meta(
     Raises:
       Any error of its constructor, which may need numbers that are not there.
     """
-    model_class: Any = find_class(facts.config)
+    model_class: Any = choose_class(facts)
     # transformers would write the type into the configuration.
     config = copy.deepcopy(facts.config)
     with torch.device("meta"):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ...types.model_info import SEES_NO_IMAGES
 from ...types.prompt import EmbeddedInput
 from ..device.tensors import read_tensor
 from ..device.torch_threads import torch_threads
@@ -55,14 +56,55 @@ VISION_KINDS: dict[str, VisionKind] = {
 }
 
 
+# Further types whose texts are compared with transformers, but whose images are not served.
+TEXT_PARTS = frozenset(
+    {
+        *("aria", "aya_vision", "cohere2_vision", "exaone4_5", "gemma3", "gemma4"),
+        *("gemma4_unified", "glm46v", "glm4v", "glm4v_moe", "glm_ocr", "idefics2"),
+        *("hyperclovax_vision_v2", "internvl", "kimi_k25", "lighton_ocr", "llava_next"),
+        *("llava_next_video", "llava_onevision", "mistral3", "ovis2", "paddleocr_vl"),
+        *("qianfan_ocr", "qwen3_vl", "qwen3_vl_moe", "video_llama_3", "vipllava"),
+    }
+)
+
+
+def has_vision(config: PreTrainedConfig) -> bool:
+    """Return whether a model of a known type also reads images."""
+    model_type = type(config).model_type
+    return model_type in VISION_KINDS or model_type in TEXT_PARTS
+
+
 def find_vision_kind(config: PreTrainedConfig) -> VisionKind | None:
-    """Return the kind of a configuration's model; None if it is not a known kind."""
+    """Return the kind of a configuration's model; None if its images are not served."""
     # The attribute of the class, because files have other names for some of the types.
     kind = VISION_KINDS.get(type(config).model_type)
     if kind is None:
         return None
     types = (type(config.text_config).model_type, type(config.vision_config).model_type)
     return kind if types == (kind.text_type, kind.vision_type) else None
+
+
+def explain_refusal(config: PreTrainedConfig, *, text_only: bool) -> str | None:
+    """Return the reason why images are refused, for clients; None if they are taken.
+
+    Args:
+      text_only: the user wants the text part alone.
+    """
+    if not has_vision(config):
+        return SEES_NO_IMAGES
+    if text_only:
+        return "the server was started with --text-only, so it takes no images"
+    if find_vision_kind(config) is None:
+        return (
+            f"only the text part of {type(config).model_type} models is served, so this "
+            "server takes no images"
+        )
+    if config.image_token_id >= config.get_text_config(decoder=True).vocab_size:
+        return (
+            "this model takes no images, because the token that stands for them lies "
+            "outside of its vocabulary"
+        )
+    return None
 
 
 class ImageEncoder:

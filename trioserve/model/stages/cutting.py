@@ -1,8 +1,7 @@
 """Build one stage of a model: its layers, and the other modules that it needs.
 
-transformers reads only the weights of modules that a model has. So a stage is a model of
-the same class, whose other modules are removed before its weights are read. No weights of
-another stage are ever read or held.
+A stage is a model of the same class, whose other modules are removed before its weights are
+read. No weights of another stage are ever read or held.
 """
 
 from __future__ import annotations
@@ -11,8 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
+from ..loading.pruning import make_pruned_class
 from .partition import Partition
 from .placeholder_layers import Entrance, Exit, PlaceholderLayer
 from .skeleton import Skeleton, has_weights
@@ -30,23 +30,12 @@ def make_stage_class(
       cut_weights: leaves a part of each weight, if others have the rest.
     """
 
-    def build(self: Any, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
-        model_class.__init__(self, config, *args, **kwargs)
-        _cut(self, skeleton, partition)
+    def prune(model: Any) -> None:
+        _cut(model, skeleton, partition)
         if cut_weights is not None:
-            cut_weights(self)
+            cut_weights(model)
 
-    # The class keeps the name of the original: transformers needs it to rename weights,
-    # and to find the outputs that can be recorded.
-    return type(
-        model_class.__name__,
-        (model_class,),
-        {
-            "__init__": build,
-            "__module__": model_class.__module__,
-            "__qualname__": model_class.__qualname__,
-        },
-    )
+    return make_pruned_class(model_class, prune)
 
 
 def drop_unused(
@@ -75,12 +64,6 @@ def _cut(model: Any, skeleton: Skeleton, partition: Partition) -> None:
     if used & skeleton.tied:
         used |= skeleton.tied
     _keep_only(model, skeleton, used)
-    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    model.all_tied_weights_keys = {
-        target: source
-        for target, source in model.all_tied_weights_keys.items()
-        if {target, source} <= names
-    }
     # transformers would warn of all the weights that belong to other stages.
     model._keys_to_ignore_on_load_unexpected = {".*"}
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...config import MediaConfig, RenderConfig
 from ...errors import InvalidConfig, UnsupportedModel, WeightsBroken
-from ...types.model_info import ModelInfo
+from ...types.model_info import SEES_NO_IMAGES, ModelInfo
 from ..text.loading import (
     describe_tokenizer,
     load_tokenizer,
@@ -40,7 +40,8 @@ class TextParts:
     Args:
       reasoning: the tags of the model's reasoning; None if it is not separated.
       tool_format: the form of the model's tool calls; None if they stay text.
-      images: prepares images; None for a model that sees none.
+      images: prepares images; None for a model that takes none.
+      image_refusal: the reason why it takes none, for clients.
     """
 
     tokenizer: ModelTokenizer
@@ -48,6 +49,7 @@ class TextParts:
     reasoning: ReasoningTags | None
     tool_format: ToolFormat | None
     images: ImageRenderer | None
+    image_refusal: str
 
 
 def load_text_parts(
@@ -55,7 +57,7 @@ def load_text_parts(
     config: RenderConfig,
     *,
     media: MediaConfig,
-    takes_images: bool,
+    image_refusal: str | None,
     chat_template: str | None,
 ) -> TextParts:
     """Load a tokenizer and check that it can serve. Blocks for a second or more.
@@ -63,6 +65,7 @@ def load_text_parts(
     Args:
       folder: a model in Hugging Face layout; its weights may be missing. Nothing is
         read from elsewhere.
+      image_refusal: the reason why the model takes no images; None if it takes them.
       chat_template: a Jinja template that replaces the model's own.
 
     Raises:
@@ -72,9 +75,10 @@ def load_text_parts(
       InvalidConfig: `chat_template` is not a template, or the model has no tokens for
         the tags of its reasoning.
     """
-    if not takes_images:
+    if image_refusal is not None:
         tokenizer = load_tokenizer(folder)
-        return _load_parts(tokenizer, config, chat_template)
+        parts = _load_parts(tokenizer, config, chat_template)
+        return replace(parts, image_refusal=image_refusal)
     # Image processors take transformers' object.
     loaded = load_with_transformers(folder)
     tokenizer = describe_tokenizer(loaded, folder)
@@ -104,6 +108,7 @@ def _load_parts(
         reasoning=reasoning,
         tool_format=tool_format,
         images=None,
+        image_refusal=SEES_NO_IMAGES,
     )
 
 
@@ -129,6 +134,7 @@ def make_renderer(
             parts.tokenizer,
             trusts_requests=config.trust_request_chat_template,
             image_token=None if images is None else images.token.text,
+            image_refusal=parts.image_refusal,
             describes_tools=parts.tool_format is not None
             and parts.tool_format.describes_tools,
         ),

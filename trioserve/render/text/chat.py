@@ -251,7 +251,7 @@ class _Reader:
 
     def _read_image(self, fields: dict[str, object], param: str) -> dict[str, str]:
         if self._form.image_token is None:
-            raise NotSupported(param, "this model sees no images")
+            raise NotSupported(param, self._form.image_refusal)
         image = fields.get("image_url")
         url = image.get("url") if isinstance(image, Mapping) else image
         if not isinstance(url, (str, bytes, memoryview, Base64Image)):

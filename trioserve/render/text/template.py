@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ...errors import InvalidParameter
+from ...types.model_info import SEES_NO_IMAGES
 from .model_tokenizer import ModelTokenizer
 from .probing import PROBE_TOOL, TemplateProbe, find_roles
 from .rendering import TemplateCall
@@ -63,7 +64,8 @@ class ChatTemplate:
     Args:
       tokenizer: has the templates and the special tokens.
       trusts_requests: whether a request may bring a template of its own.
-      image_token: the model's image token; None for a model that sees no images.
+      image_token: the model's image token; None for a model that takes no images.
+      image_refusal: the reason why it takes none, for clients.
       describes_tools: whether tools are described in a text if the model's template has no
         place for them.
 
@@ -77,11 +79,13 @@ class ChatTemplate:
         *,
         trusts_requests: bool = False,
         image_token: str | None = None,
+        image_refusal: str = SEES_NO_IMAGES,
         describes_tools: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
         self._trusts_requests = trusts_requests
         self._image_token = image_token
+        self._image_refusal = image_refusal
         self._describes_tools = describes_tools
         # By the template's source, and by whether it gets tools.
         self._forms: dict[tuple[str, bool], TemplateForm] = {}
@@ -186,6 +190,7 @@ class ChatTemplate:
             takes_strings=own.takes_strings,
             takes_parts=own.takes_parts,
             image_token=self._image_token,
+            image_refusal=self._image_refusal,
             shows_tools="tools" in source,
             shows_calls_beside=frozenset({"text", "empty"}),
             roles=frozenset(find_roles(source)),
@@ -205,7 +210,8 @@ class ChatTemplate:
             ).render()
 
         probe = TemplateProbe(source, render, describes_tools=self._describes_tools)
-        return probe.find_form(image_token=self._image_token)
+        form = probe.find_form(image_token=self._image_token)
+        return replace(form, image_refusal=self._image_refusal)
 
 
 def _add_description(tool: Mapping[str, Any]) -> Mapping[str, object]:

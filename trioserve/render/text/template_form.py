@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
+from ...types.model_info import SEES_NO_IMAGES
+
 # Contents of a message that calls tools: some text, the empty text, or None.
 CallContent = Literal["text", "empty", "none"]
 # OpenAI's roles, which every template gets; `developer` is its newer name for what
@@ -29,7 +31,8 @@ class TemplateForm:
       takes_strings: it reads contents that are strings.
       takes_parts: it reads contents that are lists of parts.
       image_token: the text for an image, for templates that take strings alone; None
-        for a model that sees no images.
+        for a model that takes no images.
+      image_refusal: the reason why it takes none, for clients.
       shows_tools: it shows the tools that the model may call.
       shows_calls_beside: contents of a message beside which it shows the calls.
       shows_all_calls: it shows all calls of a message, not only the first one.
@@ -51,6 +54,7 @@ class TemplateForm:
     takes_strings: bool = True
     takes_parts: bool = False
     image_token: str | None = None
+    image_refusal: str = SEES_NO_IMAGES
     shows_tools: bool = True
     shows_calls_beside: frozenset[CallContent] = frozenset(CALL_CONTENTS)
     shows_all_calls: bool = True

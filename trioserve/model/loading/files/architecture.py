@@ -13,7 +13,7 @@ from transformers import (
 
 from ....errors import UnsupportedModel
 from ...attention.probe import LayerSpec, UnfitLayer
-from ...runtimes.vision import VISION_KINDS, find_vision_kind
+from ...runtimes.vision import has_vision
 from .layer_caches import find_other_cache
 
 _OTHER_ATTENTION = frozenset({"chunked_attention", "indexed_attention"})
@@ -38,14 +38,6 @@ def check_architecture(config: PreTrainedConfig) -> str:
         raise UnsupportedModel(
             architecture, f"its layers of the type {layer_type} see keys by other rules"
         )
-    if (
-        find_vision_kind(config) is not None
-        and config.image_token_id >= text_config.vocab_size
-    ):
-        raise UnsupportedModel(
-            architecture,
-            "the token that stands for images lies outside of its vocabulary",
-        )
     return architecture
 
 
@@ -53,18 +45,18 @@ def find_class(config: PreTrainedConfig) -> Any:
     """Return transformers' class for a model that generates text.
 
     Raises:
-      UnsupportedModel: there is none, or it reads images in a way that is not served.
+      UnsupportedModel: there is none, or it reads images and is not served.
     """
     declared = (config.architectures or [config.model_type])[0]
-    if find_vision_kind(config) is not None:
+    if has_vision(config):
         mapping = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     elif type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not config.is_encoder_decoder:
         mapping = MODEL_FOR_CAUSAL_LM_MAPPING
     elif type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         raise UnsupportedModel(
             declared,
-            f"of models that see images, only {', '.join(VISION_KINDS)} are served, "
-            "each with the text and image models that it was published with",
+            f"of models of the type {config.model_type}, neither the images nor the text "
+            "alone are served",
         )
     else:
         raise UnsupportedModel(declared, "it is not a decoder that generates text")

@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 from ....config import ModelConfig
 from ...attention.registered import IMPLEMENTATION
 from ...device.choose import resolve_device, set_threads
-from ...runtimes.vision import VisionKind, find_vision_kind
+from ...runtimes.vision import VisionKind, explain_refusal, find_vision_kind, has_vision
 from ..dequantise.quantisation import forget_quantisation
 from .architecture import check_architecture
 from .config_file import find_weight_formats, read_config
@@ -28,6 +28,7 @@ class ModelFacts:
       max_model_len: tokens of one sequence at most.
       default_sampling: names and values of the author's choice.
       vision: as in LoadedModel.
+      is_text_part: it is the text part of a model that also reads images.
     """
 
     config: PreTrainedConfig
@@ -36,6 +37,12 @@ class ModelFacts:
     max_model_len: int
     default_sampling: tuple[tuple[str, float], ...]
     vision: VisionKind | None
+    is_text_part: bool
+
+    @property
+    def is_of_text(self) -> bool:
+        """True if the model never read images."""
+        return self.vision is None and not self.is_text_part
 
     @property
     def attention(self) -> str | dict[str, str]:
@@ -60,16 +67,22 @@ def read_facts(folder: Path, config: ModelConfig) -> ModelFacts:
     model_config = read_config(folder)
     if find_weight_formats(folder, config) is not None:
         forget_quantisation(model_config, None)
+    refusal = explain_refusal(model_config, text_only=config.text_only)
     return ModelFacts(
         config=model_config,
         device=device,
         architecture=check_architecture(model_config),
         max_model_len=resolve_max_model_len(model_config, config.max_model_len),
         default_sampling=read_default_sampling(folder, config),
-        vision=find_vision_kind(model_config),
+        vision=find_vision_kind(model_config) if refusal is None else None,
+        is_text_part=has_vision(model_config) and refusal is not None,
     )
 
 
-def takes_images(folder: Path) -> bool:
-    """Return whether a model takes images, by its config.json."""
-    return find_vision_kind(read_config(folder)) is not None
+def find_image_refusal(folder: Path, config: ModelConfig) -> str | None:
+    """Return the reason why a model takes no images, by its config.json.
+
+    Returns:
+      None if it takes them
+    """
+    return explain_refusal(read_config(folder), text_only=config.text_only)
