@@ -239,7 +239,6 @@ def test_rotary_embeddings_do_not_depend_on_neighbours(
         ("deepseek_v4", {}, r"a cache of their own \(DeepseekV4"),
         ("t5", {}, "not a decoder"),
         ("vit", {}, "not a decoder"),
-        ("llama4_text", {"num_hidden_layers": 4}, "chunked_attention"),
         ("glm_moe_dsa", {"num_hidden_layers": 4}, "indexed_attention"),
         ("qwen3_next", {}, r"keep states \(Gated DeltaNet\)"),
         ("paligemma", {}, "neither the images nor the text alone"),

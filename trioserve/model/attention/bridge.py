@@ -42,6 +42,7 @@ class AttentionCall:
         None is all.
       softcap: scores become softcap * tanh(score / softcap).
       sinks: (num_heads,) one more score a head, which takes weight but has no value
+      mask: the model's own mask. Backends do not read it; the probe finds its rule.
       unknown: names of arguments that no backend here supports.
     """
 
@@ -50,6 +51,7 @@ class AttentionCall:
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+    mask: Tensor | None = field(default=None, compare=False)
     unknown: tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -139,7 +141,8 @@ def attend_in_context(
         window=sliding_window or None,
         softcap=softcap,
         sinks=s_aux,
-        unknown=_name_unknown(attention_mask, dropout, others),
+        mask=attention_mask,
+        unknown=_name_unknown(dropout, others),
     )
     context: AttentionContext = getattr(module, _CONTEXT)
     output = context.current.attend(
@@ -152,18 +155,12 @@ def attend_in_context(
     return output.unsqueeze(0), None  # (1, num_tokens, num_heads, value_dim)
 
 
-def _name_unknown(
-    attention_mask: Tensor | None,
-    dropout: float,
-    others: dict[str, object],
-) -> tuple[str, ...]:
+def _name_unknown(dropout: float, others: dict[str, object]) -> tuple[str, ...]:
     unknown = [
         name
         for name, value in others.items()
         if name not in _INERT_ARGUMENTS and value is not None and value is not False
     ]
-    if attention_mask is not None:
-        unknown.append("attention_mask")
     if dropout:
         unknown.append("dropout")
     return tuple(unknown)

@@ -10,7 +10,7 @@ softmax written out.
 Rows that compute one token are read in *buckets*: slices of rows of about the same
 length, whose blocks are gathered together and padded to the longest. Rows that
 compute more are *chunks*; each of them is attended to by itself. Layers with a sliding
-window read fewer blocks, so each window has buckets and chunks of its own.
+window read fewer blocks, so each reach has buckets and chunks of its own.
 
 Source: Kwon et al. 2023 (PagedAttention), section 4.
 """
@@ -33,7 +33,7 @@ from .backend import PagedModel
 from .bridge import AttentionCall
 from .cache_memory import count_kv_bytes
 from .kv_cache import LayerCache, allocate
-from .probe import LayerSpec
+from .probe import LayerSpec, Reach
 from .scores import attend_by_scores
 
 # Gathered keys and values should still lie in a core's cache when they are read: of 0.6
@@ -68,8 +68,8 @@ class GatherAttention:
     def begin(self, step: StepInputs) -> _GatherStep:
         cache_slots = self._tables.find_cache_slots(step.slot_ids, step.position_ids[0])
         layouts = {
-            window: _lay_out(step.rows, self._tables, window, self._rules)
-            for window in self._rules.windows
+            reach: _lay_out(step.rows, self._tables, reach, self._rules)
+            for reach in self._rules.reaches
         }
         return _GatherStep(self._layers, self.caches, cache_slots, layouts)
 
@@ -79,7 +79,7 @@ class _GatherStep:
 
     Args:
       cache_slots: (num_tokens,) int64, block * block_size + offset of each new token
-      layouts: window of a layer -> the layout of its reads.
+      layouts: reach of a layer -> the layout of its reads.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class _GatherStep:
         layers: tuple[LayerSpec, ...],
         caches: tuple[LayerCache, ...],
         cache_slots: Tensor,
-        layouts: dict[int | None, _Layout],
+        layouts: dict[Reach, _Layout],
     ) -> None:
         self._layers = iter(zip(layers, caches, strict=True))
         self._cache_slots = cache_slots
@@ -107,7 +107,7 @@ class _GatherStep:
         # may share a block: then one row reads the keys that another row writes.
         if layer.shares is None:
             cache.write(self._cache_slots, key, value)
-        layout = self._layouts[layer.window]
+        layout = self._layouts[layer.reach]
         parts = [
             _attend_bucket(query[bucket.begin : bucket.end], cache, bucket, call)
             for bucket in layout.buckets
@@ -161,7 +161,7 @@ class _Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
-    """The reads of all layers with the same window."""
+    """The reads of all layers with the same reach."""
 
     buckets: tuple[_Bucket, ...]
     chunks: tuple[_Chunk, ...]
@@ -173,14 +173,14 @@ class _Rules:
 
     Args:
       block_size: tokens in one KV block.
-      windows: the windows of the model's layers; None is full attention.
+      reaches: the keys that queries see, in all the model's layers.
       gather_limit: largest number of tokens to gather at once, padding included. One row
         alone may have more.
       explicit_masks: layers that change scores cannot use an operator's causal flag.
     """
 
     block_size: int
-    windows: tuple[int | None, ...]
+    reaches: tuple[Reach, ...]
     gather_limit: int
     explicit_masks: bool
     dtype: torch.dtype
@@ -193,7 +193,7 @@ def _make_rules(model: PagedModel) -> _Rules:
     token_bytes = max(count_kv_bytes((layer,), model.dtype) for layer in model.layers)
     return _Rules(
         block_size=model.block_size,
-        windows=tuple({layer.window for layer in model.layers}),
+        reaches=tuple({layer.reach for layer in model.layers}),
         gather_limit=gather_bytes // token_bytes,
         explicit_masks=any(layer.needs_scores for layer in model.layers),
         dtype=model.dtype,
@@ -206,24 +206,24 @@ def _reading_order(row: StepRow) -> tuple[bool, int]:
 
 
 def _lay_out(
-    rows: Sequence[StepRow], tables: SlotTables, window: int | None, rules: _Rules
+    rows: Sequence[StepRow], tables: SlotTables, reach: Reach, rules: _Rules
 ) -> _Layout:
     num_decodes = sum(row.num_tokens == 1 for row in rows)
     ends = list(accumulate(row.num_tokens for row in rows))
     return _Layout(
-        buckets=tuple(_lay_out_buckets(rows[:num_decodes], tables, window, rules)),
+        buckets=tuple(_lay_out_buckets(rows[:num_decodes], tables, reach, rules)),
         chunks=tuple(
-            _lay_out_chunk(row, end, tables, window, rules)
+            _lay_out_chunk(row, end, tables, reach, rules)
             for row, end in zip(rows[num_decodes:], ends[num_decodes:])
         ),
     )
 
 
 def _lay_out_buckets(
-    rows: Sequence[StepRow], tables: SlotTables, window: int | None, rules: _Rules
+    rows: Sequence[StepRow], tables: SlotTables, reach: Reach, rules: _Rules
 ) -> Iterator[_Bucket]:
     size = rules.block_size
-    first_blocks = [_first_key(row.start, window) // size for row in rows]
+    first_blocks = [reach.first_key(row.start) // size for row in rows]
     num_blocks = [
         row.start // size + 1 - first for row, first in zip(rows, first_blocks)
     ]
@@ -240,7 +240,7 @@ def _lay_out_buckets(
         # Columns behind a row's end read its last block again; those keys are masked.
         columns = (firsts + _count_up(0, width, rules)).minimum(starts // size)
         keys = firsts * size + _count_up(0, width * size, rules)
-        visible = _is_visible(starts, keys, window)  # (num_rows, width * size)
+        visible = reach.sees(starts, keys)  # (num_rows, width * size)
         yield _Bucket(
             begin=begin,
             end=end,
@@ -271,16 +271,14 @@ def _cut_buckets(num_blocks: list[int], limit: int) -> Iterator[tuple[int, int]]
 
 
 def _lay_out_chunk(
-    row: StepRow, end: int, tables: SlotTables, window: int | None, rules: _Rules
+    row: StepRow, end: int, tables: SlotTables, reach: Reach, rules: _Rules
 ) -> _Chunk:
     size = rules.block_size
     num_tokens = row.end
-    first_block = 0 if row.start == 0 else _first_key(row.start, window) // size
+    first_block = 0 if row.start == 0 else reach.first_key(row.start) // size
     first_key = first_block * size
     needs_mask = (
-        rules.explicit_masks
-        or row.start > 0
-        or (window is not None and window < num_tokens)
+        rules.explicit_masks or row.start > 0 or reach.first_key(num_tokens - 1) > 0
     )
     queries = _count_up(row.start, num_tokens, rules)[:, None]
     keys = _count_up(first_key, num_tokens, rules)
@@ -290,22 +288,8 @@ def _lay_out_chunk(
         end=end,
         block_ids=block_ids if row.start else None,
         num_keys=num_tokens - first_key,
-        mask=(
-            _to_mask(_is_visible(queries, keys, window), rules) if needs_mask else None
-        ),
+        mask=(_to_mask(reach.sees(queries, keys), rules) if needs_mask else None),
     )
-
-
-def _first_key(query: int, window: int | None) -> int:
-    return 0 if window is None else max(0, query - window + 1)
-
-
-def _is_visible(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
-    visible = keys <= queries
-    if window is not None:
-        # As in transformers' sliding_window_overlay, the query itself counts.
-        visible &= keys > queries - window
-    return visible
 
 
 def _to_mask(visible: Tensor, rules: _Rules) -> Tensor:

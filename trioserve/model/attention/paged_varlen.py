@@ -65,6 +65,8 @@ class VarlenAttention:
         for layer in model.layers:
             if layer.needs_scores:
                 return "the model changes its scores before the softmax"
+            if layer.chunk is not None:
+                return "the model's layers see chunks of the text"
             if layer.key_dim != layer.value_dim or layer.key_dim > _MAX_DIM:
                 return "the heads of the model do not fit"
         return None
@@ -157,7 +159,7 @@ class _VarlenStep:
             layout.max_keys,
             scale=call.scaling,
             # Keys to the left of a query's own, and to the right.
-            window_size=(-1 if call.window is None else call.window - 1, 0),
+            window_size=(-1 if layer.window is None else layer.window - 1, 0),
             enable_gqa=query.shape[1] != key.shape[1],
             seqused_k=layout.ends,
             block_table=layout.tables,

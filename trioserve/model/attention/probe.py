@@ -20,6 +20,36 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """The keys that a query sees.
+
+    Args:
+      is_causal, window, chunk: as in LayerSpec.
+    """
+
+    is_causal: bool = True
+    window: int | None = None
+    chunk: int | None = None
+
+    def first_key(self, query: int) -> int:
+        """Return the position of the first key that a causal query sees."""
+        first = 0 if self.window is None else max(0, query - self.window + 1)
+        return first if self.chunk is None else max(first, query - query % self.chunk)
+
+    def sees(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Return whether queries see keys, for positions of shapes that broadcast."""
+        if not self.is_causal:
+            return (keys >= 0) & (queries >= 0)
+        seen = keys <= queries
+        if self.window is not None:
+            # As in transformers' sliding_window_overlay, the query itself counts.
+            seen = seen & (keys > queries - self.window)
+        if self.chunk is not None:
+            seen = seen & (keys // self.chunk == queries // self.chunk)
+        return seen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
     """One call of attention in a forward pass.
 
@@ -27,6 +57,8 @@ class LayerSpec:
       module_name: the name of the calling module.
       is_causal: tokens see no later tokens.
       window: largest number of keys that a query sees; None is all.
+      chunk: a query sees keys of its own chunk of so many tokens, counted from the start of
+        the sequence; None is all.
       scaling, softcap, sinks: as in AttentionCall.
       shares: the place, among the calls, of the one whose keys and values it reads; None if
         it has its own. Only layers that have their own keep a cache.
@@ -43,6 +75,12 @@ class LayerSpec:
     softcap: float | None = None
     sinks: Tensor | None = field(default=None, compare=False)
     shares: int | None = None
+    chunk: int | None = None
+
+    @property
+    def reach(self) -> Reach:
+        """The keys that its queries see."""
+        return Reach(is_causal=self.is_causal, window=self.window, chunk=self.chunk)
 
     @property
     def needs_scores(self) -> bool:
@@ -64,6 +102,7 @@ def probe_layers(
     model: PreTrainedModel,
     context: AttentionContext,
     run: Callable[[Tensor, Tensor], object] | None = None,
+    find_reach: Callable[[Tensor, Reach], Reach | None] | None = None,
 ) -> tuple[LayerSpec, ...]:
     """Return the model's calls of attention, in their order.
 
@@ -71,11 +110,14 @@ def probe_layers(
       context: the model's.
       run: runs a forward pass in place of the model's own; it takes tokens and positions,
         (1, num_tokens) int64 both.
+      find_reach: returns the keys that queries see by the model's own mask; None if
+        another function has built the mask. Without it, all models that build masks are
+        refused.
 
     Raises:
       UnfitLayer: a layer's attention cannot be replaced; its message says why.
     """
-    recorder = _Recorder(model)
+    recorder = _Recorder(model, find_reach)
     tokens = torch.zeros((1, _NUM_PROBE_TOKENS), dtype=torch.int64, device=model.device)
     positions = torch.arange(_NUM_PROBE_TOKENS, device=model.device)[None]
     with torch.inference_mode(), context.use(recorder):
@@ -91,7 +133,12 @@ def probe_layers(
 class _Recorder:
     """A StepAttention that records calls and returns zeros."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        find_reach: Callable[[Tensor, Reach], Reach | None] | None,
+    ) -> None:
+        self._read_mask = find_reach
         self._names = {module: name for name, module in model.named_modules()}
         self.layers: list[LayerSpec] = []
         # The tensors stay here, so that no later one can take their memory.
@@ -107,6 +154,7 @@ class _Recorder:
     ) -> Tensor:
         name = self._names[module]
         _check_call(name, query, key, value, call)
+        reach = self._find_reach(name, call)
         shares = self._find_same(key, value)
         self._seen.append((key, value))
         self.layers.append(
@@ -116,8 +164,9 @@ class _Recorder:
                 num_kv_heads=key.shape[1],
                 key_dim=key.shape[2],
                 value_dim=value.shape[2],
-                is_causal=call.is_causal,
-                window=call.window,
+                is_causal=reach.is_causal,
+                window=reach.window,
+                chunk=reach.chunk,
                 scaling=call.scaling,
                 softcap=call.softcap,
                 sinks=call.sinks,
@@ -125,6 +174,16 @@ class _Recorder:
             )
         )
         return query.new_zeros((*query.shape[:2], value.shape[2]))
+
+    def _find_reach(self, name: str, call: AttentionCall) -> Reach:
+        """Return the keys that queries see: by the mask, as in transformers, if it has one."""
+        told = Reach(is_causal=call.is_causal, window=call.window)
+        if call.mask is None:
+            return told
+        reach = None if self._read_mask is None else self._read_mask(call.mask, told)
+        if reach is None:
+            raise UnfitLayer(f"{name} passes attention_mask to attention")
+        return reach
 
     def _find_same(self, key: Tensor, value: Tensor) -> int | None:
         """Return the first call that had the same keys and values, in the same memory."""

@@ -14,8 +14,10 @@ from ...errors import UnsupportedModel, shorten_message
 from ...types.model_info import ModelInfo
 from ..attention.bridge import AttentionContext
 from ..attention.cache_memory import count_kv_bytes
-from ..attention.probe import LayerSpec, UnfitLayer, probe_layers
+from ..attention.masks import probe_decoder
+from ..attention.probe import LayerSpec, UnfitLayer
 from ..runtimes.loaded import LoadedModel
+from .check_modules import check_modules
 from .choose_runtime import load_on_kernels
 from .files.architecture import check_causality, check_sharing, check_windows
 from .files.facts import ModelFacts, read_facts
@@ -54,12 +56,9 @@ def load_modules(
         attention=facts.attention,
     )
     make_ready(model, facts)
-    context = AttentionContext(model)
     try:
-        layers = probe_layers(model, context)
-        check_causality(layers)
-        check_windows(facts.config, layers)
-        check_sharing(facts.config, layers)
+        loaded = _watch(model, facts, config, name)
+        check_modules(loaded, facts.attention)
     except UnfitLayer as error:
         raise UnsupportedModel(facts.architecture, str(error)) from None
     except Exception as error:
@@ -67,6 +66,22 @@ def load_modules(
         raise UnsupportedModel(
             facts.architecture, f"its forward pass fails ({shorten_message(error)})"
         ) from error
+    return loaded
+
+
+def _watch(
+    model: PreTrainedModel, facts: ModelFacts, config: ModelConfig, name: str
+) -> LoadedModel:
+    """Find a model's calls of attention.
+
+    Raises:
+      UnfitLayer
+    """
+    context = AttentionContext(model)
+    layers = probe_decoder(model, context)
+    check_causality(layers)
+    check_windows(facts.config, layers)
+    check_sharing(facts.config, layers)
     return LoadedModel(
         model=model,
         info=describe_model(model, facts, name=name, layers=layers),

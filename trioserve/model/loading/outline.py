@@ -20,7 +20,8 @@ from ...config import ModelConfig
 from ...errors import UnsupportedModel
 from ..attention.bridge import AttentionContext
 from ..attention.cache_memory import count_kv_bytes
-from ..attention.probe import NO_INTERFACE, LayerSpec, UnfitLayer, probe_layers
+from ..attention.masks import probe_decoder
+from ..attention.probe import NO_INTERFACE, LayerSpec, UnfitLayer
 from .dequantise.quantisation import plan_dequantisation
 from .files.architecture import (
     check_causality,
@@ -59,7 +60,7 @@ def outline_layers(facts: ModelFacts) -> tuple[LayerSpec, ...] | None:
     try:
         # On this device, products of experts do not run in float32.
         model = build_on_meta(facts, torch.bfloat16)
-        layers = probe_layers(model, AttentionContext(model))
+        layers = probe_decoder(model, AttentionContext(model))
         check_causality(layers)
         check_windows(facts.config, layers)
         check_sharing(facts.config, layers)

@@ -18,7 +18,8 @@ from ...config import ModelConfig
 from ...kernels.library import NoKernels, open_library
 from ...types.gguf import GgufFile
 from ..attention.bridge import AttentionContext
-from ..attention.probe import UnfitLayer, probe_layers
+from ..attention.masks import probe_decoder
+from ..attention.probe import UnfitLayer
 from ..runtimes.choice import NotRecognised, log_kernels
 from ..runtimes.loaded import LoadedModel
 from ..runtimes.native.decoder import NativeDecoder
@@ -79,7 +80,7 @@ def _load(
     library = open_library()
     model = build_on_meta(facts, dtype)
     context = AttentionContext(model)
-    layers = probe_layers(model, context)
+    layers = probe_decoder(model, context)
     check_causality(layers)
     check_windows(facts.config, layers)
     sources = fill_model(model, file, dtype)

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from ...errors import shorten_message
 from ..attention.bridge import AttentionCall
-from ..attention.probe import LayerSpec, UnfitLayer, probe_layers
+from ..attention.masks import probe_decoder
+from ..attention.probe import LayerSpec, UnfitLayer
 from .stage import LoadedStage
 
 _NUM_TOKENS = 2
@@ -21,7 +22,7 @@ def probe_stage(stage: LoadedStage) -> tuple[LayerSpec, ...]:
         model.
     """
     try:
-        layers = probe_layers(
+        layers = probe_decoder(
             stage.model,
             stage.attention,
             lambda tokens, positions: _run(stage, tokens, positions),

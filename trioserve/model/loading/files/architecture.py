@@ -16,7 +16,7 @@ from ...attention.probe import LayerSpec, UnfitLayer
 from ...runtimes.vision import has_vision
 from .layer_caches import find_other_cache
 
-_OTHER_ATTENTION = frozenset({"chunked_attention", "indexed_attention"})
+_OTHER_ATTENTION = frozenset({"indexed_attention"})
 
 
 def check_architecture(config: PreTrainedConfig) -> str:

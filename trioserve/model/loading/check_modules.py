@@ -1,0 +1,118 @@
+"""Check that a model's modules compute on paged attention what they compute by themselves.
+
+A model may count positions by itself, look for a mask that is not built here, or change
+scores in an attention function of its own. Then it would run, and answer worse. So two short
+prompts, one of them in two parts, are compared with one pass of transformers alone. Windows
+are longer than these prompts; attention/masks.py reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...types.ids import BlockId
+from ...types.plan import StepPlan, StepRow
+from ..attention.backend import PagedModel
+from ..attention.gather import GatherAttention
+from ..attention.probe import UnfitLayer
+from ..runtimes.loaded import LoadedModel
+from ..self_check.compare import measure_distance
+from ..self_check.steps import make_tables
+from ..step.layout import lay_out
+
+logger = logging.getLogger(__name__)
+
+_NUM_TOKENS = 12
+# The second prompt is computed in two parts.
+_CUT = 7
+_BLOCK_SIZE = 8
+
+# Largest distance of logits, as a part of their size. A mistake gives 1 or so. In 16 bits,
+# rounding may choose other experts for a token.
+_TOLERANCE = {torch.float32: 1e-2}
+_TOLERANCE_OF_16_BITS = 0.4
+
+
+@torch.inference_mode()
+def check_modules(model: LoadedModel, attention: str | dict[str, str]) -> None:
+    """Compare a model's modules on paged attention with transformers' own attention.
+
+    Args:
+      attention: the attention implementation that the model has, and will have.
+
+    Raises:
+      UnfitLayer: they compute different logits.
+    """
+    chance = torch.Generator().manual_seed(2)
+    size = min(model.info.vocab_size, 1000)
+    tokens = torch.randint(3, size, (2, _NUM_TOKENS), generator=chance)
+    with _own_attention(model.model, attention):
+        output = model.model(input_ids=tokens.to(model.device), use_cache=False)
+    expected = output.logits[:, _CUT:]
+    actual = _run_paged(model, tokens)
+    distance = measure_distance(expected, actual)
+    logger.debug("paged attention differs by %.2g from transformers' own", distance)
+    # Not a number must not pass as a small distance.
+    if not distance <= _TOLERANCE.get(model.dtype, _TOLERANCE_OF_16_BITS):
+        raise UnfitLayer(
+            "beside other sequences, or in parts, it computes other numbers than alone"
+        )
+
+
+@contextmanager
+def _own_attention(model: Any, attention: str | dict[str, str]) -> Iterator[None]:
+    """Let a model run by transformers' attention inside the block."""
+    own = "eager"
+    model.set_attn_implementation(
+        own if isinstance(attention, str) else {**attention, "text_config": own}
+    )
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(attention)
+
+
+def _run_paged(model: LoadedModel, tokens: Tensor) -> Tensor:
+    """Return the logits behind _CUT of both prompts, (2, _NUM_TOKENS - _CUT, vocab_size)."""
+    tables = make_tables(tokens.tolist(), _BLOCK_SIZE, model.device)
+    num_blocks = -(-_NUM_TOKENS // _BLOCK_SIZE)
+    paged = PagedModel(
+        layers=model.layers,
+        num_blocks=2 * num_blocks,
+        block_size=_BLOCK_SIZE,
+        dtype=model.dtype,
+        device=model.device,
+    )
+    backend = GatherAttention(paged, tables)
+
+    def run(*rows: StepRow) -> Tensor:
+        tables.append_blocks(rows)
+        plan = StepPlan(step_id=0, starts=(), rows=rows)
+        inputs = lay_out(plan, tables, backend.order, model.device)
+        arguments = {
+            "input_ids": inputs.input_ids,
+            "position_ids": inputs.position_ids,
+        }
+        wanted = range(inputs.input_ids.shape[1])
+        with model.attention.use(backend.begin(inputs)):
+            return model.compute(arguments, wanted)
+
+    def make_row(slot: int, start: int, end: int) -> StepRow:
+        ids = [BlockId(slot * num_blocks + i) for i in range(num_blocks)]
+        return StepRow(
+            slot=slot,
+            start=start,
+            num_tokens=end - start,
+            new_block_ids=() if start else tuple(ids),
+            sample=False,
+        )
+
+    first = run(make_row(1, 0, _CUT), make_row(0, 0, _NUM_TOKENS))
+    second = run(make_row(1, _CUT, _NUM_TOKENS))
+    return torch.stack((first[2 * _CUT :], second))
