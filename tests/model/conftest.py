@@ -215,8 +215,8 @@ class Tiny:
 
 # The models whose layers run on the native kernels.
 NATIVE_MODELS = {
-    *("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3"),
-    *("mixtral", "qwen2_moe", "qwen3_moe", "idefics3", "llava", "smolvlm"),
+    *("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "gemma4_text"),
+    *("phi3", "mixtral", "qwen2_moe", "qwen3_moe", "idefics3", "llava", "smolvlm"),
     *("qwen2_vl", "qwen2_5_vl"),
 }
 

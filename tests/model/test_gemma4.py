@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -37,6 +37,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_BASE, "enable_moe_block": True, "num_experts": 8}
         | {"top_k_experts": 2, "moe_intermediate_size": 24},
     ),
+    "31B": ("gemma4_text", _BASE),
     "12B": ("gemma4_unified_text", {**_BASE, **_SHARING}),
     "3n": (
         "gemma3n_text",
@@ -47,6 +48,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"max_position_embeddings": 512},
     ),
 }
+
+NATIVE_KINDS = ["31B"]
 
 
 def save(kind: str, folder: Path, **changes: Any) -> Path:
@@ -63,13 +66,25 @@ def save(kind: str, folder: Path, **changes: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "kernels"),
+    [
+        *((kind, "torch") for kind in KINDS if kind != "31B"),
+        *((kind, "native") for kind in NATIVE_KINDS),
+    ],
+)
 def test_alone_in_batches_in_chunks_preempted_and_behind_a_known_prefix(
-    tmp_path: Path, kind: str
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    kind: str,
+    kernels: Literal["torch", "native"],
 ) -> None:
+    if kernels == "native":
+        request.getfixturevalue("needs_kernels")
     folder = save(kind, tmp_path)
     oracle = load_oracle(AutoModelForCausalLM, folder, "cpu")
-    model = Tiny(folder, load_model(folder, CPU, name="tiny"), oracle)
+    config = ModelConfig(device="cpu", kernels=kernels)
+    model = Tiny(folder, load_model(folder, config, name="tiny"), oracle)
     planner = Planner(model.loaded, num_blocks=400, max_model_len=400)
     alone = planner.begin(make_prompt(300))
     planner.run(alone, num_tokens=6)

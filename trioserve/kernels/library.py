@@ -19,6 +19,7 @@ from .structs import (
     DecoderSpec,
     EncoderSpec,
     ExchangeSpec,
+    LayerSpec,
     LogitsSpec,
     MatrixSpec,
     SourceSpec,
@@ -74,7 +75,7 @@ class Library:
         self.pack = declare(
             "pack", None, c_void_p, matrix, POINTER(SourceSpec), c_int32, c_void_p
         )
-        self.count_cache = declare("count_cache", c_int64, POINTER(DecoderSpec))
+        self.count_cache = declare("count_cache", c_int64, POINTER(LayerSpec), c_int32)
         self.open_decoder = declare(
             "open_decoder", c_void_p, c_int32, POINTER(DecoderSpec)
         )

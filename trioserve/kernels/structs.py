@@ -56,13 +56,14 @@ class LayerSpec(Structure):
         *((name, MatrixSpec) for name in ("inputs", "output", "gate", "up", "down")),
         ("mixture", c_void_p),
         *((name, c_void_p) for name in ("input_norm", "inputs_bias", "query_norm")),
-        *((name, c_void_p) for name in ("key_norm", "cos", "sin", "sinks")),
+        *((name, c_void_p) for name in ("key_norm", "value_norm")),
+        *((name, c_void_p) for name in ("cos", "sin", "sinks")),
         *((name, c_void_p) for name in ("output_bias", "mixer_post_norm")),
         *((name, c_void_p) for name in ("mlp_norm", "mlp_post_norm", "cache")),
-        ("scaling", c_float),
-        ("softcap", c_float),
-        ("window", c_int32),
-        ("unused", c_int32),
+        *((name, c_float) for name in ("scaling", "softcap", "output_scale")),
+        *((name, c_int32) for name in ("window", "num_heads", "num_kv_heads")),
+        *((name, c_int32) for name in ("key_dim", "value_dim", "rotary_dim")),
+        ("keys_are_values", c_int32),
     ]
 
 
@@ -75,12 +76,9 @@ class DecoderSpec(Structure):
         ("final_norm", c_void_p),
         *((name, c_int32) for name in ("num_layers", "hidden_size")),
         *((name, c_int32) for name in ("intermediate_size", "vocab_size")),
-        *((name, c_int32) for name in ("num_heads", "num_kv_heads", "key_dim")),
-        *((name, c_int32) for name in ("value_dim", "rotary_dim", "block_size")),
-        ("activation", c_int32),
+        *((name, c_int32) for name in ("block_size", "activation")),
         ("epsilon", c_float),
         ("logit_softcap", c_float),
-        ("unused", c_int32),
         ("sum", c_void_p),
     ]
 

@@ -53,13 +53,8 @@ void trioserve_pack(Pool* pool, const MatrixSpec* spec, const SourceSpec* source
 }
 
 // Numbers of one block of a layer's KV cache.
-std::int64_t trioserve_count_cache(const DecoderSpec* spec) {
-  AttentionShape shape{};
-  shape.num_kv_heads = spec->num_kv_heads;
-  shape.key_dim = spec->key_dim;
-  shape.value_dim = spec->value_dim;
-  shape.block_size = spec->block_size;
-  return shape.block_numbers();
+std::int64_t trioserve_count_cache(const LayerSpec* layer, std::int32_t block_size) {
+  return shape_of(*layer, block_size).block_numbers();
 }
 
 // format: of the cache, kFloat32 or kBfloat16

@@ -21,6 +21,22 @@ void rotate(float* head, const float* cos, const float* sin, int size) {
 }  // namespace
 
 template <class Format>
+Decoder<Format>::Decoder(const DecoderSpec& spec) : spec_(spec) {
+  for (int i = 0; i < spec.num_layers; ++i) {
+    const LayerSpec& layer = spec.layers[i];
+    mixer_inputs_ = std::max(mixer_inputs_, layer.inputs.num_outputs);
+    mixer_outputs_ = std::max(mixer_outputs_, layer.output.num_inputs);
+    query_size_ = std::max(query_size_, layer.num_heads * layer.key_dim);
+    const AttentionShape own = shape(layer);
+    auto known = std::find_if(attentions_.begin(), attentions_.end(), [&](const auto& other) {
+      return own.has_sizes_of(other.shape);
+    });
+    attention_of_layer_.push_back(static_cast<int>(known - attentions_.begin()));
+    if (known == attentions_.end()) attentions_.push_back({own, {}});
+  }
+}
+
+template <class Format>
 void Decoder<Format>::run(Pool& pool, const StepSpec& step) {
   Pool::Step awake(pool);
   prepare(step, pool.num_threads());
@@ -38,12 +54,12 @@ void Decoder<Format>::prepare(const StepSpec& step, int num_threads) {
                      step.blocks + static_cast<std::ptrdiff_t>(row[3]) * step.max_blocks});
     row_of_token_.insert(row_of_token_.end(), static_cast<std::size_t>(row[1]), i);
   }
-  attention_.plan(shape(spec_.layers[0]), rows_, num_threads);
+  for (PlannedAttention& each : attentions_) each.attention.plan(each.shape, rows_, num_threads);
   std::ptrdiff_t tokens = std::max(step.num_tokens, step.num_wanted);
   fit(normed_, tokens * row_stride(spec_.hidden_size));
-  fit(qkv_, tokens * qkv_size());
-  fit(queries_, tokens * spec_.num_heads * spec_.key_dim);
-  fit(attended_, tokens * row_stride(attended_size()));
+  fit(inputs_, tokens * mixer_inputs_);
+  fit(queries_, tokens * query_size_);
+  fit(mixed_, tokens * row_stride(mixer_outputs_));
   fit(activated_, tokens * row_stride(spec_.intermediate_size));
   fit(added_, tokens * spec_.hidden_size);
 }
@@ -51,19 +67,20 @@ void Decoder<Format>::prepare(const StepSpec& step, int num_threads) {
 template <class Format>
 void Decoder<Format>::run_layer(Pool& pool, const LayerSpec& layer, const StepSpec& step) {
   normalize_rows(pool, step, layer.input_norm);
-  const int size = qkv_size();
+  const std::ptrdiff_t size = layer.inputs.num_outputs;
   multiply(pool, operands_, {normed_.data(), row_stride(spec_.hidden_size), step.num_tokens},
            [&](int row, int first, int count, const float* values) {
-             float* to = &qkv_[static_cast<std::ptrdiff_t>(row) * size + first];
+             float* to = &inputs_[row * size + first];
              for (int i = 0; i < count; ++i) {
                to[i] = values[i] + (layer.inputs_bias ? layer.inputs_bias[first + i] : 0.0f);
              }
            },
            layer.inputs);
   place_tokens(pool, layer, step);
-  attention_.run(pool, shape(layer), static_cast<const typename Format::Weight*>(layer.cache),
-                 queries_.data(), attended_.data(), row_stride(attended_size()));
-  add_product(pool, step, attended_, layer.output, layer.output_bias, layer.mixer_post_norm);
+  attentions_[attention_of_layer_[&layer - spec_.layers]].attention.run(
+      pool, shape(layer), static_cast<const typename Format::Weight*>(layer.cache),
+      queries_.data(), mixed_.data(), row_stride(layer.output.num_inputs));
+  add_product(pool, step, mixed_, layer.output, layer.output_bias, layer.mixer_post_norm, 1.0f);
   feed_forward(pool, layer, step);
 }
 
@@ -81,23 +98,30 @@ template <class Format>
 void Decoder<Format>::place_token(const LayerSpec& layer, const StepSpec& step,
                                   const StepRow& row, int token) {
   const std::ptrdiff_t flat = row.first_token + token;
-  const std::ptrdiff_t angle = (step.cos ? flat : row.start + token) * spec_.rotary_dim;
+  const std::ptrdiff_t angle = (step.cos ? flat : row.start + token) * layer.rotary_dim;
   const float* cos = (step.cos ? step.cos : layer.cos) + angle;
   const float* sin = (step.cos ? step.sin : layer.sin) + angle;
-  const int key_dim = spec_.key_dim;
-  float* head = &qkv_[flat * qkv_size()];
+  const int key_dim = layer.key_dim, value_dim = layer.value_dim;
+  float* const inputs = &inputs_[flat * layer.inputs.num_outputs];
+  float* head = inputs;
   auto place = [&](const float* norm) {
     if (norm) normalize(head, norm, key_dim, spec_.epsilon, head);
-    rotate(head, cos, sin, spec_.rotary_dim);
+    rotate(head, cos, sin, layer.rotary_dim);
   };
-  auto* query = &queries_[flat * spec_.num_heads * key_dim];
-  for (int h = 0; h < spec_.num_heads; ++h, head += key_dim, query += key_dim) {
+  auto* query = &queries_[flat * layer.num_heads * key_dim];
+  for (int h = 0; h < layer.num_heads; ++h, head += key_dim, query += key_dim) {
     place(layer.query_norm);
     convert(head, key_dim, query);
   }
-  const float* value = head + spec_.num_kv_heads * key_dim;
+  const float* values = layer.keys_are_values ? head : head + layer.num_kv_heads * key_dim;
   AttentionShape attention = shape(layer);
-  for (int h = 0; h < spec_.num_kv_heads; ++h, head += key_dim, value += spec_.value_dim) {
+  for (int h = 0; h < layer.num_kv_heads; ++h, head += key_dim) {
+    const float* value = values + h * value_dim;
+    if (layer.value_norm) {
+      // Before the key takes its own norm in the same place. The queries are not read again.
+      normalize(value, layer.value_norm, value_dim, spec_.epsilon, inputs);
+      value = inputs;
+    }
     place(layer.key_norm);
     write_cache<Format>(static_cast<typename Format::Weight*>(layer.cache), attention, row, token,
                         h, head, value);
@@ -112,20 +136,21 @@ void Decoder<Format>::feed_forward(Pool& pool, const LayerSpec& layer, const Ste
   if (layer.mixture) {
     mixture_.run(pool, operands_, *layer.mixture, activation, normed, added_.data());
     sum_added(step);
-    add_normalized(pool, step, layer.mlp_post_norm);
+    add_normalized(pool, step, layer.mlp_post_norm, layer.output_scale);
     return;
   }
   multiply_gated(pool, operands_, normed, activation, layer.gate, layer.up, activated_.data());
-  add_product(pool, step, activated_, layer.down, nullptr, layer.mlp_post_norm);
+  add_product(pool, step, activated_, layer.down, nullptr, layer.mlp_post_norm,
+              layer.output_scale);
 }
 
-// hidden += norm(x W^T + bias), or without the norm if there is none
+// hidden = (hidden + norm(x W^T + bias)) * scale, or without the norm if there is none
 template <class Format>
 void Decoder<Format>::add_product(Pool& pool, const StepSpec& step, const std::vector<float>& x,
                                   const MatrixSpec& matrix, const float* bias,
-                                  const float* post_norm) {
+                                  const float* post_norm, float scale) {
   const int size = spec_.hidden_size;
-  const bool is_apart = post_norm || spec_.sum;
+  const bool is_apart = post_norm || spec_.sum || scale != 1.0f;
   multiply(pool, operands_, {x.data(), row_stride(matrix.num_inputs), step.num_tokens},
            [&](int row, int first, int count, const float* values) {
              float* to = (is_apart ? added_.data() : step.hidden) +
@@ -137,7 +162,7 @@ void Decoder<Format>::add_product(Pool& pool, const StepSpec& step, const std::v
            matrix);
   if (!is_apart) return;
   sum_added(step);
-  add_normalized(pool, step, post_norm);
+  add_normalized(pool, step, post_norm, scale);
 }
 
 template <class Format>
@@ -146,15 +171,16 @@ void Decoder<Format>::sum_added(const StepSpec& step) {
   spec_.sum(added_.data(), static_cast<std::int64_t>(step.num_tokens) * spec_.hidden_size);
 }
 
-// hidden += norm(added_), or without the norm if there is none
+// hidden = (hidden + norm(added_)) * scale, or without the norm if there is none
 template <class Format>
-void Decoder<Format>::add_normalized(Pool& pool, const StepSpec& step, const float* post_norm) {
+void Decoder<Format>::add_normalized(Pool& pool, const StepSpec& step, const float* post_norm,
+                                     float scale) {
   const int size = spec_.hidden_size;
   run_tokens(pool, step.num_tokens, [&](int token) {
     float* added = &added_[static_cast<std::ptrdiff_t>(token) * size];
     float* hidden = step.hidden + static_cast<std::ptrdiff_t>(token) * size;
     if (post_norm) normalize(added, post_norm, size, spec_.epsilon, added);
-    for (int i = 0; i < size; ++i) hidden[i] += added[i];
+    for (int i = 0; i < size; ++i) hidden[i] = (hidden[i] + added[i]) * scale;
   });
 }
 

@@ -16,7 +16,7 @@ namespace trioserve {
 // One layer, as Python fills it in. Null pointers are parts that the model does not have.
 // Everything but matrices is float32. The gate has the format of `up`.
 struct LayerSpec {
-  MatrixSpec inputs;  // (num_heads + num_kv_heads) * key_dim + num_kv_heads * value_dim outputs
+  MatrixSpec inputs;  // queries, keys and values, as far as the layer has products for them
   MatrixSpec output;
   MatrixSpec gate;
   MatrixSpec up;
@@ -26,6 +26,7 @@ struct LayerSpec {
   const float* inputs_bias;
   const float* query_norm;           // (key_dim,)
   const float* key_norm;
+  const float* value_norm;           // (value_dim,)
   const float* cos;                  // (max positions, rotary_dim)
   const float* sin;
   const float* sinks;                // (num_heads,)
@@ -36,8 +37,10 @@ struct LayerSpec {
   void* cache;
   float scaling;
   float softcap;
+  float output_scale;  // factor of the layer's output
   std::int32_t window;
-  std::int32_t unused;
+  std::int32_t num_heads, num_kv_heads, key_dim, value_dim, rotary_dim;
+  std::int32_t keys_are_values;  // values are keys before their norm; they have a norm, too
 };
 
 struct DecoderSpec {
@@ -45,11 +48,10 @@ struct DecoderSpec {
   MatrixSpec head;
   const float* final_norm;  // null: the model's last layers are elsewhere
   std::int32_t num_layers, hidden_size, intermediate_size, vocab_size;
-  std::int32_t num_heads, num_kv_heads, key_dim, value_dim, rotary_dim, block_size;
+  std::int32_t block_size;
   std::int32_t activation;
   float epsilon;
   float logit_softcap;
-  std::int32_t unused;
   // Adds to `count` numbers those of other processes, which share each layer with this one;
   // null if layers are whole. It is called twice a layer, by the thread that calls `run`.
   void (*sum)(float* numbers, std::int64_t count);
@@ -67,11 +69,16 @@ struct StepSpec {
   std::int32_t num_tokens, num_rows, num_wanted, max_blocks;
 };
 
+inline AttentionShape shape_of(const LayerSpec& layer, int block_size) {
+  return {layer.num_heads, layer.num_kv_heads, layer.key_dim,  layer.value_dim, block_size,
+          layer.scaling,   layer.softcap,      layer.window, layer.sinks};
+}
+
 // Format is that of the cache and of attention. Each matrix has a format of its own.
 template <class Format>
 class Decoder {
  public:
-  explicit Decoder(const DecoderSpec& spec) : spec_(spec) {}
+  explicit Decoder(const DecoderSpec& spec);
 
   void run(Pool& pool, const StepSpec& step);
 
@@ -82,31 +89,34 @@ class Decoder {
   void place_token(const LayerSpec& layer, const StepSpec& step, const StepRow& row, int token);
   void feed_forward(Pool& pool, const LayerSpec& layer, const StepSpec& step);
   void add_product(Pool& pool, const StepSpec& step, const std::vector<float>& x,
-                   const MatrixSpec& matrix, const float* bias, const float* post_norm);
+                   const MatrixSpec& matrix, const float* bias, const float* post_norm,
+                   float scale);
   void sum_added(const StepSpec& step);
-  void add_normalized(Pool& pool, const StepSpec& step, const float* post_norm);
+  void add_normalized(Pool& pool, const StepSpec& step, const float* post_norm, float scale);
   void normalize_rows(Pool& pool, const StepSpec& step, const float* weight);
   void write_logits(Pool& pool, const StepSpec& step);
 
   AttentionShape shape(const LayerSpec& layer) const {
-    return {spec_.num_heads, spec_.num_kv_heads, spec_.key_dim, spec_.value_dim,
-            spec_.block_size, layer.scaling, layer.softcap, layer.window, layer.sinks};
+    return shape_of(layer, spec_.block_size);
   }
-  // Outputs of Q, K and V for one token.
-  int qkv_size() const {
-    return spec_.num_heads * spec_.key_dim +
-           spec_.num_kv_heads * (spec_.key_dim + spec_.value_dim);
-  }
-  int attended_size() const { return spec_.num_heads * spec_.value_dim; }
+
+  // Layers whose heads have the same numbers and sizes share the plan of a step.
+  struct PlannedAttention {
+    AttentionShape shape;
+    StepAttention<Format> attention;
+  };
 
   DecoderSpec spec_;
+  std::vector<PlannedAttention> attentions_;
+  std::vector<int> attention_of_layer_;
+  // The largest sizes of all layers.
+  std::int32_t mixer_inputs_ = 0, mixer_outputs_ = 0, query_size_ = 0;
   std::vector<StepRow> rows_;
   std::vector<int> row_of_token_;
-  std::vector<float> normed_, qkv_, attended_, activated_, added_;
+  std::vector<float> normed_, inputs_, mixed_, activated_, added_;
   std::vector<typename Format::Operand> queries_;
   OperandBuffer operands_;
   Mixture mixture_;
-  StepAttention<Format> attention_;
 };
 
 }  // namespace trioserve

@@ -30,6 +30,10 @@ struct AttentionShape {
   int window;          // keys that a query sees, with its own; 0: all
   const float* sinks;  // num_heads numbers, or null
 
+  bool has_sizes_of(const AttentionShape& other) const {
+    return num_heads == other.num_heads && num_kv_heads == other.num_kv_heads &&
+           key_dim == other.key_dim && value_dim == other.value_dim;
+  }
   int group_size() const { return num_heads / num_kv_heads; }
   // The numbers of outputs, with padding.
   int token_width() const { return round_up(block_size, Vec::kLanes); }

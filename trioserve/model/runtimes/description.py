@@ -62,6 +62,8 @@ class AttentionParts:
     Args:
       call: its call of attention.
       inputs: the products of queries, keys and values, whose outputs follow each other.
+      keys_are_values: there is no product of values; they are keys before their norm and
+        their rotation, and have a norm of their own.
       cos, sin: (max_model_len, rotary_dim), of each position
     """
 
@@ -69,6 +71,8 @@ class AttentionParts:
     inputs: tuple[nn.Linear, ...]
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None
+    value_norm: Tensor | None = None
+    keys_are_values: bool = False
     cos: Tensor
     sin: Tensor
     output: nn.Linear
@@ -82,6 +86,7 @@ class LayerParts:
       mixer: mixes the tokens of a sequence.
       mlp: its feed-forward network, or its experts.
       post_mixer_norm, post_mlp_norm: weights of norms before the residual is added.
+      output_scale: factor of its output, with the residual.
     """
 
     input_norm: Tensor
@@ -90,6 +95,7 @@ class LayerParts:
     mlp_norm: Tensor
     mlp: MlpParts | MixtureParts
     post_mlp_norm: Tensor | None = None
+    output_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

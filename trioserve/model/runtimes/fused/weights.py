@@ -47,8 +47,8 @@ def take_weights(parts: DecoderParts) -> tuple[LayerWeights, ...]:
     One layer after the other, so that a large model is never on the device twice.
 
     Raises:
-      NotRecognised: a layer has experts, wide heads, or a norm of queries alone; no module
-        has lost anything.
+      NotRecognised: a layer has experts, wide heads, other heads than the first, or norms and
+        factors that are not supported; no module has lost anything.
     """
     for layer in parts.layers:
         mixer = layer.mixer
@@ -56,10 +56,18 @@ def take_weights(parts: DecoderParts) -> tuple[LayerWeights, ...]:
             raise NotRecognised("it has experts")
         if max(mixer.call.key_dim, mixer.call.value_dim) > MAX_DIM:
             raise NotRecognised(f"its heads have more than {MAX_DIM} numbers")
+        if _list_sizes(mixer.call) != _list_sizes(parts.layers[0].mixer.call):
+            raise NotRecognised("its layers have heads of different sizes")
+        if mixer.value_norm is not None or layer.output_scale != 1.0:
+            raise NotRecognised("it normalises values, or scales the output of layers")
         if (mixer.query_norm is None) != (mixer.key_norm is None):
             raise NotRecognised("it normalises queries or keys alone")
     angles = _Angles()
     return tuple(_take_layer(layer, angles) for layer in parts.layers)
+
+
+def _list_sizes(call: LayerSpec) -> tuple[int, ...]:
+    return call.num_heads, call.num_kv_heads, call.key_dim, call.value_dim
 
 
 def _take_layer(layer: LayerParts, angles: _Angles) -> LayerWeights:

@@ -100,10 +100,12 @@ class NativeDecoder:
         layers = type(self._layers).from_buffer_copy(self._layers)
         spec.layers = ctypes.addressof(layers)
         spec.sum = None if self._sums is None else self._sums.address
-        shape = num_blocks, self._library.count_cache(ctypes.byref(spec))
-        caches = [make_zeros(shape, self._dtype, torch.device("cpu")) for _ in layers]
-        for layer, cache in zip(layers, caches):
+        caches = []
+        for layer in layers:
+            size = self._library.count_cache(ctypes.byref(layer), tables.block_size)
+            cache = make_zeros((num_blocks, size), self._dtype, torch.device("cpu"))
             layer.cache = cache.data_ptr()
+            caches.append(cache)
         handle = self._library.open_decoder(NUMBERS[self._dtype], ctypes.byref(spec))
         return NativeLayers(
             self._library,
@@ -135,6 +137,7 @@ class NativeDecoder:
             mixer_post_norm=point(layer.post_mixer_norm),
             mlp_norm=point(layer.mlp_norm),
             mlp_post_norm=point(layer.post_mlp_norm),
+            output_scale=layer.output_scale,
         )
 
     def _make_attention(self, mixer: AttentionParts) -> dict[str, Any]:
@@ -145,12 +148,19 @@ class NativeDecoder:
             "inputs_bias": point(_join_biases(mixer.inputs)),
             "query_norm": point(mixer.query_norm),
             "key_norm": point(mixer.key_norm),
+            "value_norm": point(mixer.value_norm),
+            "keys_are_values": mixer.keys_are_values,
             "cos": point(mixer.cos),
             "sin": point(mixer.sin),
             "sinks": point(call.sinks),
             "scaling": call.scaling,
             "softcap": call.softcap or 0.0,
             "window": call.window or 0,
+            "num_heads": call.num_heads,
+            "num_kv_heads": call.num_kv_heads,
+            "key_dim": call.key_dim,
+            "value_dim": call.value_dim,
+            "rotary_dim": mixer.cos.shape[1],
         }
 
     def _make_mlp(self, mlp: MlpParts | MixtureParts) -> dict[str, Any]:
@@ -185,7 +195,7 @@ class NativeDecoder:
         }
 
     def _make_spec(self, parts: DecoderParts) -> DecoderSpec:
-        attention, head = parts.layers[0].mixer, parts.head
+        head = parts.head
         return DecoderSpec(
             layers=ctypes.addressof(self._layers),
             final_norm=self._packer.point(parts.final_norm),
@@ -197,11 +207,6 @@ class NativeDecoder:
                 for layer in parts.layers
             ),
             vocab_size=0 if head is None else head.out_features,
-            num_heads=attention.call.num_heads,
-            num_kv_heads=attention.call.num_kv_heads,
-            key_dim=attention.call.key_dim,
-            value_dim=attention.call.value_dim,
-            rotary_dim=attention.cos.shape[1],
             activation=ACTIVATION_CODES[parts.activation],
             epsilon=parts.epsilon,
             logit_softcap=parts.logit_softcap or 0.0,

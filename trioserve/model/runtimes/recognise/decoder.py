@@ -100,6 +100,8 @@ def _find_layer(
     # the second norm of others means something else.
     has_four = hasattr(layer, "pre_feedforward_layernorm")
     after_attention = find_norm(get_part(layer, "post_attention_layernorm"))
+    if hasattr(layer, "router"):
+        raise NotRecognised("its layers have experts beside a network")
     return LayerParts(
         input_norm=find_norm(get_part(layer, "input_layernorm")),
         mixer=_find_attention(get_part(layer, "self_attn"), call, rotary),
@@ -115,17 +117,25 @@ def _find_layer(
             if has_four
             else None
         ),
+        output_scale=float(getattr(layer, "layer_scalar", 1.0)),
     )
 
 
 def _find_attention(
-    attention: nn.Module, call: LayerSpec, rotary: tuple[Tensor, Tensor]
+    attention: Any, call: LayerSpec, rotary: tuple[Tensor, Tensor]
 ) -> AttentionParts:
+    names = ("q_proj", "k_proj", "v_proj")
+    # Gemma 4's layers of full attention have the attribute, and no product in it.
+    keys_are_values = getattr(attention, "v_proj", attention) is None
     return AttentionParts(
         call=call,
-        inputs=find_products(attention, ("qkv_proj",), ("q_proj", "k_proj", "v_proj")),
+        inputs=find_products(
+            attention, ("qkv_proj",), names[:2] if keys_are_values else names
+        ),
         query_norm=find_optional_norm(attention, "q_norm", call.key_dim),
         key_norm=find_optional_norm(attention, "k_norm", call.key_dim),
+        value_norm=find_optional_norm(attention, "v_norm", call.value_dim),
+        keys_are_values=keys_are_values,
         cos=rotary[0],
         sin=rotary[1],
         output=check_linear(get_part(attention, "o_proj"), "o_proj"),
@@ -135,27 +145,30 @@ def _find_attention(
 def _check_products(parts: DecoderParts, dtype: torch.dtype) -> None:
     """Refuse products of unexpected shapes, because the kernels trust their pointers."""
     size = parts.hidden_size
-    first = parts.layers[0].mixer
-    call, rotary_dim = first.call, first.cos.shape[1]
-    attended = call.num_heads * call.value_dim
-    inputs = (call.num_heads + call.num_kv_heads) * call.key_dim
-    inputs += call.num_kv_heads * call.value_dim
     if parts.head is not None:
         check_shape([parts.head], size, parts.head.out_features, dtype, has_bias=False)
     for layer in parts.layers:
-        if (
-            _list_sizes(layer.mixer.call) != _list_sizes(call)
-            or not layer.mixer.call.is_causal
-            or layer.mixer.call.chunk is not None
-            or layer.mixer.cos.shape[1] != rotary_dim
-            or rotary_dim > call.key_dim
-            or len(layer.input_norm) != size
-            or len(layer.mlp_norm) != size
-        ):
+        if len(layer.input_norm) != size or len(layer.mlp_norm) != size:
             raise NotRecognised("its layers differ")
-        check_shape(layer.mixer.inputs, size, inputs, dtype)
-        check_shape([layer.mixer.output], attended, size, dtype)
+        _check_attention(layer.mixer, size, dtype)
         _check_mlp(layer.mlp, size, dtype)
+
+
+def _check_attention(mixer: AttentionParts, size: int, dtype: torch.dtype) -> None:
+    call = mixer.call
+    if not call.is_causal or mixer.cos.shape[1] > call.key_dim:
+        raise NotRecognised("its attention is not causal, or rotates more than keys")
+    if call.chunk is not None:
+        raise NotRecognised("queries see the keys of their chunk alone")
+    if mixer.value_norm is None and mixer.keys_are_values:
+        raise NotRecognised("its keys are its values, without a norm")
+    if mixer.value_norm is not None and call.value_dim != call.key_dim:
+        raise NotRecognised("it normalizes values of another size than its keys")
+    inputs = (call.num_heads + call.num_kv_heads) * call.key_dim
+    if not mixer.keys_are_values:
+        inputs += call.num_kv_heads * call.value_dim
+    check_shape(mixer.inputs, size, inputs, dtype)
+    check_shape([mixer.output], call.num_heads * call.value_dim, size, dtype)
 
 
 def _check_mlp(
@@ -171,10 +184,6 @@ def _check_mlp(
         inner = mlp.down.in_features
         check_shape(mlp.gate_up, size, 2 * inner, dtype, has_bias=False)
         check_shape([mlp.down], inner, size, dtype, has_bias=False)
-
-
-def _list_sizes(spec: LayerSpec) -> tuple[int, ...]:
-    return spec.num_heads, spec.num_kv_heads, spec.key_dim, spec.value_dim
 
 
 def _check_embedding(model: PreTrainedModel, size: int) -> None:

@@ -22,12 +22,15 @@ def find_norm(norm: nn.Module, size: int | None = None) -> Tensor:
     The mean square of ones is one, so a norm of ones returns its weight.
 
     Args:
-      size: the weight's expected size; None is any.
+      size: the weight's expected size; None is any. If it is given, a norm without a
+        weight has one of ones.
 
     Raises:
       NotRecognised
     """
     weight = getattr(norm, "weight", None)
+    if weight is None and size is not None:
+        weight = torch.ones(size)
     if not isinstance(weight, Tensor) or weight.dim() != 1:
         raise NotRecognised(f"{type(norm).__name__} has no weight of one dimension")
     if size is not None and len(weight) != size:

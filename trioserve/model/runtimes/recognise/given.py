@@ -84,7 +84,7 @@ def _record(
     rotary: list[tuple[Tensor, Tensor]] = []
     scales: list[float] = []
 
-    def record(hidden: Tensor, **arguments: Any) -> Tensor:
+    def record(hidden: Tensor, *others: object, **arguments: Any) -> Tensor:
         angles = arguments.get("position_embeddings")
         if not isinstance(angles, tuple) or len(angles) != 2:
             raise NotRecognised("its layers get no rotary angles")
