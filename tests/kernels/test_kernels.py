@@ -349,6 +349,28 @@ def attend(
     return torch.einsum("hqk,khd->qhd", weights, value)
 
 
+def attend_paged(
+    kernels: ctypes.CDLL,
+    shape: Shape,
+    dtype: torch.dtype,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    num_threads: int,
+) -> Tensor:
+    """Attend by the kernels; the arguments are those of attend."""
+    num_blocks = -(-len(key) // shape.block_size) + 2
+    blocks = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0))
+    out = torch.full((len(query), shape.num_heads, shape.value_dim), math.nan)
+    kernels.test_attend(
+        *(FORMATS[dtype], num_threads, ctypes.byref(shape), len(query), len(key)),
+        *(c_void_p(each.data_ptr()) for each in (query, key, value, blocks)),
+        # A former sequence left large numbers in its blocks.
+        *(num_blocks, c_float(1e30), c_void_p(out.data_ptr())),
+    )
+    return out
+
+
 ONE_QUERY: dict[str, Any] = {
     **{"dtype": torch.float32, "num_queries": 1, "num_kv_heads": 1},
     **{"softcap": 0.0, "seed": 0},
@@ -415,17 +437,52 @@ def test_attention_is_the_formula(
         window=window,
         sinks=None if sinks is None else sinks.data_ptr(),
     )
-    num_blocks = -(-num_keys // block_size) + 2
-    chance = torch.Generator().manual_seed(seed)
-    blocks = torch.randperm(num_blocks, generator=chance)
-    out = torch.full((num_queries, num_heads, value_dim), math.nan)
-    kernels.test_attend(
-        *(FORMATS[dtype], num_threads, ctypes.byref(shape), num_queries, num_keys),
-        *(c_void_p(each.data_ptr()) for each in (query, key, value, blocks)),
-        # A former sequence left large numbers in its blocks.
-        *(num_blocks, c_float(1e30), c_void_p(out.data_ptr())),
-    )
+    out = attend_paged(kernels, shape, dtype, query, key, value, num_threads)
     expected = attend(query, key, value, shape, sinks)
     # Where operands are bfloat16, the softmax's weights are rounded to it, too.
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@by_chance
+@given(
+    num_queries=st.integers(2, 60),
+    num_earlier=st.sampled_from([0, 100, 255, 300, 700, 1300]),
+    group_size=st.integers(1, 5),
+    block_size=st.sampled_from([1, 16, 48, 200]),
+    window=st.sampled_from([0, 40, 500]),
+    has_sinks=st.booleans(),
+    num_threads=st.integers(1, 4),
+    seed=st.integers(0, 99),
+)
+def test_a_query_in_float32_gets_the_same_bits_alone_and_beside_others(
+    kernels: ctypes.CDLL,
+    num_queries: int,
+    num_earlier: int,
+    group_size: int,
+    block_size: int,
+    window: int,
+    has_sinks: bool,
+    num_threads: int,
+    seed: int,
+) -> None:
+    """However its keys are spread over threads."""
+    num_keys = num_earlier + num_queries
+    query = make_numbers(seed, num_queries, group_size, 8)
+    key, value = make_numbers(seed + 1, 2, num_keys, 1, 8)
+    sinks = make_numbers(seed + 3, group_size)
+    shape = Shape(
+        num_heads=group_size,
+        num_kv_heads=1,
+        key_dim=8,
+        value_dim=8,
+        block_size=block_size,
+        scaling=1.0,
+        window=window,
+        sinks=sinks.data_ptr() if has_sinks else None,
+    )
+    together = attend_paged(
+        kernels, shape, torch.float32, query, key, value, num_threads
+    )
+    alone = attend_paged(kernels, shape, torch.float32, query[-1:], key, value, 1)
+    assert torch.equal(together[-1:], alone)

@@ -23,6 +23,7 @@ from .structs import (
     LogitsSpec,
     MatrixSpec,
     SourceSpec,
+    StateSpec,
     StepSpec,
     TextsSpec,
 )
@@ -76,6 +77,7 @@ class Library:
             "pack", None, c_void_p, matrix, POINTER(SourceSpec), c_int32, c_void_p
         )
         self.count_cache = declare("count_cache", c_int64, POINTER(LayerSpec), c_int32)
+        self.count_state = declare("count_state", c_int64, POINTER(StateSpec))
         self.open_decoder = declare(
             "open_decoder", c_void_p, c_int32, POINTER(DecoderSpec)
         )

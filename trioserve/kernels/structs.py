@@ -1,7 +1,7 @@
 """The structures that the kernels read, field by field.
 
-They stand in native/matrix.h, native/pack.h, native/experts.h, native/decoder.h,
-native/encoder.h, native/logits.h and native/exchange.h.
+They stand in native/matrix.h, native/pack.h, native/experts.h, native/states.h,
+native/decoder.h, native/encoder.h, native/logits.h and native/exchange.h.
 """
 
 from __future__ import annotations
@@ -43,9 +43,23 @@ class MixtureSpec(Structure):
 
     _fields_ = [
         *((name, MatrixSpec) for name in ("router", "shared_gate")),
-        ("experts", c_void_p),
+        *((name, c_void_p) for name in ("experts", "choice_bias")),
         *((name, c_int32) for name in ("num_experts", "num_chosen")),
-        *((name, c_int32) for name in ("has_shared", "renormalizes")),
+        *((name, c_int32) for name in ("has_shared", "renormalizes", "has_sigmoid")),
+        ("scale", c_float),
+    ]
+
+
+class StateSpec(Structure):
+    """The state that a layer keeps in place of keys and values."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("taps", "tap_bias", "decay", "decay_bias")),
+        *((name, c_void_p) for name in ("skip", "norm")),
+        *((name, c_int32) for name in ("kind", "num_channels", "num_taps")),
+        *((name, c_int32) for name in ("num_key_heads", "num_value_heads")),
+        *((name, c_int32) for name in ("key_dim", "value_dim", "num_norm_groups")),
+        *((name, c_float) for name in ("min_step", "max_step")),
     ]
 
 
@@ -54,7 +68,7 @@ class LayerSpec(Structure):
 
     _fields_ = [
         *((name, MatrixSpec) for name in ("inputs", "output", "gate", "up", "down")),
-        ("mixture", c_void_p),
+        *((name, c_void_p) for name in ("mixture", "state")),
         *((name, c_void_p) for name in ("input_norm", "inputs_bias", "query_norm")),
         *((name, c_void_p) for name in ("key_norm", "value_norm")),
         *((name, c_void_p) for name in ("cos", "sin", "sinks")),
@@ -63,7 +77,7 @@ class LayerSpec(Structure):
         *((name, c_float) for name in ("scaling", "softcap", "output_scale")),
         *((name, c_int32) for name in ("window", "num_heads", "num_kv_heads")),
         *((name, c_int32) for name in ("key_dim", "value_dim", "rotary_dim")),
-        ("keys_are_values", c_int32),
+        *((name, c_int32) for name in ("keys_are_values", "has_gate")),
     ]
 
 
@@ -78,7 +92,7 @@ class DecoderSpec(Structure):
         *((name, c_int32) for name in ("intermediate_size", "vocab_size")),
         *((name, c_int32) for name in ("block_size", "activation")),
         ("epsilon", c_float),
-        ("logit_softcap", c_float),
+        *((name, c_float) for name in ("logit_softcap", "residual_scale")),
         ("sum", c_void_p),
     ]
 
@@ -150,7 +164,7 @@ class ExchangeSpec(Structure):
 
 # As native/api_sizes.cpp lists them.
 SPECS = (
-    *(MatrixSpec, SourceSpec, ExpertSpec, MixtureSpec, LayerSpec),
+    *(MatrixSpec, SourceSpec, ExpertSpec, MixtureSpec, StateSpec, LayerSpec),
     *(DecoderSpec, StepSpec, EncoderLayerSpec, EncoderSpec, TextsSpec),
     *(LogitsSpec, ExchangeSpec),
 )

@@ -7,6 +7,8 @@ namespace trioserve {
 
 enum class Activation : int { kSilu = 0, kGeluTanh = 1, kGelu = 2, kRelu = 3 };
 
+inline Vec sigmoid(Vec x) { return Vec::all(1.0f) / (Vec::all(1.0f) + exp(Vec::zero() - x)); }
+
 inline Vec silu(Vec x) { return x / (Vec::all(1.0f) + exp(Vec::zero() - x)); }
 
 inline Vec tanh(Vec x) {

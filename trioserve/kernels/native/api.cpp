@@ -57,6 +57,9 @@ std::int64_t trioserve_count_cache(const LayerSpec* layer, std::int32_t block_si
   return shape_of(*layer, block_size).block_numbers();
 }
 
+// Numbers of one slot of a layer's states.
+std::int64_t trioserve_count_state(const StateSpec* spec) { return spec->size(); }
+
 // format: of the cache, kFloat32 or kBfloat16
 AnyDecoder* trioserve_open_decoder(std::int32_t format, const DecoderSpec* spec) {
   if (format == kFloat32) return new DecoderOf<Float32Format>(*spec);

@@ -27,6 +27,11 @@ class QueryTile {
   using Operand = typename Format::Operand;
   using Weight = typename Format::Weight;
 
+  // Blocks that lie between two corrections of the softmax.
+  static int blocks_at_once(const AttentionShape& shape) {
+    return std::max(1, kKeys / shape.block_size);
+  }
+
   // Query rows of one tile, and keys between two corrections of the softmax.
   static constexpr int kRows = kMaxRows * (48 / kMaxRows);
   static constexpr int kKeys = 128;
@@ -35,7 +40,7 @@ class QueryTile {
   void use(const AttentionShape& shape) { shape_ = shape; }
 
   explicit QueryTile(const AttentionShape& shape) : shape_(shape) {
-    blocks_ = std::max(1, kKeys / shape.block_size);
+    blocks_ = blocks_at_once(shape);
     // The last block's padding, and that of the whole, may lie beyond the last key.
     keys_ = round_up(blocks_ * shape.block_size, Vec::kLanes) + Vec::kLanes;
     scores_.resize(static_cast<std::size_t>(kRows) * keys_);
@@ -59,17 +64,33 @@ class QueryTile {
       int token = (first + r) / group, head = kv_head * group + (first + r) % group;
       ends_[r] = row.num_keys ? row.num_keys : row.start + token + 1;
       queries_[r] = queries + (row.first_token + token) * stride + head * shape_.key_dim;
-      largest_[r] = shape_.sinks ? shape_.sinks[head] : kNone;
-      total_[r] = shape_.sinks ? 1.0f : 0.0f;
     }
+    clear();
+    for (int r = 0; shape_.sinks && r < num_rows_; ++r) {
+      largest_[r] = shape_.sinks[kv_head * group + (first + r) % group];
+      total_[r] = 1.0f;
+    }
+  }
+
+  // Forgets the keys that were added.
+  void clear() {
+    std::fill_n(largest_, num_rows_, kNone);
+    std::fill_n(total_, num_rows_, 0.0f);
     std::fill_n(sums_.begin(), num_rows_ * shape_.value_width(), 0.0f);
   }
 
+  // The blocks that a query sees begin and end with these.
+  int first_block() const {
+    return shape_.window ? std::max(0, ends_[0] - shape_.window) / shape_.block_size : 0;
+  }
+  int last_block() const { return (ends_[num_rows_ - 1] - 1) / shape_.block_size + 1; }
+
+  // The sums of a range do not depend on the other queries of the tile: corrections are at
+  // the same keys, and keys that a query does not see change nothing.
   void add_keys(const Weight* cache, const StepRow& row, int kv_head, BlockRange range) {
-    const int first_key = shape_.window ? std::max(0, ends_[0] - shape_.window) : 0;
-    const int end = std::min(range.end, (ends_[num_rows_ - 1] - 1) / shape_.block_size + 1);
-    for (int block = std::max(range.begin, first_key / shape_.block_size); block < end;
-         block += blocks_) {
+    const int end = std::min(range.end, last_block());
+    const int skipped = std::max(0, first_block() - range.begin);
+    for (int block = range.begin + skipped / blocks_ * blocks_; block < end; block += blocks_) {
       int last = std::min(block + blocks_, end);
       score(cache, row, kv_head, block, last);
       weigh(block * shape_.block_size, (last - block) * shape_.block_size);
@@ -98,17 +119,23 @@ class QueryTile {
     std::copy_n(sums_.begin(), num_rows_ * shape_.value_width(), part + 2 * kRows);
   }
 
-  // Adds a part. Sinks must be in one of the parts alone.
-  void add_part(const float* part) {
+  void load(const float* part) {
+    std::copy_n(part, num_rows_, largest_);
+    std::copy_n(part + kRows, num_rows_, total_);
+    std::copy_n(part + 2 * kRows, num_rows_ * shape_.value_width(), sums_.begin());
+  }
+
+  // Adds one part of the keys to another. Sinks must be in one of the parts alone.
+  void join(float* to, const float* part) const {
     const int width = shape_.value_width();
     for (int r = 0; r < num_rows_; ++r) {
       if (part[r] == kNone) continue;
-      const float largest = std::max(largest_[r], part[r]);
-      const float own = std::exp(largest_[r] - largest), other = std::exp(part[r] - largest);
-      largest_[r] = largest;
-      total_[r] = total_[r] * own + part[kRows + r] * other;
+      const float largest = std::max(to[r], part[r]);
+      const float own = std::exp(to[r] - largest), other = std::exp(part[r] - largest);
+      to[r] = largest;
+      to[kRows + r] = to[kRows + r] * own + part[kRows + r] * other;
       const float* added = part + 2 * kRows + r * width;
-      float* sums = &sums_[r * width];
+      float* sums = to + 2 * kRows + r * width;
       for (int i = 0; i < width; i += Vec::kLanes) {
         (Vec::load(sums + i) * Vec::all(own) + Vec::load(added + i) * Vec::all(other))
             .store(sums + i);

@@ -27,6 +27,10 @@ Decoder<Format>::Decoder(const DecoderSpec& spec) : spec_(spec) {
     mixer_inputs_ = std::max(mixer_inputs_, layer.inputs.num_outputs);
     mixer_outputs_ = std::max(mixer_outputs_, layer.output.num_inputs);
     query_size_ = std::max(query_size_, layer.num_heads * layer.key_dim);
+    if (layer.state) {
+      attention_of_layer_.push_back(-1);
+      continue;
+    }
     const AttentionShape own = shape(layer);
     auto known = std::find_if(attentions_.begin(), attentions_.end(), [&](const auto& other) {
       return own.has_sizes_of(other.shape);
@@ -47,11 +51,13 @@ void Decoder<Format>::run(Pool& pool, const StepSpec& step) {
 template <class Format>
 void Decoder<Format>::prepare(const StepSpec& step, int num_threads) {
   rows_.clear();
+  state_rows_.clear();
   row_of_token_.clear();
   for (int i = 0; i < step.num_rows; ++i) {
-    const std::int32_t* row = step.rows + 4 * i;
+    const std::int32_t* row = step.rows + 5 * i;
     rows_.push_back({row[0], row[1], row[2],
                      step.blocks + static_cast<std::ptrdiff_t>(row[3]) * step.max_blocks});
+    state_rows_.push_back({row[0], row[1], row[3], row[2] == 0, row[4] == 0});
     row_of_token_.insert(row_of_token_.end(), static_cast<std::size_t>(row[1]), i);
   }
   for (PlannedAttention& each : attentions_) each.attention.plan(each.shape, rows_, num_threads);
@@ -76,12 +82,34 @@ void Decoder<Format>::run_layer(Pool& pool, const LayerSpec& layer, const StepSp
              }
            },
            layer.inputs);
+  if (layer.state) {
+    states_.run(pool, *layer.state, state_rows_, step.num_tokens, spec_.epsilon,
+                static_cast<float*>(layer.cache), inputs_.data(), size, mixed_.data(),
+                row_stride(layer.output.num_inputs));
+  } else {
+    attend(pool, layer, step);
+  }
+  add_product(pool, step, mixed_, layer.output, layer.output_bias, layer.mixer_post_norm, 1.0f);
+  feed_forward(pool, layer, step);
+}
+
+template <class Format>
+void Decoder<Format>::attend(Pool& pool, const LayerSpec& layer, const StepSpec& step) {
+  const int size = layer.output.num_inputs;
   place_tokens(pool, layer, step);
   attentions_[attention_of_layer_[&layer - spec_.layers]].attention.run(
       pool, shape(layer), static_cast<const typename Format::Weight*>(layer.cache),
-      queries_.data(), mixed_.data(), row_stride(layer.output.num_inputs));
-  add_product(pool, step, mixed_, layer.output, layer.output_bias, layer.mixer_post_norm, 1.0f);
-  feed_forward(pool, layer, step);
+      queries_.data(), mixed_.data(), row_stride(size));
+  if (!layer.has_gate) return;
+  const std::ptrdiff_t stride = layer.inputs.num_outputs;
+  run_tokens(pool, step.num_tokens, [&](int token) {
+    const float* gate = &inputs_[(token + 1) * stride - size];
+    float* mixed = &mixed_[token * row_stride(size)];
+    for_vectors(size, [&](int i, int count) {
+      Vec weights = sigmoid(load_part(gate + i, count));
+      store_part(load_part(mixed + i, count) * weights, count, mixed + i);
+    });
+  });
 }
 
 // All keys and values are written before any is read: a row may read what another row of
@@ -144,7 +172,8 @@ void Decoder<Format>::feed_forward(Pool& pool, const LayerSpec& layer, const Ste
               layer.output_scale);
 }
 
-// hidden = (hidden + norm(x W^T + bias)) * scale, or without the norm if there is none
+// hidden = (hidden + residual_scale * norm(x W^T + bias)) * scale, or without the norm if there
+// is none
 template <class Format>
 void Decoder<Format>::add_product(Pool& pool, const StepSpec& step, const std::vector<float>& x,
                                   const MatrixSpec& matrix, const float* bias,
@@ -156,7 +185,8 @@ void Decoder<Format>::add_product(Pool& pool, const StepSpec& step, const std::v
              float* to = (is_apart ? added_.data() : step.hidden) +
                          static_cast<std::ptrdiff_t>(row) * size + first;
              for (int i = 0; i < count; ++i) {
-               to[i] = (is_apart ? 0.0f : to[i]) + values[i] + (bias ? bias[first + i] : 0.0f);
+               const float value = values[i] + (bias ? bias[first + i] : 0.0f);
+               to[i] = is_apart ? value : to[i] + spec_.residual_scale * value;
              }
            },
            matrix);
@@ -171,7 +201,7 @@ void Decoder<Format>::sum_added(const StepSpec& step) {
   spec_.sum(added_.data(), static_cast<std::int64_t>(step.num_tokens) * spec_.hidden_size);
 }
 
-// hidden = (hidden + norm(added_)) * scale, or without the norm if there is none
+// hidden = (hidden + residual_scale * norm(added_)) * scale, or without the norm if there is none
 template <class Format>
 void Decoder<Format>::add_normalized(Pool& pool, const StepSpec& step, const float* post_norm,
                                      float scale) {
@@ -180,7 +210,9 @@ void Decoder<Format>::add_normalized(Pool& pool, const StepSpec& step, const flo
     float* added = &added_[static_cast<std::ptrdiff_t>(token) * size];
     float* hidden = step.hidden + static_cast<std::ptrdiff_t>(token) * size;
     if (post_norm) normalize(added, post_norm, size, spec_.epsilon, added);
-    for (int i = 0; i < size; ++i) hidden[i] = (hidden[i] + added[i]) * scale;
+    for (int i = 0; i < size; ++i) {
+      hidden[i] = (hidden[i] + spec_.residual_scale * added[i]) * scale;
+    }
   });
 }
 

@@ -3,12 +3,15 @@
 //     hidden -> norm -> Q, K, V -> rotary -> cache -> attention -> O -> + hidden
 //            -> norm -> gate, up -> activation -> down -> + hidden
 //
+// A layer may mix its tokens by a state (state_mixer.h) in place of attention.
+//
 // Hidden states are float32 throughout, whatever the type of the weights.
 #pragma once
 
 #include <vector>
 
 #include "experts.h"
+#include "state_mixer.h"
 #include "step_attention.h"
 
 namespace trioserve {
@@ -16,31 +19,35 @@ namespace trioserve {
 // One layer, as Python fills it in. Null pointers are parts that the model does not have.
 // Everything but matrices is float32. The gate has the format of `up`.
 struct LayerSpec {
-  MatrixSpec inputs;  // queries, keys and values, as far as the layer has products for them
+  // Queries, keys and values, as far as the layer has products for them, and gates, if its
+  // attention has those. StateSpec draws what a layer with a state has in place of them.
+  MatrixSpec inputs;
   MatrixSpec output;
   MatrixSpec gate;
   MatrixSpec up;
   MatrixSpec down;
-  const MixtureSpec* mixture;        // in place of gate, up and down
-  const float* input_norm;           // (hidden_size,)
+  const MixtureSpec* mixture;    // in place of gate, up and down
+  const StateSpec* state;        // in place of attention
+  const float* input_norm;       // (hidden_size,)
   const float* inputs_bias;
-  const float* query_norm;           // (key_dim,)
+  const float* query_norm;       // (key_dim,)
   const float* key_norm;
-  const float* value_norm;           // (value_dim,)
-  const float* cos;                  // (max positions, rotary_dim)
+  const float* value_norm;       // (value_dim,)
+  const float* cos;              // (max positions, rotary_dim)
   const float* sin;
-  const float* sinks;                // (num_heads,)
+  const float* sinks;            // (num_heads,)
   const float* output_bias;
-  const float* mixer_post_norm;    // before the residual is added
+  const float* mixer_post_norm;  // before the residual is added
   const float* mlp_norm;
   const float* mlp_post_norm;
-  void* cache;
+  void* cache;  // of keys and values; the first slot, if the layer has a state
   float scaling;
   float softcap;
   float output_scale;  // factor of the layer's output
   std::int32_t window;
   std::int32_t num_heads, num_kv_heads, key_dim, value_dim, rotary_dim;
   std::int32_t keys_are_values;  // values are keys before their norm; they have a norm, too
+  std::int32_t has_gate;         // sigmoids of gates weigh the outputs of attention
 };
 
 struct DecoderSpec {
@@ -52,6 +59,7 @@ struct DecoderSpec {
   std::int32_t activation;
   float epsilon;
   float logit_softcap;
+  float residual_scale;  // factor of what a layer adds to the hidden states
   // Adds to `count` numbers those of other processes, which share each layer with this one;
   // null if layers are whole. It is called twice a layer, by the thread that calls `run`.
   void (*sum)(float* numbers, std::int64_t count);
@@ -60,7 +68,8 @@ struct DecoderSpec {
 struct StepSpec {
   float* hidden;  // (num_tokens, hidden_size), replaced by the output of the last layer
   const std::int64_t* blocks;          // (slots, max_blocks)
-  const std::int32_t* rows;            // (num_rows, 4): first token, tokens, start, slot
+  // (num_rows, 5): first token, tokens, start, slot, whether its states stay as they are
+  const std::int32_t* rows;
   const std::int32_t* wanted;          // (num_wanted,) tokens whose logits are wanted
   float* logits;                       // (num_wanted, vocab_size)
   // (num_tokens, rotary_dim), in place of those of the layers; or null
@@ -85,6 +94,7 @@ class Decoder {
  private:
   void prepare(const StepSpec& step, int num_threads);
   void run_layer(Pool& pool, const LayerSpec& layer, const StepSpec& step);
+  void attend(Pool& pool, const LayerSpec& layer, const StepSpec& step);
   void place_tokens(Pool& pool, const LayerSpec& layer, const StepSpec& step);
   void place_token(const LayerSpec& layer, const StepSpec& step, const StepRow& row, int token);
   void feed_forward(Pool& pool, const LayerSpec& layer, const StepSpec& step);
@@ -112,11 +122,13 @@ class Decoder {
   // The largest sizes of all layers.
   std::int32_t mixer_inputs_ = 0, mixer_outputs_ = 0, query_size_ = 0;
   std::vector<StepRow> rows_;
+  std::vector<StateRow> state_rows_;
   std::vector<int> row_of_token_;
   std::vector<float> normed_, inputs_, mixed_, activated_, added_;
   std::vector<typename Format::Operand> queries_;
   OperandBuffer operands_;
   Mixture mixture_;
+  StateMixer states_;
 };
 
 }  // namespace trioserve

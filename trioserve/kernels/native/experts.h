@@ -1,6 +1,6 @@
 // A mixture of experts in place of a feed-forward network.
 //
-//     x -> router -> softmax -> the k largest, with their weights
+//     x -> router -> softmax or sigmoids -> the k largest, with their weights
 //     x -> expert's gate, up -> activation -> down     for each chosen expert
 //     y = sum of weight * output, in the order of experts
 //
@@ -29,10 +29,13 @@ struct MixtureSpec {
   MatrixSpec router;          // num_experts outputs
   MatrixSpec shared_gate;     // 1 output, whose sigmoid weighs the shared expert; or null
   const ExpertSpec* experts;  // num_experts, and the shared one behind them
+  const float* choice_bias;   // (num_experts,) or null: added to choose, not in the weights
   std::int32_t num_experts;
   std::int32_t num_chosen;    // for each token
   std::int32_t has_shared;
   std::int32_t renormalizes;  // the weights of a token's chosen experts add up to 1
+  std::int32_t has_sigmoid;   // in place of a softmax
+  float scale;                // factor of the weights
 };
 
 // Computes mixtures, one after the other.
@@ -92,23 +95,38 @@ class Mixture {
     });
   }
 
-  static void choose_largest(const MixtureSpec& spec, const float* scores, Choice* choices) {
-    float largest = scores[0], total = 0.0f, chosen = 0.0f;
-    for (int i = 1; i < spec.num_experts; ++i) largest = std::max(largest, scores[i]);
-    for (int i = 0; i < spec.num_experts; ++i) total += std::exp(scores[i] - largest);
+  // scores: of the router; replaced by the weights of the experts
+  static void choose_largest(const MixtureSpec& spec, float* scores, Choice* choices) {
+    weigh(spec, scores);
+    auto rank = [&](int i) { return scores[i] + (spec.choice_bias ? spec.choice_bias[i] : 0.0f); };
+    float chosen = 0.0f;
     for (int k = 0; k < spec.num_chosen; ++k) {
-      // Scores that are no numbers compare as false, so there is always a best one.
+      // Weights that are no numbers compare as false, so there is always a best one.
       int best = -1;
       for (int i = 0; i < spec.num_experts; ++i) {
-        if ((best < 0 || scores[i] > scores[best]) && !has(choices, k, i)) best = i;
+        if ((best < 0 || rank(i) > rank(best)) && !has(choices, k, i)) best = i;
       }
-      float weight = std::exp(scores[best] - largest) / total;
-      chosen += weight;
-      choices[k] = {best, weight, 0};
+      chosen += scores[best];
+      choices[k] = {best, scores[best], 0};
     }
-    for (int k = 0; spec.renormalizes && k < spec.num_chosen; ++k) choices[k].weight /= chosen;
+    const float total = spec.renormalizes ? chosen : 1.0f;
+    for (int k = 0; k < spec.num_chosen; ++k) {
+      choices[k].weight = choices[k].weight / total * spec.scale;
+    }
     std::sort(choices, choices + spec.num_chosen,
               [](const Choice& a, const Choice& b) { return a.expert < b.expert; });
+  }
+
+  static void weigh(const MixtureSpec& spec, float* scores) {
+    const int size = spec.num_experts;
+    if (spec.has_sigmoid) {
+      for (int i = 0; i < size; ++i) scores[i] = 1.0f / (1.0f + std::exp(-scores[i]));
+      return;
+    }
+    const float largest = *std::max_element(scores, scores + size);
+    float total = 0.0f;
+    for (int i = 0; i < size; ++i) total += scores[i] = std::exp(scores[i] - largest);
+    for (int i = 0; i < size; ++i) scores[i] /= total;
   }
 
   static bool has(const Choice* choices, int count, int expert) {

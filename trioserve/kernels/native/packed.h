@@ -140,7 +140,9 @@ inline void multiply_block(const typename Format::Operand* x, std::ptrdiff_t str
                            const typename Format::Weight* w, int width, int num_steps,
                            Vec (&sums)[R][V], Next ahead = {}) {
   int step = 0;
-  if constexpr (R <= 2) {
+  // The products of float32 numbers are added in one order, whatever the number of rows. So
+  // a sequence gets the same numbers alone, beside others, and in chunks of any size.
+  if constexpr (R <= 2 && !std::is_same_v<Format, Float32Format>) {
     // One row has too few sums to keep the multipliers busy, so every other step gets sums
     // of its own.
     Vec others[R][V] = {};

@@ -1,14 +1,15 @@
 // The attention of a step, cut into pieces for the threads.
 //
 // A piece is a tile of queries and a head. If these are few, because few sequences have long
-// contexts, the keys of a tile are cut into parts, too, which are put together at the end.
+// contexts, the keys of a tile are cut into parts, too, which are put together at the end. In
+// float32 the numbers do not depend on the cut: segments of fixed length are computed alone,
+// and put together in a fixed order (fold.h).
 // Source: Dao et al. 2023 (Flash-Decoding).
 #pragma once
 
 #include <vector>
 
-#include "attention.h"
-#include "buffers.h"
+#include "fold.h"
 #include "pool.h"
 
 namespace trioserve {
@@ -21,6 +22,7 @@ class StepAttention {
 
   // Plans a step, for all of its layers.
   void plan(const AttentionShape& shape, const std::vector<StepRow>& rows, int num_threads) {
+    segment_blocks_ = kIsExact ? 2 * QueryTile<Format>::blocks_at_once(shape) : kAll;
     tiles_.clear();
     parts_.clear();
     for (const StepRow& row : rows) {
@@ -36,13 +38,13 @@ class StepAttention {
       const int num_parts =
           std::clamp(num_blocks * shape.block_size / kKeysOfPart, 1, num_threads > 1 ? most : 1);
       tile.first_part = static_cast<int>(parts_.size());
-      tile.num_parts = num_parts;
-      for (int part = 0; part < num_parts; ++part) {
-        BlockRange range{part * num_blocks / num_parts, (part + 1) * num_blocks / num_parts};
-        parts_.push_back({&tile, range});
-      }
+      cut(tile, num_blocks, num_parts);
+      tile.num_parts = static_cast<int>(parts_.size()) - tile.first_part;
     }
-    while (static_cast<int>(query_tiles_.size()) < num_threads) query_tiles_.emplace_back(shape);
+    while (static_cast<int>(query_tiles_.size()) < num_threads) {
+      query_tiles_.emplace_back(shape);
+      folds_.emplace_back();
+    }
     if (parts_.size() > tiles_.size()) {
       fit(saved_, static_cast<std::ptrdiff_t>(parts_.size()) * shape.num_kv_heads *
                       QueryTile<Format>::part_size(shape));
@@ -66,7 +68,7 @@ class StepAttention {
       if (place != tile.first_part) own.sinks = nullptr;
       queries_of_tile.use(own);
       queries_of_tile.begin(*tile.row, head, tile.number, queries, stride);
-      queries_of_tile.add_keys(cache, *tile.row, head, part.range);
+      add_segments(queries_of_tile, folds_[thread], own, cache, *tile.row, head, part.range);
       if (tile.num_parts == 1) {
         queries_of_tile.finish(*tile.row, head, tile.number, out, out_stride);
       } else {
@@ -83,9 +85,12 @@ class StepAttention {
       QueryTile<Format>& queries_of_tile = query_tiles_[thread];
       queries_of_tile.use(without_sinks);
       queries_of_tile.begin(*tile.row, head, tile.number, queries, stride);
+      Fold<Format>& fold = folds_[thread];
+      fold.begin();
       for (int part = 0; part < tile.num_parts; ++part) {
-        queries_of_tile.add_part(find_saved(shape, tile.first_part + part, head));
+        fold.add(queries_of_tile, shape, part, find_saved(shape, tile.first_part + part, head));
       }
+      fold.finish(queries_of_tile, shape);
       queries_of_tile.finish(*tile.row, head, tile.number, out, out_stride);
     });
   }
@@ -95,6 +100,9 @@ class StepAttention {
   static constexpr int kPiecesOfThread = 4;
   // Fewer take less time than putting parts together.
   static constexpr int kKeysOfPart = 256;
+  // Products of bfloat16 numbers differ with the number of rows, so nothing is gained there.
+  static constexpr bool kIsExact = std::is_same_v<Format, Float32Format>;
+  static constexpr int kAll = 1 << 30;
 
   struct Tile {
     const StepRow* row;
@@ -106,16 +114,55 @@ class StepAttention {
     BlockRange range;
   };
 
+  // Cuts the blocks of a tile into `most` parts at most.
+  void cut(const Tile& tile, int num_blocks, int most) {
+    if constexpr (!kIsExact) {
+      for (int part = 0; part < most; ++part) {
+        parts_.push_back({&tile, {part * num_blocks / most, (part + 1) * num_blocks / most}});
+      }
+      return;
+    }
+    std::int64_t size = segment_blocks_;
+    while (size * most < num_blocks) size *= 2;
+    for (std::int64_t begin = 0; begin < num_blocks; begin += size) {
+      const int end = static_cast<int>(std::min<std::int64_t>(begin + size, num_blocks));
+      parts_.push_back({&tile, {static_cast<int>(begin), end}});
+    }
+  }
+
+  // Adds the keys of a range, which begins with a segment.
+  void add_segments(QueryTile<Format>& tile, Fold<Format>& fold, const AttentionShape& shape,
+                    const Weight* cache, const StepRow& row, int head, BlockRange range) {
+    range.end = std::min(range.end, tile.last_block());
+    if (range.end - range.begin <= segment_blocks_) {
+      tile.add_keys(cache, row, head, range);
+      return;
+    }
+    fold.begin();
+    // The first segment has the sinks.
+    int place = shape.sinks ? 0 : std::max(0, tile.first_block() - range.begin) / segment_blocks_;
+    for (bool is_first = true; range.begin + place * segment_blocks_ < range.end; ++place) {
+      if (!is_first) tile.clear();
+      is_first = false;
+      const int begin = range.begin + place * segment_blocks_;
+      tile.add_keys(cache, row, head, {begin, std::min(begin + segment_blocks_, range.end)});
+      fold.add(tile, shape, place);
+    }
+    fold.finish(tile, shape);
+  }
+
   float* find_saved(const AttentionShape& shape, int part, int head) {
     std::ptrdiff_t place = static_cast<std::ptrdiff_t>(part) * shape.num_kv_heads + head;
     return &saved_[place * QueryTile<Format>::part_size(shape)];
   }
 
+  int segment_blocks_ = 0;
   std::vector<Tile> tiles_;
   std::vector<Part> parts_;
   std::vector<float> saved_;
   // One for each thread: they hold its scratch memory.
   std::vector<QueryTile<Format>> query_tiles_;
+  std::vector<Fold<Format>> folds_;
 };
 
 }  // namespace trioserve

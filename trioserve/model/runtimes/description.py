@@ -39,6 +39,9 @@ class MixtureParts:
         down_proj, (num_experts, hidden_size, intermediate_size).
       num_chosen: experts for each token.
       renormalizes: the weights of a token's experts add up to 1.
+      has_sigmoid: weights are sigmoids of the router's scores, in place of their softmax.
+      choice_bias: (num_experts,), added to the weights to choose experts; None if nothing is
+      scale: factor of the weights.
       shared: an expert for all tokens; None if there is none.
       shared_gate: (1, hidden_size), whose sigmoid weighs it; None if nothing does
     """
@@ -47,6 +50,9 @@ class MixtureParts:
     experts: Any
     num_chosen: int
     renormalizes: bool
+    has_sigmoid: bool = False
+    choice_bias: Tensor | None = None
+    scale: float = 1.0
     shared: MlpParts | None
     shared_gate: nn.Linear | None
 
@@ -61,7 +67,9 @@ class AttentionParts:
 
     Args:
       call: its call of attention.
-      inputs: the products of queries, keys and values, whose outputs follow each other.
+      inputs: the products of queries, keys, values, and gates if it has them.
+      order: as in DeltaParts.
+      has_gate: sigmoids of gates weigh its outputs.
       keys_are_values: there is no product of values; they are keys before their norm and
         their rotation, and have a norm of their own.
       cos, sin: (max_model_len, rotary_dim), of each position
@@ -69,6 +77,8 @@ class AttentionParts:
 
     call: LayerSpec
     inputs: tuple[nn.Linear, ...]
+    order: Tensor | None = None
+    has_gate: bool = False
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None
     value_norm: Tensor | None = None
@@ -76,6 +86,101 @@ class AttentionParts:
     cos: Tensor
     sin: Tensor
     output: nn.Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvolutionParts:
+    """A causal convolution of each channel with its last inputs. All is float32.
+
+    Args:
+      taps: (num_channels, num_taps), that of the newest input last
+      bias: (num_channels,)
+    """
+
+    taps: Tensor
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaParts:
+    """The gated delta rule. All but the products are float32.
+
+    Source: Yang et al. 2025 (Gated Delta Networks).
+
+    Args:
+      inputs: the products of queries, keys and values, which the convolution reads, of
+        gates, and of a rate and a decay for each head of values.
+      order: (num_outputs,) int64, the places of these numbers among the outputs of
+        `inputs`, which follow each other; None if they are in order.
+      num_key_heads, num_value_heads: a head of keys serves as many heads of values as
+        follow each other.
+      decay: (num_value_heads,), negative
+      decay_bias: (num_value_heads,)
+      norm: (value_dim,), the weight of the norm before the gate
+    """
+
+    inputs: tuple[nn.Linear, ...]
+    order: Tensor | None
+    convolution: ConvolutionParts
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    decay: Tensor
+    decay_bias: Tensor
+    norm: Tensor
+    output: nn.Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvParts:
+    """A convolution between two gates, as LFM2 has it.
+
+    Args:
+      inputs: the product of gates before the convolution, of gates behind it, and of
+        values.
+    """
+
+    inputs: tuple[nn.Linear, ...]
+    order: None = None
+    convolution: ConvolutionParts
+    output: nn.Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2Parts:
+    """A recurrence of Mamba-2. All but the products are float32.
+
+    Source: Dao and Gu 2024 (Mamba-2).
+
+    Args:
+      inputs: the product of queries, keys and values, which the convolution reads, of
+        gates, and of a time step for each head.
+      order: as in DeltaParts.
+      num_groups: heads of keys and queries.
+      decay, decay_bias, skip: (num_heads,); the first is negative
+      step_limits: the least and the largest time step.
+      norm: (num_heads * value_dim,), the weight of the norm behind the gate; None if there is none
+      num_norm_groups: parts of a token that are normalised by themselves.
+    """
+
+    inputs: tuple[nn.Linear, ...]
+    order: Tensor
+    convolution: ConvolutionParts
+    num_groups: int
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    decay: Tensor
+    decay_bias: Tensor
+    skip: Tensor
+    step_limits: tuple[float, float]
+    norm: Tensor | None
+    num_norm_groups: int
+    output: nn.Linear
+
+
+StateParts = DeltaParts | ShortConvParts | Mamba2Parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +195,7 @@ class LayerParts:
     """
 
     input_norm: Tensor
-    mixer: AttentionParts
+    mixer: AttentionParts | StateParts
     post_mixer_norm: Tensor | None = None
     mlp_norm: Tensor
     mlp: MlpParts | MixtureParts
@@ -107,6 +212,7 @@ class DecoderParts:
       final_norm, head: None if they belong to another stage of a pipeline.
       activation: a name in formulas.ACTIVATION_CODES.
       epsilon: the norms add it to the mean square.
+      residual_scale: factor of what a layer adds to the hidden states.
       logit_softcap: logits become softcap * tanh(logit / softcap); None leaves them.
       plane_rotary: turns positions on three axes into rotary angles; None if the model
         places nothing in a plane.
@@ -118,6 +224,7 @@ class DecoderParts:
     head: nn.Linear | None
     activation: str
     epsilon: float
+    residual_scale: float = 1.0
     logit_softcap: float | None = None
     plane_rotary: nn.Module | None = None
 

@@ -69,6 +69,7 @@ class _Modules:
           hidden: (num_tokens, hidden_size), the vectors of one sequence's tokens
         """
         for layer in self._parts.layers:
+            assert isinstance(layer.mixer, AttentionParts), "its layers are plain"
             hidden = hidden + self._attend(
                 layer.mixer, self._normalize(hidden, layer.input_norm)
             )

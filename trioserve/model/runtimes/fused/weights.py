@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ...attention.paged_triton import MAX_DIM
 from ...attention.probe import LayerSpec
 from ..choice import NotRecognised
-from ..description import DecoderParts, LayerParts, MlpParts, release
+from ..description import AttentionParts, DecoderParts, LayerParts, MlpParts, release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,28 +50,36 @@ def take_weights(parts: DecoderParts) -> tuple[LayerWeights, ...]:
       NotRecognised: a layer has experts, wide heads, other heads than the first, or norms and
         factors that are not supported; no module has lost anything.
     """
-    for layer in parts.layers:
-        mixer = layer.mixer
-        if not isinstance(layer.mlp, MlpParts):
-            raise NotRecognised("it has experts")
-        if max(mixer.call.key_dim, mixer.call.value_dim) > MAX_DIM:
-            raise NotRecognised(f"its heads have more than {MAX_DIM} numbers")
-        if _list_sizes(mixer.call) != _list_sizes(parts.layers[0].mixer.call):
-            raise NotRecognised("its layers have heads of different sizes")
-        if mixer.value_norm is not None or layer.output_scale != 1.0:
-            raise NotRecognised("it normalises values, or scales the output of layers")
-        if (mixer.query_norm is None) != (mixer.key_norm is None):
-            raise NotRecognised("it normalises queries or keys alone")
+    if parts.residual_scale != 1.0:
+        raise NotRecognised("it scales what its layers add")
+    if len({_check_layer(layer) for layer in parts.layers}) > 1:
+        raise NotRecognised("its layers have heads of different sizes")
     angles = _Angles()
     return tuple(_take_layer(layer, angles) for layer in parts.layers)
 
 
-def _list_sizes(call: LayerSpec) -> tuple[int, ...]:
+def _check_layer(layer: LayerParts) -> tuple[int, ...]:
+    """Refuse what the kernels do not compute; returns the sizes of the layer's heads."""
+    mixer = layer.mixer
+    if not isinstance(mixer, AttentionParts):
+        raise NotRecognised("its layers keep states in place of keys and values")
+    if not isinstance(layer.mlp, MlpParts):
+        raise NotRecognised("it has experts")
+    if mixer.has_gate:
+        raise NotRecognised("gates weigh the output of its attention")
+    if max(mixer.call.key_dim, mixer.call.value_dim) > MAX_DIM:
+        raise NotRecognised(f"its heads have more than {MAX_DIM} numbers")
+    if mixer.value_norm is not None or layer.output_scale != 1.0:
+        raise NotRecognised("it normalises values, or scales the output of layers")
+    if (mixer.query_norm is None) != (mixer.key_norm is None):
+        raise NotRecognised("it normalises queries or keys alone")
+    call = mixer.call
     return call.num_heads, call.num_kv_heads, call.key_dim, call.value_dim
 
 
 def _take_layer(layer: LayerParts, angles: _Angles) -> LayerWeights:
     mixer, mlp = layer.mixer, layer.mlp
+    assert isinstance(mixer, AttentionParts), "take_weights has looked at all layers"
     assert isinstance(mlp, MlpParts), "take_weights has looked at all layers"
     cos, sin = angles.share(mixer.cos, mixer.sin)
     taken = LayerWeights(

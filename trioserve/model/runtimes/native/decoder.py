@@ -20,6 +20,7 @@ from ....kernels.structs import (
     LayerSpec,
     MatrixSpec,
     MixtureSpec,
+    StateSpec,
 )
 from ...attention.kv_cache import make_zeros
 from ...shards.group import TensorGroup
@@ -30,12 +31,14 @@ from ..description import (
     LayerParts,
     MixtureParts,
     MlpParts,
+    StateParts,
     release,
 )
 from ..recognise.formulas import ACTIVATION_CODES
 from .layers import NativeLayers
 from .packer import NUMBERS, Packer, Weights, split
 from .scans import NativeScans
+from .states import make_state
 from .sums import NativeSums
 
 
@@ -102,8 +105,7 @@ class NativeDecoder:
         spec.sum = None if self._sums is None else self._sums.address
         caches = []
         for layer in layers:
-            size = self._library.count_cache(ctypes.byref(layer), tables.block_size)
-            cache = make_zeros((num_blocks, size), self._dtype, torch.device("cpu"))
+            cache = self._make_cache(layer, tables, num_blocks)
             layer.cache = cache.data_ptr()
             caches.append(cache)
         handle = self._library.open_decoder(NUMBERS[self._dtype], ctypes.byref(spec))
@@ -120,6 +122,18 @@ class NativeDecoder:
             held=(self, layers, caches),
         )
 
+    def _make_cache(
+        self, layer: LayerSpec, tables: SlotTables, num_blocks: int
+    ) -> Tensor:
+        """Allocate the keys and values of a layer, or its states."""
+        cpu = torch.device("cpu")
+        if layer.state:
+            spec = ctypes.cast(layer.state, ctypes.POINTER(StateSpec))
+            shape = len(tables.block_ids), self._library.count_state(spec)
+            return make_zeros(shape, torch.float32, cpu)
+        size = self._library.count_cache(ctypes.byref(layer), tables.block_size)
+        return make_zeros((num_blocks, size), self._dtype, cpu)
+
     def make_scans(self) -> NativeScans:
         """Make the scans of the logits, on the threads that compute them."""
         return NativeScans(self._library, self._pool, held=self)
@@ -128,12 +142,19 @@ class NativeDecoder:
 
     def _make_layer(self, layer: LayerParts) -> LayerSpec:
         point = self._packer.point
+        mixer = layer.mixer
         return LayerSpec(
-            **self._make_attention(layer.mixer),
+            **(
+                self._make_attention(mixer)
+                if isinstance(mixer, AttentionParts)
+                else self._make_state(mixer)
+            ),
             **self._make_mlp(layer.mlp),
+            inputs=self._pack_inputs(mixer),
+            inputs_bias=point(_join_biases(mixer)),
             input_norm=point(layer.input_norm),
-            output=self._pack([layer.mixer.output]),
-            output_bias=point(layer.mixer.output.bias),
+            output=self._pack([mixer.output]),
+            output_bias=point(mixer.output.bias),
             mixer_post_norm=point(layer.post_mixer_norm),
             mlp_norm=point(layer.mlp_norm),
             mlp_post_norm=point(layer.post_mlp_norm),
@@ -144,8 +165,6 @@ class NativeDecoder:
         """Return the fields of a layer for its attention."""
         call, point = mixer.call, self._packer.point
         return {
-            "inputs": self._pack(mixer.inputs),
-            "inputs_bias": point(_join_biases(mixer.inputs)),
             "query_norm": point(mixer.query_norm),
             "key_norm": point(mixer.key_norm),
             "value_norm": point(mixer.value_norm),
@@ -161,7 +180,21 @@ class NativeDecoder:
             "key_dim": call.key_dim,
             "value_dim": call.value_dim,
             "rotary_dim": mixer.cos.shape[1],
+            "has_gate": mixer.has_gate,
         }
+
+    def _make_state(self, mixer: StateParts) -> dict[str, Any]:
+        """Return the fields of a layer for its state."""
+        spec = make_state(mixer, self._packer.point)
+        self._held.append(spec)
+        return {"state": ctypes.addressof(spec)}
+
+    def _pack_inputs(self, mixer: AttentionParts | StateParts) -> MatrixSpec:
+        """Pack the products that a mixer reads, in the order that the kernels want."""
+        if mixer.order is None:
+            return self._pack(mixer.inputs)
+        weights = torch.cat([product.weight.detach() for product in mixer.inputs])
+        return self._packer.pack([weights[mixer.order]])
 
     def _make_mlp(self, mlp: MlpParts | MixtureParts) -> dict[str, Any]:
         """Return the fields of a layer for its feed-forward network."""
@@ -182,6 +215,9 @@ class NativeDecoder:
             num_chosen=mlp.num_chosen,
             has_shared=mlp.shared is not None,
             renormalizes=mlp.renormalizes,
+            choice_bias=self._packer.point(mlp.choice_bias),
+            has_sigmoid=mlp.has_sigmoid,
+            scale=mlp.scale,
         )
         self._held += [array, mixture]
         return {"mixture": ctypes.addressof(mixture)}
@@ -210,6 +246,7 @@ class NativeDecoder:
             activation=ACTIVATION_CODES[parts.activation],
             epsilon=parts.epsilon,
             logit_softcap=parts.logit_softcap or 0.0,
+            residual_scale=parts.residual_scale,
         )
 
     def _pack(self, products: Sequence[nn.Linear]) -> MatrixSpec:
@@ -232,16 +269,17 @@ def _release_layer(layer: LayerParts) -> None:
     release([*layer.mixer.inputs, layer.mixer.output])
 
 
-def _join_biases(products: Sequence[nn.Linear]) -> Tensor | None:
-    if all(product.bias is None for product in products):
+def _join_biases(mixer: AttentionParts | StateParts) -> Tensor | None:
+    if all(product.bias is None for product in mixer.inputs):
         return None
-    return torch.cat(
+    biases = torch.cat(
         [
             (
                 torch.zeros(product.out_features)
                 if product.bias is None
                 else product.bias.detach().float()
             )
-            for product in products
+            for product in mixer.inputs
         ]
     )
+    return biases if mixer.order is None else biases[mixer.order]

@@ -74,7 +74,7 @@ class NativeLayers:
         ends = accumulate(row.num_tokens for row in inputs.rows)
         rows = torch.tensor(
             [
-                (end - row.num_tokens, row.num_tokens, row.start, row.slot)
+                (end - row.num_tokens, row.num_tokens, row.start, row.slot, False)
                 for row, end in zip(inputs.rows, ends)
             ],
             dtype=torch.int32,

@@ -7,24 +7,25 @@ watching them (given.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ...attention.probe import LayerSpec
 from ..choice import NotRecognised
 from ..description import (
     AttentionParts,
     DecoderParts,
-    LayerParts,
     MixtureParts,
     MlpParts,
 )
-from .experts import find_mixture, find_mlp, list_activated
-from .formulas import find_activation, find_epsilon, find_norm, find_optional_norm
+from .attention import check_attention
+from .formulas import find_epsilon, find_norm
 from .given import find_plane_rotary, watch_layers
-from .products import check_linear, check_shape, find_products, get_part
+from .layers import find_activation, find_first_norm, find_layers
+from .products import check_linear, check_shape, get_final_norm, get_part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,6 +36,7 @@ def find_parts(
     calls: tuple[LayerSpec, ...],
     max_model_len: int,
     *,
+    num_states: int = 0,
     begin: int = 0,
     is_last: bool = True,
     has_plane: bool = False,
@@ -43,6 +45,7 @@ def find_parts(
 
     Args:
       calls: the calls of attention of its layers, in order.
+      num_states: its layers that keep a state in place of keys and values.
       max_model_len: rotary angles are computed for so many positions.
       begin: place of its first layer among the whole model's.
       is_last: it has the last layer, the last norm and the head.
@@ -56,27 +59,26 @@ def find_parts(
     # Without it, the modules of a model's image encoder would be looked at, too.
     body: Any = model.get_decoder()
     everywhere = list(get_part(body, "layers"))
-    layers = everywhere[begin : begin + len(calls)]
-    if len(layers) != len(calls) or (is_last and everywhere[-1] is not layers[-1]):
+    num_layers = len(calls) + num_states
+    layers = everywhere[begin : begin + num_layers]
+    if len(layers) != num_layers or (is_last and everywhere[-1] is not layers[-1]):
         raise NotRecognised("not every layer calls attention once")
-    size = len(find_norm(get_part(layers[0], "input_layernorm")))
+    size = len(find_first_norm(layers[0]))
     given = watch_layers(body, everywhere, size, max_model_len)
     head = model.get_output_embeddings()
+    final_norm = None
+    if is_last:
+        # A product of smaller numbers gives the smaller logits.
+        final_norm = find_norm(get_final_norm(body), size) / _find_logits_scale(model)
     parts = DecoderParts(
-        layers=tuple(
-            _find_layer(layer, call, given.rotary[begin + i])
-            for i, (layer, call) in enumerate(zip(layers, calls))
-        ),
+        layers=find_layers(layers, calls, given.rotary[begin:]),
         # A later stage of a pipeline receives the input of its first layer.
         embedding_scale=1.0 if begin else given.embedding_scale,
-        final_norm=find_norm(get_part(body, "norm"), size) if is_last else None,
+        final_norm=final_norm,
         head=check_linear(head, "its output projection") if is_last else None,
-        activation=find_activation(
-            module
-            for layer in layers
-            for module in list_activated(get_part(layer, "mlp"))
-        ),
+        activation=find_activation(layers),
         epsilon=find_epsilon(body),
+        residual_scale=_find_residual_scale(layers),
         logit_softcap=_find_softcap(model),
         plane_rotary=find_plane_rotary(body, everywhere, size) if has_plane else None,
     )
@@ -92,54 +94,17 @@ def _find_softcap(model: PreTrainedModel) -> float | None:
     return softcap
 
 
-def _find_layer(
-    layer: nn.Module, call: LayerSpec, rotary: tuple[Tensor, Tensor]
-) -> LayerParts:
-    mlp = get_part(layer, "mlp")
-    # Models with four norms normalize the output of attention, too, so that the name of
-    # the second norm of others means something else.
-    has_four = hasattr(layer, "pre_feedforward_layernorm")
-    after_attention = find_norm(get_part(layer, "post_attention_layernorm"))
-    if hasattr(layer, "router"):
-        raise NotRecognised("its layers have experts beside a network")
-    return LayerParts(
-        input_norm=find_norm(get_part(layer, "input_layernorm")),
-        mixer=_find_attention(get_part(layer, "self_attn"), call, rotary),
-        post_mixer_norm=after_attention if has_four else None,
-        mlp_norm=(
-            find_norm(get_part(layer, "pre_feedforward_layernorm"))
-            if has_four
-            else after_attention
-        ),
-        mlp=find_mixture(mlp, len(after_attention)) or find_mlp(mlp),
-        post_mlp_norm=(
-            find_norm(get_part(layer, "post_feedforward_layernorm"))
-            if has_four
-            else None
-        ),
-        output_scale=float(getattr(layer, "layer_scalar", 1.0)),
-    )
+def _find_logits_scale(model: PreTrainedModel) -> float:
+    """Return the number by which logits are divided."""
+    config = model.config.get_text_config(decoder=True)
+    return float(getattr(config, "logits_scaling", 1.0))
 
 
-def _find_attention(
-    attention: Any, call: LayerSpec, rotary: tuple[Tensor, Tensor]
-) -> AttentionParts:
-    names = ("q_proj", "k_proj", "v_proj")
-    # Gemma 4's layers of full attention have the attribute, and no product in it.
-    keys_are_values = getattr(attention, "v_proj", attention) is None
-    return AttentionParts(
-        call=call,
-        inputs=find_products(
-            attention, ("qkv_proj",), names[:2] if keys_are_values else names
-        ),
-        query_norm=find_optional_norm(attention, "q_norm", call.key_dim),
-        key_norm=find_optional_norm(attention, "k_norm", call.key_dim),
-        value_norm=find_optional_norm(attention, "v_norm", call.value_dim),
-        keys_are_values=keys_are_values,
-        cos=rotary[0],
-        sin=rotary[1],
-        output=check_linear(get_part(attention, "o_proj"), "o_proj"),
-    )
+def _find_residual_scale(layers: Sequence[nn.Module]) -> float:
+    scales = {float(getattr(each, "residual_multiplier", 1.0)) for each in layers}
+    if len(scales) != 1:
+        raise NotRecognised("its layers differ")
+    return scales.pop()
 
 
 def _check_products(parts: DecoderParts, dtype: torch.dtype) -> None:
@@ -150,7 +115,12 @@ def _check_products(parts: DecoderParts, dtype: torch.dtype) -> None:
     for layer in parts.layers:
         if len(layer.input_norm) != size or len(layer.mlp_norm) != size:
             raise NotRecognised("its layers differ")
-        _check_attention(layer.mixer, size, dtype)
+        if isinstance(layer.mixer, AttentionParts):
+            check_attention(layer.mixer)
+        num_inputs = sum(product.out_features for product in layer.mixer.inputs)
+        check_shape(layer.mixer.inputs, size, num_inputs, dtype)
+        num_outputs = layer.mixer.output.in_features
+        check_shape([layer.mixer.output], num_outputs, size, dtype)
         _check_mlp(layer.mlp, size, dtype)
 
 

@@ -43,9 +43,10 @@ def find_norm(norm: nn.Module, size: int | None = None) -> Tensor:
     return found.contiguous()
 
 
-def find_optional_norm(module: Any, name: str, size: int) -> Tensor | None:
+def find_optional_norm(module: Any, size: int, *names: str) -> Tensor | None:
     """Return the weight of a norm that a module may have; None if it has none."""
-    norm = getattr(module, name, None)
+    norms = (getattr(module, name, None) for name in names)
+    norm = next((each for each in norms if each is not None), None)
     return None if norm is None else find_norm(norm, size)
 
 
@@ -75,21 +76,6 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
 }
 ACTIVATION_CODES = {name: code for code, name in enumerate(_ACTIVATIONS)}
-
-
-def find_activation(modules: Iterable[Any]) -> str:
-    """Return the name of the activation that gated feed-forward networks share.
-
-    Raises:
-      NotRecognised
-    """
-    functions = []
-    for module in modules:
-        function = getattr(module, "act_fn", getattr(module, "activation_fn", None))
-        if function is None:
-            raise NotRecognised(f"{type(module).__name__} has no activation")
-        functions.append(function)
-    return name_activation(functions)
 
 
 def name_activation(functions: Iterable[Callable[[Tensor], Tensor]]) -> str:

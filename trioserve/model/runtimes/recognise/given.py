@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..choice import NotRecognised
-from .products import get_part
+from .products import get_final_norm, get_part
 
 # Tokens whose positions on three axes are tried.
 _NUM_PLACED = 16
@@ -86,6 +86,9 @@ def _record(
 
     def record(hidden: Tensor, *others: object, **arguments: Any) -> Tensor:
         angles = arguments.get("position_embeddings")
+        if "position_embeddings" in arguments and angles is None:
+            # The layers turn nothing.
+            angles = 2 * (vectors.new_empty(1, vectors.shape[1], 0),)
         if not isinstance(angles, tuple) or len(angles) != 2:
             raise NotRecognised("its layers get no rotary angles")
         rotary.append(angles)
@@ -95,7 +98,7 @@ def _record(
     with ExitStack() as stack, torch.inference_mode():
         for layer in layers:
             stack.enter_context(_replace_forward(layer, record))
-        stack.enter_context(_replace_forward(get_part(body, "norm"), lambda x: x))
+        stack.enter_context(_replace_forward(get_final_norm(body), lambda x: x))
         body(inputs_embeds=vectors, position_ids=positions, use_cache=False)
     return rotary, scales
 

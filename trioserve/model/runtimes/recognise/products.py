@@ -11,16 +11,27 @@ from torch import nn
 from ..choice import NotRecognised
 
 
-def get_part(module: Any, name: str) -> Any:
-    """Return an attribute of a module.
+def get_part(module: Any, *names: str) -> Any:
+    """Return an attribute of a module that has one of several names.
 
     Raises:
       NotRecognised: it has none.
     """
-    found = getattr(module, name, None)
-    if found is None:
-        raise NotRecognised(f"{type(module).__name__} has no {name}")
-    return found
+    for name in names:
+        found = getattr(module, name, None)
+        if found is not None:
+            return found
+    raise NotRecognised(f"{type(module).__name__} has no {' or '.join(names)}")
+
+
+def get_final_norm(body: nn.Module) -> nn.Module:
+    """Return the norm behind a model's layers.
+
+    Raises:
+      NotRecognised: it has none.
+    """
+    norm: nn.Module = get_part(body, "norm", "embedding_norm", "final_layernorm")
+    return norm
 
 
 def find_products(module: Any, *choices: tuple[str, ...]) -> tuple[nn.Linear, ...]:

@@ -1,0 +1,94 @@
+// The states that layers keep beside keys and values.
+//
+// A sequence has a slot in each of these layers:
+//
+//     slot | last inputs of the convolution | state of head 0 | state of head 1 | ...
+//
+//     inputs  (num_taps - 1, num_channels), the oldest first
+//     state   (blocks of columns, key_dim, kColumns): a matrix of key_dim rows and value_dim
+//             columns, cut into blocks that stay in L1 while tokens run through them. Columns
+//             beyond value_dim are 0.
+//
+// All numbers are float32. States of 16 bits drift over long texts. Inputs of 16 bits would
+// differ from those that the same tokens read in the middle of a chunk, so the answer would
+// depend on how a prompt is cut.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "vec.h"
+
+namespace trioserve {
+
+enum class StateKind : std::int32_t { kDelta = 0, kMamba2 = 1, kShortConv = 2 };
+
+// Columns of a state that are computed at once.
+constexpr int kColumns = 32;
+constexpr int kMaxTaps = 8;
+
+// The formula of one layer, as Python fills it in. All numbers are float32.
+//
+// The layer reads one row of numbers for each token:
+//
+//     kDelta, kMamba2   queries | keys | values | gates | rates (kDelta) | decays
+//                       ------- channels -------
+//     kShortConv        gates before | gates behind | values, num_channels each
+//
+// Mamba-2 calls its queries C, its keys B, its values x, its gates z and its decays dt.
+struct StateSpec {
+  const float* taps;        // (num_taps, num_channels), that of the newest input last
+  const float* tap_bias;    // (num_channels,) or null
+  const float* decay;       // (num_value_heads,) negative
+  const float* decay_bias;  // (num_value_heads,)
+  const float* skip;        // (num_value_heads,) or null: factor of values in the output
+  const float* norm;        // kDelta: (value_dim,); kMamba2: (num_value_heads * value_dim,) or null
+  StateKind kind;
+  std::int32_t num_channels, num_taps;
+  // A head of queries and keys serves num_value_heads / num_key_heads heads of values.
+  std::int32_t num_key_heads, num_value_heads, key_dim, value_dim;
+  std::int32_t num_norm_groups;  // of kMamba2
+  float min_step, max_step;      // of kMamba2
+
+  std::ptrdiff_t inputs_size() const {
+    return static_cast<std::ptrdiff_t>(num_taps - 1) * num_channels;
+  }
+  int num_columns() const { return round_up(value_dim, kColumns); }
+  std::ptrdiff_t head_size() const {
+    return static_cast<std::ptrdiff_t>(key_dim) * num_columns();
+  }
+  // Numbers of a slot.
+  std::ptrdiff_t size() const { return inputs_size() + num_value_heads * head_size(); }
+};
+
+// Tokens of one sequence that a step computes.
+struct StateRow {
+  int first_token;  // among the step's tokens
+  int num_tokens;
+  int slot;
+  bool begins;  // it has the first token of the sequence, so the slot holds nothing yet
+  bool keeps;   // otherwise the slot stays as it is, because the row is computed again later
+};
+
+// The first `count` lanes; the others are 0.
+inline Vec load_part(const float* from, int count) {
+  if (count >= Vec::kLanes) return Vec::load(from);
+  float lanes[Vec::kLanes] = {};
+  std::memcpy(lanes, from, sizeof(float) * static_cast<std::size_t>(count));
+  return Vec::load(lanes);
+}
+
+inline void store_part(Vec vec, int count, float* to) {
+  if (count >= Vec::kLanes) return vec.store(to);
+  float lanes[Vec::kLanes];
+  vec.store(lanes);
+  std::memcpy(to, lanes, sizeof(float) * static_cast<std::size_t>(count));
+}
+
+// Calls body(first, count) for each vector of `size` numbers; the last may be shorter.
+template <class Body>
+inline void for_vectors(int size, Body&& body) {
+  for (int i = 0; i < size; i += Vec::kLanes) body(i, size - i < Vec::kLanes ? size - i : Vec::kLanes);
+}
+
+}  // namespace trioserve
