@@ -34,15 +34,15 @@ class ModelFormats:
         Raises:
           InvalidParameter: there is a budget, but no reasoning that is found; or a grammar
             cannot express the form of the answer.
-          NotSupported: calls are forced that cannot be forced, or the reasoning has no
-            budget.
+          NotSupported: calls are forced without a parser for calls, or the reasoning has
+            no budget.
         """
         if text.thinking_token_budget is not None:
             if not is_chat:
                 raise InvalidParameter("thinking_token_budget", "is for chats only")
             budget = self._make_budget(prompts, text.thinking_token_budget)
             sampling = replace(sampling, reasoning_budget=budget)
-        structure = self._describe_answer(tools, text)
+        structure = await self._describe_answer(tools, text)
         if structure is None:
             return sampling
         grammar = await self._renderer.structures.compile(structure)
@@ -68,7 +68,7 @@ class ModelFormats:
             and self._renderer.tool_format.can_join
         )
 
-    def _describe_answer(
+    async def _describe_answer(
         self, tools: Sequence[Mapping[str, object]], text: TextParams
     ) -> StructuredOutput | None:
         """Return the form of the answer; None if it is free."""
@@ -78,9 +78,9 @@ class ModelFormats:
             raise NotSupported(
                 "tool_choice", "calls are only forced with --tool-call-parser"
             )
-        return self._describe_calls(tools, text, text.forced_tools)
+        return await self._describe_calls(tools, text, text.forced_tools)
 
-    def _describe_calls(
+    async def _describe_calls(
         self,
         tools: Sequence[Mapping[str, object]],
         text: TextParams,
@@ -90,15 +90,18 @@ class ModelFormats:
     ) -> StructuredOutput:
         tool_format = self._renderer.tool_format
         assert tool_format is not None, "the callers have checked it"
-        grammar = tool_format.write_grammar(
-            tools, names, takes_one=not text.parallel_tool_calls, is_free=is_free
-        )
-        return StructuredOutput(
-            kind="grammar",
-            value=grammar,
-            param="tools" if is_free else "tool_choice",
-            parts=list_schemas(tools, names, is_free=is_free),
-        )
+        param = "tools" if is_free else "tool_choice"
+
+        def write() -> StructuredOutput:
+            grammar = tool_format.write_grammar(
+                tools, names, takes_one=not text.parallel_tool_calls, is_free=is_free
+            )
+            parts = list_schemas(tools, names, is_free=is_free)
+            return StructuredOutput(
+                kind="grammar", value=grammar, param=param, parts=parts
+            )
+
+        return await self._renderer.structures.write(write, param, len(tools))
 
     async def _place(
         self, grammar: str, tools: Sequence[Mapping[str, Any]], text: TextParams
@@ -107,7 +110,7 @@ class ModelFormats:
         if not self.can_join(tools, text):
             return await self._renderer.place_answer(grammar)
         names = frozenset(tool["function"]["name"] for tool in tools)
-        form = self._describe_calls(tools, text, names, is_free=True)
+        form = await self._describe_calls(tools, text, names, is_free=True)
         calls = await self._renderer.structures.compile(form)
         return await self._renderer.place_answer(grammar, calls)
 

@@ -124,7 +124,7 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
             reasoning parser; a plug-in refuses its arguments; or a grammar cannot express
             the form of the answer.
           NotSupported: calls are forced, or parallel calls are forbidden, but the server has
-            no parser for calls, or one whose calls cannot be forced.
+            no parser for calls.
         """
         sampling = await self._formats.complete(
             sampling, prompts, text, tools, is_chat=splits_reasoning

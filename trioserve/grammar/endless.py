@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from functools import reduce
 from operator import and_, or_
 from typing import Any, Final, TypeAlias
-from urllib.parse import unquote
+
+from ..types.json_pointer import find_part
 
 Part: TypeAlias = dict[str, Any]
 
@@ -99,7 +100,7 @@ def _find_types(schema: Part, part: Part, find: _Find) -> int:
     """Return the types of the values of a part, as far as other parts' types are known."""
     types = _read_types(part)
     if isinstance(part.get("$ref"), str):
-        types &= find(_resolve(schema, part["$ref"]))
+        types &= find(find_part(schema, part["$ref"]))
     for keyword, join, start in (
         ("anyOf", or_, 0),
         ("oneOf", or_, 0),
@@ -151,20 +152,3 @@ def _list_needed_properties(part: Part) -> Iterator[Any]:
     least = part.get("minProperties", 0)
     if isinstance(least, int) and least > 0 and not properties:
         yield others
-
-
-def _resolve(schema: Part, reference: str) -> Any:
-    """Return a part by its JSON pointer; True if there is none. Source: RFC 6901."""
-    found: Any = schema
-    head, *steps = unquote(reference).split("/")
-    if head != "#":
-        return True
-    for step in steps:
-        step = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, dict):
-            found = found.get(step, True)
-        elif isinstance(found, list) and step.isdecimal() and int(step) < len(found):
-            found = found[int(step)]
-        else:
-            return True
-    return found

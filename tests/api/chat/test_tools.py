@@ -339,6 +339,25 @@ async def test_the_template_or_the_option_chooses_the_parser(
     assert list_calls(message) == (BOTH if is_parsed else [])
 
 
+QWEN_CALL = (
+    "<tool_call>\n<function=weather>\n<parameter=city>\nWien\n</parameter>\n"
+    "</function>\n</tool_call>"
+)
+
+
+@in_both_ways
+@pytest.mark.server(
+    answer=QWEN_CALL, render=RenderConfig(tool_call_parser="qwen3_coder")
+)
+async def test_calls_without_json_are_forced_too(
+    server: FakeServer, client: openai.AsyncOpenAI, streams: bool
+) -> None:
+    answer = await ask(client, streams=streams, tool_choice="required")
+    assert list_calls(answer.choices[0].message) == [("weather", '{"city": "Wien"}')]
+    [grammar] = list_grammars(server)
+    assert grammar and "<parameter=" in grammar
+
+
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
@@ -348,10 +367,6 @@ async def test_the_template_or_the_option_chooses_the_parser(
         ),
         pytest.param(
             *("tool_choice", "required", "--tool-call-parser"), marks=parse_by("none")
-        ),
-        pytest.param(
-            *("tool_choice", "required", "calls in the form of qwen3_coder cannot be"),
-            marks=parse_by("qwen3_coder"),
         ),
     ],
 )
@@ -432,7 +447,7 @@ async def test_an_answer_with_a_form_may_have_calls_in_its_strings(
     "form",
     [
         pytest.param({"response_format": JSON}, marks=parse_by("llama3_json")),
-        pytest.param({"response_format": JSON}, marks=parse_by("glm4")),
+        pytest.param({"response_format": JSON}, marks=parse_by("llama4_pythonic")),
         pytest.param({"response_format": JSON}, marks=parse_by("none")),
         {"structured_outputs": {"regex": ".*"}},
     ],

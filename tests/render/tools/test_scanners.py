@@ -296,6 +296,11 @@ CASES = [
             )
         ],
     ),
+    Case(
+        "gemma4",
+        "<|tool_call>call:f{a:1e+5,b:1.5E+10}",
+        [("f", '{"a": 1e+5, "b": 1.5E+10}')],
+    ),
     # glm4
     Case(
         "glm4",

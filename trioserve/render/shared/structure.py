@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from ...errors import InvalidParameter
 from ...types.structured import StructuredOutput
 from ..workers.threads import RendererWorkers, TookTooLong
 
+T = TypeVar("T")
+
 # The largest schema that is taken compiles within a tenth of a second.
 _TIMEOUT_SECONDS: Final = 5.0
 _CHARACTERS_PER_SECOND: Final = 1e6
+# A tool with ten parameters, in a form that is not JSON.
+_SECONDS_PER_TOOL: Final = 5e-4
 
 # Of the forms and of their grammars.
 _MAX_CACHED_CHARACTERS: Final = 8 * 2**20
@@ -47,18 +52,31 @@ class StructureCompiler:
             self.num_hits += 1
             return found
         self.num_misses += 1
+        seconds = len(structure.value) / _CHARACTERS_PER_SECOND
+        text = await self._run(partial(_compile, structure), structure.param, seconds)
+        self._keep(structure, text)
+        return text
+
+    async def write(
+        self, write: Callable[[], StructuredOutput], param: str, num_tools: int
+    ) -> StructuredOutput:
+        """Return the form that a function writes for tools.
+
+        Raises:
+          InvalidParameter: the function does, or it takes too long.
+          RendererStuck: as compile.
+        """
+        return await self._run(write, param, num_tools * _SECONDS_PER_TOOL)
+
+    async def _run(self, work: Callable[[], T], param: str, seconds: float) -> T:
         try:
-            text = await self._workers.run_limited(
-                partial(_compile, structure),
-                _TIMEOUT_SECONDS,
-                expected_seconds=len(structure.value) / _CHARACTERS_PER_SECOND,
+            return await self._workers.run_limited(
+                work, _TIMEOUT_SECONDS, expected_seconds=seconds
             )
         except TookTooLong:
             raise InvalidParameter(
-                structure.param, f"takes longer than {_TIMEOUT_SECONDS:g} s to compile"
+                param, f"takes longer than {_TIMEOUT_SECONDS:g} s to compile"
             ) from None
-        self._keep(structure, text)
-        return text
 
     def _keep(self, structure: StructuredOutput, text: str) -> None:
         if structure in self._grammars:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallForm:
-    """The text around the names and the arguments of calls, which are JSON.
+    """The text around the names and the arguments of calls.
 
     Args:
+      arguments: the form of the arguments; None if they are a JSON object.
       first, last: before the first call, and behind the last one.
       thought: before and behind reasoning that may stand before the first call.
       takes_one: an answer has one call, because a message of the history has one.
@@ -26,6 +27,29 @@ class CallForm:
     last: str = ""
     thought: tuple[str, str] | None = None
     takes_one: bool = False
+    arguments: ArgumentsForm | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArgumentsForm:
+    """The text around the keys and the values of arguments that are not a JSON object.
+
+    Args:
+      before, between, after: before a key, between a key and its value, and behind that.
+      separator: between two pairs.
+      text_between: in place of `between` if the value is a text without quotes.
+      text_end: the text behind a text without quotes, which none contains; it ends in
+        `after` if objects do not nest. Empty if all values are JSON.
+      nests: objects have this form in each other. Texts stand between two `text_end`.
+    """
+
+    before: str
+    between: str
+    after: str = ""
+    separator: str = ""
+    text_between: str = ""
+    text_end: str = ""
+    nests: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

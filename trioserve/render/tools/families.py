@@ -9,7 +9,6 @@ from importlib import import_module
 import logging
 from typing import Any, Final
 
-from ...errors import NotSupported
 from ...types.families import TOOL_FAMILIES
 from ..text.model_tokenizer import ModelTokenizer
 from ..text.vocabulary import Vocabulary
@@ -41,7 +40,7 @@ class ToolFormat:
       scanner: finds the calls.
       special_tags: ids of the format's tags that are special tokens. Text leaves out
         special tokens, but must keep these.
-      form: the text around names and arguments; None if calls cannot be forced.
+      form: the text around names and arguments.
       describes_tools: the chat template has no place for tools, so a text describes them
         (text/tool_prompt.py).
     """
@@ -49,7 +48,7 @@ class ToolFormat:
     family: str
     scanner: type[ToolScanner]
     special_tags: Mapping[str, int]
-    form: CallForm | None
+    form: CallForm
     describes_tools: bool = False
 
     @property
@@ -60,7 +59,7 @@ class ToolFormat:
     @property
     def can_join(self) -> bool:
         """True if an answer can have a form or calls: their beginnings tell them apart."""
-        return self.form is not None and self.scanner.marks(self.form)
+        return self.scanner.marks(self.form)
 
     def place_answer(self, text: str, calls: str | None = None) -> str:
         """Return the grammar of an answer whose text has a grammar; see write_answer."""
@@ -74,16 +73,7 @@ class ToolFormat:
         takes_one: bool,
         is_free: bool = False,
     ) -> str:
-        """Return the grammar of an answer that calls tools; see write_forced_calls.
-
-        Raises:
-          InvalidParameter: as write_forced_calls.
-          NotSupported: the calls of this family cannot be forced.
-        """
-        if self.form is None:
-            raise NotSupported(
-                "tool_choice", f"calls in the form of {self.family} cannot be forced"
-            )
+        """Return the grammar of an answer that calls tools; see write_forced_calls."""
         return write_forced_calls(
             self.form,
             tools,

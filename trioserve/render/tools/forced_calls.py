@@ -9,16 +9,11 @@ import re
 from typing import Any, Final
 
 from ...errors import InvalidParameter
-from .call_form import AnswerForm, CallForm
-
-# llguidance's options. JSON as Python prints it, which models have seen most, and without
-# whitespace in other places: models sometimes write whitespace without end.
-_JSON: Final = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-    "lenient": False,
-}
+from .arguments_grammar import ArgumentsWriter
+from .call_form import AnswerForm, ArgumentsForm, CallForm
+from .lark import write_json, write_literal
+from .nested_grammar import NestedWriter
+from .schema_cases import Unwritable
 
 _ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
 _NO_PARAMETERS: Final = {"type": "object", "additionalProperties": False}
@@ -55,7 +50,8 @@ def write_forced_calls(
       InvalidParameter: a name cannot be written, or two tools have it, or the parameters
         are not an object.
     """
-    write = partial(_write_literal, special_tags)
+    write = partial(write_literal, special_tags)
+    writer = _make_writer(form.arguments, special_tags)
     calls, rules = [], []
     seen: set[str] = set()
     for index, tool in enumerate(tools):
@@ -77,7 +73,7 @@ def write_forced_calls(
         rules += [
             f"call_{index}: {write(form.before + call + form.between)}"
             f" arguments_{index} {write(form.after)}",
-            f"arguments_{index}: %json {json.dumps({**schema, 'x-guidance': _JSON})}",
+            f"arguments_{index}: {_write_arguments(writer, schema, path)}",
         ]
     is_single = takes_one or form.takes_one
     more = "" if is_single else f" ({write(form.separator)} call)*"
@@ -90,8 +86,31 @@ def write_forced_calls(
             f"start: {thought}{write(form.first)} call{more} {write(form.last)}",
             f"call: {' | '.join(calls)}",
             *rules,
+            *(writer.list_rules() if writer is not None else ()),
         ]
     )
+
+
+def _make_writer(
+    form: ArgumentsForm | None, special_tags: Mapping[str, int]
+) -> ArgumentsWriter | None:
+    if form is None:
+        return None
+    return (NestedWriter if form.nests else ArgumentsWriter)(form, special_tags)
+
+
+def _write_arguments(
+    writer: ArgumentsWriter | None, schema: Mapping[str, Any], path: str
+) -> str:
+    if writer is None:
+        return write_json(schema)
+    try:
+        return writer.write(schema)
+    except Unwritable as error:
+        raise InvalidParameter(
+            f"{path}.parameters",
+            f"calls in this model's form cannot be held to {error}",
+        ) from None
 
 
 def list_schemas(
@@ -161,7 +180,7 @@ def write_answer(
 def _write_before(form: AnswerForm | None, special_tags: Mapping[str, int]) -> str:
     if form is None:
         return ""
-    return f"thought? {_write_literal(special_tags, form.before)} "
+    return f"thought? {write_literal(special_tags, form.before)} "
 
 
 def _read_parts(grammar: str, name: str) -> list[dict[str, object]]:
@@ -172,25 +191,7 @@ def _read_parts(grammar: str, name: str) -> list[dict[str, object]]:
     return [{**first, "name": name}, *others]
 
 
-def _write_literal(special_tags: Mapping[str, int], text: str) -> str:
-    """Write a text; its special tokens are named by their ids."""
-    if not text:
-        return ""
-    if not special_tags:
-        return json.dumps(text, ensure_ascii=False)
-    split = re.split(f"({'|'.join(map(re.escape, special_tags))})", text)
-    return " ".join(
-        (
-            f"<[{special_tags[part]}]>"
-            if part in special_tags
-            else json.dumps(part, ensure_ascii=False)
-        )
-        for part in split
-        if part
-    )
-
-
 def _write_thought(tags: tuple[str, str], special_tags: Mapping[str, int]) -> str:
     """Write the rule `thought`: any text between two tags."""
-    begin, end = map(partial(_write_literal, special_tags), tags)
+    begin, end = map(partial(write_literal, special_tags), tags)
     return rf"thought: {begin} /(.|\n)*/ {end}"

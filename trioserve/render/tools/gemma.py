@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from .call_form import ArgumentsForm, CallForm
 from .cursor import Steps
 from .nested_values import NestedValueScanner
 from .typed_values import quote
@@ -36,6 +37,21 @@ class _GemmaScanner(NestedValueScanner):
         yield from self.expect(":")
         yield from self.skip_space()
         self.writer.write_arguments(f"{quote(key)}: ")
+
+    @classmethod
+    def choose_form(cls, template: str) -> CallForm:
+        return CallForm(
+            before=f"{cls.markers[0]}call:",
+            between="{",
+            after=f"}}{cls.closing_tag}",
+            arguments=ArgumentsForm(
+                before="",
+                between=":",
+                separator=",",
+                text_end=cls.quotes[0],
+                nests=True,
+            ),
+        )
 
 
 class FunctionGemmaScanner(_GemmaScanner):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from .call_form import ArgumentsForm, CallForm
 from .cursor import NotACall, Steps
 from .scanner import ToolScanner
 from .typed_values import TypedArguments
@@ -47,3 +48,22 @@ class Glm4Scanner(ToolScanner):
             raise NotACall
         arguments.end_value()
         self.held.clear()
+
+    @classmethod
+    def choose_form(cls, template: str) -> CallForm:
+        # GLM 4.7 writes no line ends.
+        line_end = "" if f"{_KEY_END}{_VALUE}" in template else "\n"
+        between = f"{_KEY_END}{line_end}{_VALUE}"
+        return CallForm(
+            before="<tool_call>",
+            between=line_end,
+            after=_CALL_END,
+            separator=line_end,
+            arguments=ArgumentsForm(
+                before=_KEY,
+                between=between,
+                after=f"{_VALUE_END}{line_end}",
+                text_between=between,
+                text_end=_VALUE_END,
+            ),
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from .call_form import ArgumentsForm, CallForm
 from .cursor import NotACall, Steps
 from .scanner import ToolScanner
 from .typed_values import TypedArguments
@@ -19,6 +20,9 @@ class _InvocationScanner(ToolScanner):
 
     mark: ClassVar[str] = ""
     closing_tag: ClassVar[str]
+    # Behind the name of a parameter, before a value that is JSON, or a text.
+    json_begin: ClassVar[str] = '">'
+    text_begin: ClassVar[str] = '">'
 
     def read_calls(self, marker: str) -> Steps[None]:
         begin = f'<{self.mark}invoke name="'
@@ -58,6 +62,24 @@ class _InvocationScanner(ToolScanner):
         yield from self.expect('">')
         return None
 
+    @classmethod
+    def choose_form(cls, template: str) -> CallForm:
+        closing = f"</{cls.mark}parameter>"
+        return CallForm(
+            first=f"{cls.markers[0]}\n",
+            before=f'<{cls.mark}invoke name="',
+            between='">\n',
+            after=f"</{cls.mark}invoke>\n",
+            last=cls.closing_tag,
+            arguments=ArgumentsForm(
+                before=f'<{cls.mark}parameter name="',
+                between=cls.json_begin,
+                after=f"{closing}\n",
+                text_between=cls.text_begin,
+                text_end=closing,
+            ),
+        )
+
 
 class MiniMaxM2Scanner(_InvocationScanner):
     """Reads <minimax:tool_call><invoke name="f"><parameter name="a">value</parameter> ..."""
@@ -79,9 +101,9 @@ class DeepSeekV32Scanner(_InvocationScanner):
     closing_tag = "</｜DSML｜function_calls>"
     tags = (mark,)
     template_parts = (mark, "function_calls")
+    json_begin = '" string="false">'
+    text_begin = '" string="true">'
 
     def read_kind(self) -> Steps[bool | None]:
-        yield from self.expect('" string="')
-        word = yield from self.expect("true", "false")
-        yield from self.expect('">')
-        return word == "true"
+        begin = yield from self.expect(self.text_begin, self.json_begin)
+        return begin == self.text_begin

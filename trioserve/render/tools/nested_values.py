@@ -10,7 +10,7 @@ from .scanner import ToolScanner
 from .typed_values import make_scalar, quote
 
 # Each level takes several frames of the interpreter.
-_MAX_DEPTH: Final = 32
+MAX_DEPTH: Final = 32
 
 
 class NestedValueScanner(ToolScanner):
@@ -69,7 +69,7 @@ class NestedValueScanner(ToolScanner):
         Raises:
           NotACall: they end in another way, or nest too deeply.
         """
-        if depth > _MAX_DEPTH:
+        if depth > MAX_DEPTH:
             raise NotACall
         write, is_list = self.writer.write_arguments, closing == "]"
         write("[" if is_list else "{")
@@ -97,4 +97,6 @@ class NestedValueScanner(ToolScanner):
             yield from self.read_quoted(opening)
         else:
             word = yield from self.read_name()
+            if word[-1] in "eE" and (yield from self.accept("+")):
+                word += "+" + (yield from self.read_name())
             self.writer.write_arguments(self.make_word(word))

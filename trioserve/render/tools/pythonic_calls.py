@@ -5,6 +5,7 @@ from __future__ import annotations
 from string import hexdigits
 from typing import ClassVar, Final
 
+from .call_form import ArgumentsForm, CallForm
 from .cursor import NotACall, Steps
 from .nested_values import NestedValueScanner
 from .typed_values import quote
@@ -87,3 +88,17 @@ class PythonicCallScanner(NestedValueScanner):
         elif not self.is_short:
             # Python leaves a backslash before any other character as it is.
             write("\\\\")
+
+    @classmethod
+    def choose_form(cls, template: str) -> CallForm:
+        marker = "" if cls.opening else cls.markers[0]
+        return CallForm(
+            first=f"{marker}[",
+            before="",
+            between="(",
+            after=")",
+            separator=", ",
+            last=f"]{cls.closing_tag if marker else ''}",
+            # JSON is Python but for its constants, which these scanners read, too.
+            arguments=ArgumentsForm(before="", between="=", separator=", "),
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from .call_form import ArgumentsForm, CallForm
 from .cursor import NotACall, Steps
 from .scanner import ToolScanner
 from .typed_values import TypedArguments
@@ -63,3 +64,19 @@ class Qwen3CoderScanner(ToolScanner):
                 raise NotACall
             arguments.end_value()
             self.held.clear()
+
+    @classmethod
+    def choose_form(cls, template: str) -> CallForm:
+        return CallForm(
+            before=f"<tool_call>\n{_FUNCTION}",
+            between=">\n",
+            after=f"{_FUNCTION_END}\n{_CALL_END}",
+            separator="\n",
+            arguments=ArgumentsForm(
+                before=_PARAMETER,
+                between=">\n",
+                after=f"\n{_PARAMETER_END}\n",
+                text_between=">\n",
+                text_end=_PARAMETER_END,
+            ),
+        )

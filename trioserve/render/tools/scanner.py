@@ -143,13 +143,13 @@ class ToolScanner(TextCursor, ABC):
         return (form.first + form.before).startswith(cls.markers)
 
     @classmethod
-    def choose_form(cls, template: str) -> CallForm | None:
-        """Return the form of calls, to force them by a grammar; None without one.
+    @abstractmethod
+    def choose_form(cls, template: str) -> CallForm:
+        """Return the form of calls, to force them by a grammar.
 
         Args:
           template: the model's chat templates, for families with two forms.
         """
-        return None
 
     def try_calls(self, marker: str) -> Steps[None]:
         """Read calls. From the place at which they break, the text is text again."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-_EMPTY: Final[Mapping[str, object]] = {}
+from .schema_cases import list_types
 
-# Keywords of a schema with further schemas, one of which holds.
-_ALTERNATIVES: Final = ("anyOf", "oneOf", "allOf")
+_EMPTY: Final[Mapping[str, object]] = {}
 
 
 class ToolTable:
@@ -41,22 +40,10 @@ class ToolTable:
         They are empty if the schema does not tell.
         """
         schema = self._parameters.get(name, _EMPTY)
-        return _list_types(_mapping(_mapping(schema.get("properties")).get(parameter)))
-
-
-def _list_types(schema: Mapping[str, object]) -> frozenset[str]:
-    named = schema.get("type")
-    types = {named} if isinstance(named, str) else set(map(str, _list(named)))
-    for keyword in _ALTERNATIVES:
-        for each in _list(schema.get(keyword)):
-            inner = _mapping(each).get("type")
-            types |= {inner} if isinstance(inner, str) else set(map(str, _list(inner)))
-    return frozenset(types)
+        others = schema.get("additionalProperties")
+        part = _mapping(schema.get("properties")).get(parameter, others)
+        return list_types(schema, part)
 
 
 def _mapping(value: object) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else _EMPTY
-
-
-def _list(value: object) -> Sequence[object]:
-    return value if isinstance(value, (list, tuple)) else ()
