@@ -24,6 +24,7 @@ from .files.facts import ModelFacts, read_facts
 from .files.generation_config import find_eos
 from .pruning import choose_class
 from .rotary import freeze_rotary
+from .temperature import follow_positions
 from .weights import read_weights
 
 
@@ -100,6 +101,7 @@ def make_ready(model: PreTrainedModel, facts: ModelFacts) -> None:
     torch.nn.Module.to(model, facts.device)
     model.eval()
     freeze_rotary(model, facts.max_model_len)
+    follow_positions(model)
 
 
 def describe_model(
