@@ -68,7 +68,8 @@ class LayerSpec(Structure):
 
     _fields_ = [
         *((name, MatrixSpec) for name in ("inputs", "output", "gate", "up", "down")),
-        *((name, c_void_p) for name in ("mixture", "state")),
+        *((name, MatrixSpec) for name in ("lookup_gate", "lookup_projection")),
+        *((name, c_void_p) for name in ("lookup_norm", "mixture", "state")),
         *((name, c_void_p) for name in ("input_norm", "inputs_bias", "query_norm")),
         *((name, c_void_p) for name in ("key_norm", "value_norm")),
         *((name, c_void_p) for name in ("cos", "sin", "sinks")),
@@ -78,6 +79,7 @@ class LayerSpec(Structure):
         *((name, c_int32) for name in ("window", "num_heads", "num_kv_heads")),
         *((name, c_int32) for name in ("key_dim", "value_dim", "rotary_dim")),
         *((name, c_int32) for name in ("keys_are_values", "has_gate")),
+        ("shares_cache", c_int32),
     ]
 
 
@@ -102,7 +104,7 @@ class StepSpec(Structure):
 
     _fields_ = [
         *((name, c_void_p) for name in ("hidden", "blocks", "rows", "wanted")),
-        *((name, c_void_p) for name in ("logits", "cos", "sin")),
+        *((name, c_void_p) for name in ("logits", "lookups", "cos", "sin")),
         *((name, c_int32) for name in ("num_tokens", "num_rows", "num_wanted")),
         ("max_blocks", c_int32),
     ]

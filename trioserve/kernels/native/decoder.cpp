@@ -90,7 +90,9 @@ void Decoder<Format>::run_layer(Pool& pool, const LayerSpec& layer, const StepSp
     attend(pool, layer, step);
   }
   add_product(pool, step, mixed_, layer.output, layer.output_bias, layer.mixer_post_norm, 1.0f);
-  feed_forward(pool, layer, step);
+  if (!layer.lookup_norm) return feed_forward(pool, layer, step, layer.output_scale);
+  feed_forward(pool, layer, step, 1.0f);
+  add_lookup(pool, layer, step);
 }
 
 template <class Format>
@@ -141,6 +143,7 @@ void Decoder<Format>::place_token(const LayerSpec& layer, const StepSpec& step,
     place(layer.query_norm);
     convert(head, key_dim, query);
   }
+  if (layer.shares_cache) return;
   const float* values = layer.keys_are_values ? head : head + layer.num_kv_heads * key_dim;
   AttentionShape attention = shape(layer);
   for (int h = 0; h < layer.num_kv_heads; ++h, head += key_dim) {
@@ -157,18 +160,39 @@ void Decoder<Format>::place_token(const LayerSpec& layer, const StepSpec& step,
 }
 
 template <class Format>
-void Decoder<Format>::feed_forward(Pool& pool, const LayerSpec& layer, const StepSpec& step) {
+void Decoder<Format>::feed_forward(Pool& pool, const LayerSpec& layer, const StepSpec& step,
+                                   float scale) {
   normalize_rows(pool, step, layer.mlp_norm);
   const auto activation = static_cast<Activation>(spec_.activation);
   const Rows normed{normed_.data(), row_stride(spec_.hidden_size), step.num_tokens};
   if (layer.mixture) {
     mixture_.run(pool, operands_, *layer.mixture, activation, normed, added_.data());
     sum_added(step);
-    add_normalized(pool, step, layer.mlp_post_norm, layer.output_scale);
+    add_normalized(pool, step, layer.mlp_post_norm, scale);
     return;
   }
   multiply_gated(pool, operands_, normed, activation, layer.gate, layer.up, activated_.data());
-  add_product(pool, step, activated_, layer.down, nullptr, layer.mlp_post_norm,
+  add_product(pool, step, activated_, layer.down, nullptr, layer.mlp_post_norm, scale);
+}
+
+// hidden = (hidden + norm((activation(hidden G^T) * lookup) P^T)) * scale
+template <class Format>
+void Decoder<Format>::add_lookup(Pool& pool, const LayerSpec& layer, const StepSpec& step) {
+  const auto activation = static_cast<Activation>(spec_.activation);
+  const std::ptrdiff_t size = layer.lookup_gate.num_outputs;
+  const float* lookups = step.lookups + (&layer - spec_.layers) * size;
+  multiply(pool, operands_, {step.hidden, spec_.hidden_size, step.num_tokens},
+           [&](int row, int first, int count, const float* values) {
+             float gates[kBlock];
+             for (int i = 0; i < kBlock; i += Vec::kLanes) {
+               activate(activation, Vec::load(values + i)).store(gates + i);
+             }
+             const float* lookup = lookups + row * spec_.num_layers * size + first;
+             float* to = &activated_[row * size + first];
+             for (int i = 0; i < count; ++i) to[i] = gates[i] * lookup[i];
+           },
+           layer.lookup_gate);
+  add_product(pool, step, activated_, layer.lookup_projection, nullptr, layer.lookup_norm,
               layer.output_scale);
 }
 

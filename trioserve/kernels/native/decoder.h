@@ -26,6 +26,9 @@ struct LayerSpec {
   MatrixSpec gate;
   MatrixSpec up;
   MatrixSpec down;
+  MatrixSpec lookup_gate;        // lookup_size outputs; null if tokens are not looked up again
+  MatrixSpec lookup_projection;  // hidden_size outputs
+  const float* lookup_norm;      // before the residual is added
   const MixtureSpec* mixture;    // in place of gate, up and down
   const StateSpec* state;        // in place of attention
   const float* input_norm;       // (hidden_size,)
@@ -48,6 +51,7 @@ struct LayerSpec {
   std::int32_t num_heads, num_kv_heads, key_dim, value_dim, rotary_dim;
   std::int32_t keys_are_values;  // values are keys before their norm; they have a norm, too
   std::int32_t has_gate;         // sigmoids of gates weigh the outputs of attention
+  std::int32_t shares_cache;     // the cache is an earlier layer's, which alone writes it
 };
 
 struct DecoderSpec {
@@ -72,6 +76,7 @@ struct StepSpec {
   const std::int32_t* rows;
   const std::int32_t* wanted;          // (num_wanted,) tokens whose logits are wanted
   float* logits;                       // (num_wanted, vocab_size)
+  const float* lookups;                // (num_tokens, num_layers, lookup_size), or null
   // (num_tokens, rotary_dim), in place of those of the layers; or null
   const float* cos;
   const float* sin;
@@ -97,7 +102,8 @@ class Decoder {
   void attend(Pool& pool, const LayerSpec& layer, const StepSpec& step);
   void place_tokens(Pool& pool, const LayerSpec& layer, const StepSpec& step);
   void place_token(const LayerSpec& layer, const StepSpec& step, const StepRow& row, int token);
-  void feed_forward(Pool& pool, const LayerSpec& layer, const StepSpec& step);
+  void feed_forward(Pool& pool, const LayerSpec& layer, const StepSpec& step, float scale);
+  void add_lookup(Pool& pool, const LayerSpec& layer, const StepSpec& step);
   void add_product(Pool& pool, const StepSpec& step, const std::vector<float>& x,
                    const MatrixSpec& matrix, const float* bias, const float* post_norm,
                    float scale);

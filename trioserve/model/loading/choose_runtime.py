@@ -108,7 +108,10 @@ def make_decoder(
     positions = inputs.position_ids
     if _has_plane(model):
         positions = torch.stack((positions, positions // 3, positions % 3))
-    arguments = {**model.enter(vectors), "position_ids": positions}
+    entered = model.enter(vectors)
+    if parts.look_up is not None:
+        entered = {"input_ids": inputs.input_ids}
+    arguments = {**entered, "position_ids": positions}
     expected = _run_modules(model, tables, inputs, arguments)
     decoder = pack_together(partial(pack, parts), model.tensor_group, model.device)
     layers = decoder.open(tables, num_blocks=tables.block_ids.shape[1])
@@ -168,8 +171,6 @@ def _fuse(
 
 
 def _find_parts(model: LoadedModel) -> DecoderParts:
-    if not model.info.hidden_size:
-        raise NotRecognised("every layer looks up the tokens again")
     try:
         return find_parts(
             model.model,
@@ -193,6 +194,8 @@ def _check_split(parts: DecoderParts, group: TensorGroup) -> None:
     """
     for layer in parts.layers:
         mlp: MlpParts | MixtureParts | None = layer.mlp
+        if layer.lookup is not None:
+            raise NotRecognised("every layer looks up the tokens again")
         summed = [layer.mixer.output]
         if isinstance(mlp, MixtureParts):
             summed.append(mlp.experts)

@@ -6,7 +6,7 @@ in native/ and fused/, which compute it. transformers' modules (modules/) need n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +67,8 @@ class AttentionParts:
 
     Args:
       call: its call of attention.
-      inputs: the products of queries, keys, values, and gates if it has them.
+      inputs: the products of queries, keys, values, and gates if it has them; of queries
+        alone, if it reads the keys and values of another call.
       order: as in DeltaParts.
       has_gate: sigmoids of gates weigh its outputs.
       keys_are_values: there is no product of values; they are keys before their norm and
@@ -184,6 +185,21 @@ StateParts = DeltaParts | ShortConvParts | Mamba2Parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LookupParts:
+    """The vector that a layer looks up for each token, and adds to its output.
+
+    Args:
+      gate: of the output, whose activation weighs the vector.
+      projection: of the weighed vector; its output is normalized.
+      norm: (hidden_size,) float32
+    """
+
+    gate: nn.Linear
+    projection: nn.Linear
+    norm: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerParts:
     """One layer. All but the products are float32.
 
@@ -200,6 +216,7 @@ class LayerParts:
     mlp_norm: Tensor
     mlp: MlpParts | MixtureParts
     post_mlp_norm: Tensor | None = None
+    lookup: LookupParts | None = None
     output_scale: float = 1.0
 
 
@@ -214,6 +231,9 @@ class DecoderParts:
       epsilon: the norms add it to the mean square.
       residual_scale: factor of what a layer adds to the hidden states.
       logit_softcap: logits become softcap * tanh(logit / softcap); None leaves them.
+      look_up: finds the vectors of tokens for each layer that has LookupParts, from
+        token ids, (1, num_tokens), and the vectors that the first layer reads,
+        (num_tokens, hidden_size); returns (num_tokens, num_layers, size) float32
       plane_rotary: turns positions on three axes into rotary angles; None if the model
         places nothing in a plane.
     """
@@ -226,6 +246,7 @@ class DecoderParts:
     epsilon: float
     residual_scale: float = 1.0
     logit_softcap: float | None = None
+    look_up: Callable[[Tensor, Tensor], Tensor] | None = None
     plane_rotary: nn.Module | None = None
 
     @property

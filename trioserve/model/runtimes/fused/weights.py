@@ -67,6 +67,10 @@ def _check_layer(layer: LayerParts) -> tuple[int, ...]:
         raise NotRecognised("it has experts")
     if mixer.has_gate:
         raise NotRecognised("gates weigh the output of its attention")
+    if layer.lookup is not None:
+        raise NotRecognised("every layer looks up the tokens again")
+    if mixer.call.shares is not None:
+        raise NotRecognised("some layers read the keys and values of others")
     if max(mixer.call.key_dim, mixer.call.value_dim) > MAX_DIM:
         raise NotRecognised(f"its heads have more than {MAX_DIM} numbers")
     if mixer.value_norm is not None or layer.output_scale != 1.0:

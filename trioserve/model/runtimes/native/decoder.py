@@ -29,6 +29,7 @@ from ..description import (
     AttentionParts,
     DecoderParts,
     LayerParts,
+    LookupParts,
     MixtureParts,
     MlpParts,
     StateParts,
@@ -77,6 +78,8 @@ class NativeDecoder:
         self._held: list[object] = []
         self._embedding_scale = parts.embedding_scale
         self._plane_rotary = parts.plane_rotary
+        self._look_up = parts.look_up
+        self._shares = [_find_shared(layer.mixer) for layer in parts.layers]
         self._layers = (LayerSpec * len(parts.layers))()
         for i, layer in enumerate(parts.layers):
             self._layers[i] = self._make_layer(layer)
@@ -103,11 +106,13 @@ class NativeDecoder:
         layers = type(self._layers).from_buffer_copy(self._layers)
         spec.layers = ctypes.addressof(layers)
         spec.sum = None if self._sums is None else self._sums.address
-        caches = []
-        for layer in layers:
-            cache = self._make_cache(layer, tables, num_blocks)
-            layer.cache = cache.data_ptr()
-            caches.append(cache)
+        caches: list[Tensor] = []
+        for layer, shares in zip(layers, self._shares):
+            if shares is None:
+                caches.append(self._make_cache(layer, tables, num_blocks))
+            else:
+                caches.append(caches[shares])
+            layer.cache = caches[-1].data_ptr()
         handle = self._library.open_decoder(NUMBERS[self._dtype], ctypes.byref(spec))
         return NativeLayers(
             self._library,
@@ -116,6 +121,7 @@ class NativeDecoder:
             spec,
             tables,
             self._embedding_scale,
+            look_up=self._look_up,
             plane_rotary=self._plane_rotary,
             dtype=self._dtype,
             sums=self._sums,
@@ -150,6 +156,7 @@ class NativeDecoder:
                 else self._make_state(mixer)
             ),
             **self._make_mlp(layer.mlp),
+            **self._make_lookup(layer.lookup),
             inputs=self._pack_inputs(mixer),
             inputs_bias=point(_join_biases(mixer)),
             input_norm=point(layer.input_norm),
@@ -181,6 +188,17 @@ class NativeDecoder:
             "value_dim": call.value_dim,
             "rotary_dim": mixer.cos.shape[1],
             "has_gate": mixer.has_gate,
+            "shares_cache": call.shares is not None,
+        }
+
+    def _make_lookup(self, lookup: LookupParts | None) -> dict[str, Any]:
+        """Return the fields of a layer for the vectors that it looks up."""
+        if lookup is None:
+            return {}
+        return {
+            "lookup_gate": self._pack([lookup.gate]),
+            "lookup_projection": self._pack([lookup.projection]),
+            "lookup_norm": self._packer.point(lookup.norm),
         }
 
     def _make_state(self, mixer: StateParts) -> dict[str, Any]:
@@ -238,10 +256,7 @@ class NativeDecoder:
             head=MatrixSpec() if head is None else self._pack([head]),
             num_layers=len(parts.layers),
             hidden_size=parts.hidden_size,
-            intermediate_size=max(
-                layer.mlp.down.in_features if isinstance(layer.mlp, MlpParts) else 0
-                for layer in parts.layers
-            ),
+            intermediate_size=max(map(_count_activated, parts.layers)),
             vocab_size=0 if head is None else head.out_features,
             activation=ACTIVATION_CODES[parts.activation],
             epsilon=parts.epsilon,
@@ -258,6 +273,19 @@ class NativeDecoder:
         return product.weight.detach().contiguous() if source is None else source
 
 
+def _find_shared(mixer: AttentionParts | StateParts) -> int | None:
+    return mixer.call.shares if isinstance(mixer, AttentionParts) else None
+
+
+def _count_activated(layer: LayerParts) -> int:
+    """Return the largest number of activated numbers of a token, without experts'."""
+    mlp, lookup = layer.mlp, layer.lookup
+    return max(
+        mlp.down.in_features if isinstance(mlp, MlpParts) else 0,
+        0 if lookup is None else lookup.gate.out_features,
+    )
+
+
 def _release_layer(layer: LayerParts) -> None:
     mlp: MlpParts | MixtureParts | None = layer.mlp
     if isinstance(mlp, MixtureParts):
@@ -267,6 +295,8 @@ def _release_layer(layer: LayerParts) -> None:
     if mlp is not None:
         release([*mlp.gate_up, mlp.down])
     release([*layer.mixer.inputs, layer.mixer.output])
+    if layer.lookup is not None:
+        release([layer.lookup.gate, layer.lookup.projection])
 
 
 def _join_biases(mixer: AttentionParts | StateParts) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import ctypes
 from itertools import accumulate
 import weakref
@@ -23,6 +23,7 @@ class NativeLayers:
 
     Args:
       pool, handle: of the library.
+      look_up, plane_rotary: as in DecoderParts.
       dtype: of the hidden states that the next stage of a pipeline reads.
       sums: over the processes that share the layers; None if they are whole.
       held: the objects that the handle points to.
@@ -37,6 +38,7 @@ class NativeLayers:
         tables: SlotTables,
         embedding_scale: float,
         *,
+        look_up: Callable[[Tensor, Tensor], Tensor] | None,
         plane_rotary: nn.Module | None,
         dtype: torch.dtype,
         sums: NativeSums | None,
@@ -49,6 +51,7 @@ class NativeLayers:
         self._has_head = spec.final_norm is not None
         self._dtype = dtype
         self._sums = sums
+        self._look_up = look_up
         self._plane_rotary = plane_rotary
         self._tables = tables
         self._embedding_scale = embedding_scale
@@ -82,12 +85,16 @@ class NativeLayers:
         wanted = torch.tensor(tokens, dtype=torch.int32)
         logits = torch.empty(len(tokens), self._vocab_size)
         cos, sin = self._find_angles(hidden, positions)
+        lookups = None
+        if self._look_up is not None:
+            lookups = self._look_up(inputs.input_ids, vectors)
         step = StepSpec(
             hidden=hidden.data_ptr(),
             blocks=self._tables.block_ids.data_ptr(),
             rows=rows.data_ptr(),
             wanted=wanted.data_ptr(),
             logits=logits.data_ptr(),
+            lookups=None if lookups is None else lookups.data_ptr(),
             cos=None if cos is None else cos.data_ptr(),
             sin=None if sin is None else sin.data_ptr(),
             num_tokens=len(hidden),

@@ -5,6 +5,7 @@
     products    products, and their shapes
     experts     mixtures of experts
     formulas    the formulas of norms and activations
+    lookups     the vectors that layers look up for each token
     given       the inputs of layers, such as rotary angles
 
 Modules are found by the attributes that transformers' models share. Their formulas are

@@ -26,12 +26,14 @@ def find_attention(
     Raises:
       NotRecognised
     """
-    names = ("q_proj", "k_proj", "v_proj")
+    names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     # Gemma 4's layers of full attention have the attribute, and no product in it.
     keys_are_values = getattr(attention, "v_proj", attention) is None
-    inputs = find_products(
-        attention, ("qkv_proj",), names[:2] if keys_are_values else names
-    )
+    if keys_are_values:
+        names = names[:2]
+    if call.shares is not None:
+        names = names[:1]
+    inputs = find_products(attention, ("qkv_proj",), names)
     order = _find_order(inputs, call)
     return AttentionParts(
         call=call,
@@ -80,9 +82,11 @@ def check_attention(mixer: AttentionParts) -> None:
     if mixer.value_norm is not None and call.value_dim != call.key_dim:
         raise NotRecognised("it normalizes values of another size than its keys")
     attended = call.num_heads * call.value_dim
-    num_inputs = (call.num_heads + call.num_kv_heads) * call.key_dim
-    if not mixer.keys_are_values:
-        num_inputs += call.num_kv_heads * call.value_dim
+    num_inputs = call.num_heads * call.key_dim
+    if call.shares is None:
+        num_inputs += call.num_kv_heads * call.key_dim
+        if not mixer.keys_are_values:
+            num_inputs += call.num_kv_heads * call.value_dim
     if mixer.has_gate:
         num_inputs += attended
     if (

@@ -25,6 +25,7 @@ from .attention import check_attention
 from .formulas import find_epsilon, find_norm
 from .given import find_plane_rotary, watch_layers
 from .layers import find_activation, find_first_norm, find_layers
+from .lookups import check_lookup, find_token_lookup
 from .products import check_linear, check_shape, get_final_norm, get_part
 
 if TYPE_CHECKING:
@@ -54,8 +55,6 @@ def find_parts(
     Raises:
       NotRecognised
     """
-    if any(call.shares is not None for call in calls):
-        raise NotRecognised("some layers read the keys and values of others")
     # Without it, the modules of a model's image encoder would be looked at, too.
     body: Any = model.get_decoder()
     everywhere = list(get_part(body, "layers"))
@@ -80,6 +79,7 @@ def find_parts(
         epsilon=find_epsilon(body),
         residual_scale=_find_residual_scale(layers),
         logit_softcap=_find_softcap(model),
+        look_up=find_token_lookup(body, layers),
         plane_rotary=find_plane_rotary(body, everywhere, size) if has_plane else None,
     )
     _check_products(parts, model.dtype)
@@ -122,23 +122,8 @@ def _check_products(parts: DecoderParts, dtype: torch.dtype) -> None:
         num_outputs = layer.mixer.output.in_features
         check_shape([layer.mixer.output], num_outputs, size, dtype)
         _check_mlp(layer.mlp, size, dtype)
-
-
-def _check_attention(mixer: AttentionParts, size: int, dtype: torch.dtype) -> None:
-    call = mixer.call
-    if not call.is_causal or mixer.cos.shape[1] > call.key_dim:
-        raise NotRecognised("its attention is not causal, or rotates more than keys")
-    if call.chunk is not None:
-        raise NotRecognised("queries see the keys of their chunk alone")
-    if mixer.value_norm is None and mixer.keys_are_values:
-        raise NotRecognised("its keys are its values, without a norm")
-    if mixer.value_norm is not None and call.value_dim != call.key_dim:
-        raise NotRecognised("it normalizes values of another size than its keys")
-    inputs = (call.num_heads + call.num_kv_heads) * call.key_dim
-    if not mixer.keys_are_values:
-        inputs += call.num_kv_heads * call.value_dim
-    check_shape(mixer.inputs, size, inputs, dtype)
-    check_shape([mixer.output], call.num_heads * call.value_dim, size, dtype)
+        if layer.lookup is not None:
+            check_lookup(layer.lookup, size, dtype)
 
 
 def _check_mlp(

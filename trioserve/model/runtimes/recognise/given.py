@@ -97,22 +97,27 @@ def _record(
 
     with ExitStack() as stack, torch.inference_mode():
         for layer in layers:
-            stack.enter_context(_replace_forward(layer, record))
-        stack.enter_context(_replace_forward(get_final_norm(body), lambda x: x))
+            stack.enter_context(_replace(layer, "forward", record))
+        stack.enter_context(_replace(get_final_norm(body), "forward", lambda x: x))
+        if hasattr(body, "project_per_layer_inputs"):
+            # Vectors that layers look up for each token would take gigabytes here.
+            nothing = vectors.new_zeros(1, 1, len(layers), 1)
+            for name in ("get_per_layer_inputs", "project_per_layer_inputs"):
+                stack.enter_context(_replace(body, name, lambda *_: nothing))
         body(inputs_embeds=vectors, position_ids=positions, use_cache=False)
     return rotary, scales
 
 
 @contextmanager
-def _replace_forward(
-    module: nn.Module, forward: Callable[..., Tensor]
+def _replace(
+    module: nn.Module, name: str, method: Callable[..., Tensor]
 ) -> Iterator[None]:
-    module.forward = forward
+    setattr(module, name, method)
     try:
         yield
     finally:
         # The method of its class shows again.
-        del module.forward
+        delattr(module, name)
 
 
 def _flatten(angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from ..description import (
 from .attention import find_attention
 from .experts import find_mixture, find_mlp, list_activations
 from .formulas import find_norm, name_activation
+from .lookups import find_lookup, list_lookup_activations
 from .products import get_part
 from .states import find_state
 
@@ -59,8 +60,10 @@ def find_activation(layers: Sequence[nn.Module]) -> str:
     return name_activation(
         function
         for layer in layers
-        for mlp in _list_mlps(layer)
-        for function in list_activations(mlp)
+        for function in (
+            *(each for mlp in _list_mlps(layer) for each in list_activations(mlp)),
+            *list_lookup_activations(layer),
+        )
     )
 
 
@@ -107,6 +110,7 @@ def _find_layer(layer: nn.Module, mixer: AttentionParts | StateParts) -> LayerPa
             if has_four
             else None
         ),
+        lookup=find_lookup(layer, len(after_attention)),
         output_scale=float(getattr(layer, "layer_scalar", 1.0)),
     )
 
