@@ -12,6 +12,7 @@ file, and `read_sentence_folder` reads the settings of embeddings.
     hub, wheel, gguf  the hub, wheels of a package index, and GGUF files
     gguf_header       the header of a GGUF file
     gguf_description  its configuration and tokenizer, as a folder has them
+    gguf_families/    families whose files transformers' reader does not read
     unpack            the model of a wheel
     folder, cache     checks of a folder, and the user's cache
     cached            the models of the caches, listed and removed

@@ -127,22 +127,22 @@ def convert_gguf(path: Path, description: Path, folder: Path, source: str) -> No
       UnsupportedModel: the file is whole, but transformers cannot read its kind.
       OSError: the folder cannot be written.
     """
-    architecture = read_header(path, source).file.architecture
+    header = read_header(path, source)
     logger.info("converting %s to safetensors, once", path.name)
     with (
-        naming_architecture(architecture, f"convert {path.name}"),
+        naming_architecture(header.file.architecture, f"convert {path.name}"),
         # Converting takes twenty seconds, and may be cancelled.
         checking_torch_calls(),
         show_progress(f"converting {path.name}"),
     ):
-        _save_model(path, description, folder)
+        _save_model(header.file, description, folder)
     for file in description.glob("*"):
         # save_pretrained writes files with the same names as the description's.
         if file.suffix != ".gguf":
             shutil.copyfile(file, folder / file.name)
 
 
-def _save_model(path: Path, description: Path, folder: Path) -> None:
+def _save_model(file: GgufFile, description: Path, folder: Path) -> None:
     import torch
     from transformers import (
         AutoConfig,
@@ -150,15 +150,25 @@ def _save_model(path: Path, description: Path, folder: Path) -> None:
         modeling_gguf_pytorch_utils,
     )
 
+    from .gguf_families import find_family, read_tensors
+
     config: Any = AutoConfig.from_pretrained(description)
     build: Any = AutoModelForCausalLM
     with torch.device("meta"):
         names = build.from_config(config)
+    family = find_family(file.architecture)
+    if family is not None:
+        rules = family.make_rules(config)
+        found = read_tensors(file, rules, names, config.dtype)
+        names.load_state_dict(found, assign=True)
+        names.tie_weights()
+        names.save_pretrained(folder)
+        return
     reading: Any = modeling_gguf_pytorch_utils
     # Its bar would fill logs and pipes; show_progress tells how long it takes.
     reading.tqdm = lambda tensors, **_: tensors
     tensors = reading.load_gguf_checkpoint(
-        path, return_tensors=True, model_to_load=names, torch_dtype=config.dtype
+        file.path, return_tensors=True, model_to_load=names, torch_dtype=config.dtype
     )["tensors"]
     # Its argument gguf_file would want the package accelerate, and not use it.
     model_class: Any = type(names)

@@ -51,7 +51,7 @@ def describe_gguf(header: GgufHeader, folder: Path, source: str) -> None:
         folder.mkdir()
         _save_config(header, folder, facts)
         check_stopped()
-        _save_tokenizer(header.file.path, folder, facts)
+        _save_tokenizer(header, folder, facts)
 
 
 @contextmanager
@@ -67,6 +67,11 @@ def naming_architecture(architecture: str, work: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        # Imported here, because it imports torch.
+        from .gguf_families import Unreadable
+
+        if isinstance(error, Unreadable):
+            raise UnsupportedModel(architecture, str(error)) from error
         reason = " ".join(str(error).split()) or type(error).__name__
         if _is_disk_error(error):
             raise OSError(reason) from error
@@ -140,12 +145,9 @@ def _choose_dtype(kinds: set[str]) -> str:
 
 
 def _save_config(header: GgufHeader, folder: Path, facts: _Facts) -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
-    with TemporaryDirectory(dir=folder.parent) as scratch:
-        stub = Path(scratch) / "stub.gguf"
-        stub.write_bytes(_make_stub(header))
-        config: Any = AutoConfig.from_pretrained(scratch, gguf_file=stub.name)
+    config = _make_config(header, folder.parent)
     model_class: Any = AutoModelForCausalLM._model_mapping[type(config)]
     config.architectures = [model_class.__name__]
     config.dtype = facts.dtype
@@ -160,6 +162,21 @@ def _save_config(header: GgufHeader, folder: Path, facts: _Facts) -> None:
             "pad_token_id": facts.pad_token_id,
         }
     ).save_pretrained(folder)
+
+
+def _make_config(header: GgufHeader, scratch: Path) -> Any:
+    from transformers import AutoConfig
+
+    from .gguf_families import find_family
+
+    family = find_family(header.file.architecture)
+    if family is not None:
+        shapes = {tensor.name: tensor.shape for tensor in header.file.tensors}
+        return AutoConfig.for_model(**family.make_config(header.list_values(), shapes))
+    with TemporaryDirectory(dir=scratch) as inner:
+        stub = Path(inner) / "stub.gguf"
+        stub.write_bytes(_make_stub(header))
+        return AutoConfig.from_pretrained(inner, gguf_file=stub.name)
 
 
 def _make_stub(header: GgufHeader) -> bytes:
@@ -195,10 +212,18 @@ def _make_stub(header: GgufHeader) -> bytes:
 # ---- the tokenizer -------------------------------------------------------------------
 
 
-def _save_tokenizer(path: Path, folder: Path, facts: _Facts) -> None:
-    from transformers import AutoTokenizer
+def _save_tokenizer(header: GgufHeader, folder: Path, facts: _Facts) -> None:
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    from .gguf_families import find_family
+
+    path = header.file.path
+    # AutoTokenizer would read the configuration by transformers' own rules.
+    tokenizer_class: Any = AutoTokenizer
+    if find_family(header.file.architecture) is not None:
+        tokenizer_class = PreTrainedTokenizerFast
+        _check_splitting(header, facts)
+    tokenizer = tokenizer_class.from_pretrained(path.parent, gguf_file=path.name)
     if facts.pre_tokenizer in _SINGLE_DIGITS:
         _split_digits(tokenizer.backend_tokenizer)
     if facts.chat_template is not None:
@@ -206,6 +231,22 @@ def _save_tokenizer(path: Path, folder: Path, facts: _Facts) -> None:
     if facts.end_token_ids:
         tokenizer.eos_token = tokenizer.convert_ids_to_tokens(facts.end_token_ids[0])
     tokenizer.save_pretrained(folder)
+
+
+def _check_splitting(header: GgufHeader, facts: _Facts) -> None:
+    """Refuse a vocabulary whose text would be split by another rule than its own.
+
+    Raises:
+      Unreadable
+    """
+    from transformers.integrations.gguf import gguf_tokenizer_mapping
+
+    from .gguf_families import Unreadable
+
+    known = {*gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS, *_SINGLE_DIGITS}
+    kind = header.get_text("tokenizer.ggml.model")
+    if kind == "gpt2" and facts.pre_tokenizer not in known:
+        raise Unreadable(f"its text is split by the rule {facts.pre_tokenizer}")
 
 
 def _split_digits(backend: Any) -> None:

@@ -17,6 +17,7 @@ from math import prod
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 import struct
+from typing import Any
 
 from ..errors import WeightsBroken
 from ..types.gguf import GgufFile, GgufTensor
@@ -62,9 +63,24 @@ class GgufHeader:
         entry = self.entries.get(key)
         return None if entry is None or entry.value is None else str(entry.value)
 
+    def list_values(self) -> dict[str, Any]:
+        """Return the entries: numbers, texts and lists of numbers; other lists are missing."""
+        values = {key: _read_value(entry) for key, entry in self.entries.items()}
+        return {key: value for key, value in values.items() if value is not None}
+
     def get_number(self, key: str) -> int | None:
         entry = self.entries.get(key)
         return None if entry is None or entry.value is None else int(entry.value)
+
+
+def _read_value(entry: GgufEntry) -> Any:
+    if not entry.head:
+        return entry.value
+    (code,) = struct.unpack("<I", entry.head[-4:])
+    if code not in _NUMBERS:
+        return None
+    items = entry.raw[len(entry.head) + struct.calcsize("<Q") :]
+    return list(struct.unpack(f"<{entry.count}{_NUMBERS[code]}", items))
 
 
 def read_header(path: Path, source: str) -> GgufHeader:

@@ -254,6 +254,15 @@ def test_lists_have_their_length(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_a_further_property_is_none_of_the_listed_ones(family: str) -> None:
+    number = {"type": "integer"}
+    schema = {"properties": {"a": number}, "additionalProperties": number}
+    for keys, is_allowed in [("a", True), ("b", True), ("ab", True), ("aa", False)]:
+        pairs = write_pairs(family, *((key, "7") for key in keys))
+        assert allows(family, schema, pairs) == is_allowed, keys
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_each_of_the_optional_properties_may_be_the_first(family: str) -> None:
     schema = {"properties": {key: {"type": "integer"} for key in "abc"}}
     pairs = [(key, "7") for key in "abc"]

@@ -1,0 +1,432 @@
+"""GGUF files of hybrids become the models that they were written from.
+
+The files are written as llama.cpp's conversion/*.py do. The package gguf knows the names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import gguf
+from gguf import GGUFWriter
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from trioserve.errors import UnsupportedModel
+from trioserve.weights import resolve_weights
+
+pytestmark = [pytest.mark.usefixtures("cache_home"), pytest.mark.slow]
+
+Change = Callable[[Any, str, Tensor], Iterator[tuple[str, Tensor]]]
+
+SIZES = {
+    **{"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 4},
+    **{"num_key_value_heads": 2, "max_position_embeddings": 256},
+    **{"bos_token_id": None, "eos_token_id": None, "pad_token_id": None},
+}
+ROTARY = {"rope_type": "default", "rope_theta": 5000.0}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_experts": 4}
+DELTA = {
+    **{"num_hidden_layers": 4, "head_dim": 16, "linear_num_key_heads": 2},
+    **{"linear_num_value_heads": 6, "linear_key_head_dim": 8},
+    **{"linear_value_head_dim": 4, "linear_conv_kernel_dim": 4},
+    **{"rms_norm_eps": 1e-5},
+}
+SHARED_EXPERT = {"shared_expert_intermediate_size": 24}
+MROPE = {**ROTARY, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
+GRANITE = {
+    **{"attention_multiplier": 0.3, "embedding_multiplier": 2.0},
+    **{"residual_multiplier": 0.5, "logits_scaling": 3.0, "rms_norm_eps": 1e-5},
+}
+MAMBA = {
+    **{"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 16},
+    **{"mamba_n_groups": 2, "mamba_d_conv": 4, "mamba_expand": 2},
+}
+HYBRID = {
+    **{"num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"]},
+    **{"intermediate_size": 24, "shared_intermediate_size": 40},
+    **{"position_embedding_type": None, "rope_parameters": ROTARY},
+}
+
+# llama.cpp's architecture -> transformers' type of a model, and its sizes.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "lfm2": (
+        "lfm2",
+        {
+            **{"num_hidden_layers": 3, "intermediate_size": 48, "conv_L_cache": 3},
+            **{"layer_types": ["conv", "full_attention", "conv"]},
+            **{"block_auto_adjust_ff_dim": False, "rope_parameters": ROTARY},
+        },
+    ),
+    "lfm2moe": (
+        "lfm2_moe",
+        {
+            **{"num_hidden_layers": 3, "intermediate_size": 48, "conv_L_cache": 3},
+            **{"layer_types": ["conv", "full_attention", "conv"]},
+            **{"num_dense_layers": 1, "rope_parameters": ROTARY, **EXPERTS},
+        },
+    ),
+    "granite": (
+        "granite",
+        {
+            **GRANITE,
+            **{"num_hidden_layers": 2, "intermediate_size": 48},
+            **{"rope_parameters": ROTARY, "tie_word_embeddings": True},
+        },
+    ),
+    "granitehybrid": (
+        "granitemoehybrid",
+        {**GRANITE, **MAMBA, **HYBRID, "num_local_experts": 0},
+    ),
+    "granitehybrid with experts": (
+        "granitemoehybrid",
+        {
+            **{**GRANITE, **MAMBA, **HYBRID},
+            **{"num_local_experts": 4, "num_experts_per_tok": 2},
+        },
+    ),
+    "qwen35": (
+        "qwen3_5_text",
+        {**DELTA, "intermediate_size": 48, "rope_parameters": MROPE},
+    ),
+    "qwen35moe": (
+        "qwen3_5_moe_text",
+        {**DELTA, **EXPERTS, **SHARED_EXPERT, "rope_parameters": MROPE},
+    ),
+    "qwen3next": (
+        "qwen3_next",
+        {
+            **{**DELTA, **EXPERTS, **SHARED_EXPERT, "intermediate_size": 48},
+            "rope_parameters": {**ROTARY, "partial_rotary_factor": 0.5},
+        },
+    ),
+}
+
+
+def make_model(family: str) -> PreTrainedModel:
+    model_type, sizes = MODELS[family]
+    config = AutoConfig.for_model(model_type, **SIZES, **sizes)
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    # Zeros and ones would hide a wrong place or a wrong change.
+    for name, numbers in model.state_dict().items():
+        if numbers.dim() == 1:
+            middle = 1.0 if name.endswith(("A_log", "D", "norm.weight")) else 0.0
+            torch.nn.init.normal_(numbers, middle, 0.2)
+        else:
+            torch.nn.init.normal_(numbers, 0.0, 0.2)
+    model.tie_weights()
+    return model.eval()
+
+
+def regroup(numbers: Tensor, config: Any, size: int) -> Tensor:
+    """Put the value heads of Qwen3.5 in llama.cpp's order, along the first dimension."""
+    num_keys = config.linear_num_key_heads
+    shape = (num_keys, config.linear_num_value_heads // num_keys, size)
+    return (
+        numbers.reshape(*shape, *numbers.shape[1:])
+        .transpose(0, 1)
+        .reshape(numbers.shape)
+    )
+
+
+def change_delta(
+    config: Any, name: str, numbers: Tensor
+) -> Iterator[tuple[str, Tensor]]:
+    """Change a tensor of Qwen3-Next, or of Qwen3.5, whose value heads move, too."""
+    is_next = config.model_type == "qwen3_next"
+    leaf = name.rpartition("linear_attn.")[2] if "linear_attn." in name else ""
+    size, rows = config.linear_value_head_dim, 16 * config.linear_num_key_heads
+    if leaf.startswith(("in_proj_qkv.", "conv1d")) and not is_next:
+        moved = regroup(numbers[rows:], config, size)
+        numbers = torch.cat([numbers[:rows], moved])
+    elif leaf.startswith("in_proj_z") and not is_next:
+        numbers = regroup(numbers, config, size)
+    elif leaf in ("in_proj_a.weight", "in_proj_b.weight", "A_log", "dt_bias"):
+        numbers = numbers if is_next else regroup(numbers, config, 1)
+    elif leaf.startswith("out_proj") and not is_next:
+        numbers = regroup(numbers.T, config, size).T
+    if leaf == "A_log":
+        numbers = -numbers.exp()
+    elif leaf == "conv1d.weight":
+        numbers = numbers.squeeze(1)
+    elif leaf == "dt_bias":
+        name = name.replace("dt_bias", "dt_proj.bias")
+    elif name.endswith("norm.weight") and leaf != "norm.weight":
+        numbers = numbers + 1
+    if leaf != "in_proj_qkvz.weight":
+        yield from change_experts(config, name, numbers)
+        return
+    num_keys, hidden = config.linear_num_key_heads, numbers.shape[1]
+    width = size * config.linear_num_value_heads // num_keys
+    heads = numbers.reshape(num_keys, -1, hidden)
+    q, k, v, z = (
+        part.reshape(-1, hidden) for part in heads.split([8, 8, width, width], dim=1)
+    )
+    layer = name.split(".")[2]
+    yield f"blk.{layer}.attn_qkv.weight", torch.cat([q, k, v])
+    yield f"blk.{layer}.attn_gate.weight", z
+
+
+def change_experts(
+    config: Any, name: str, numbers: Tensor
+) -> Iterator[tuple[str, Tensor]]:
+    layer = name.split(".")[2] if ".layers." in name else ""
+    if name.endswith("experts.gate_up_proj"):
+        gate, up = numbers.chunk(2, dim=1)
+        yield f"blk.{layer}.ffn_gate_exps.weight", gate
+        yield f"blk.{layer}.ffn_up_exps.weight", up
+    elif name.endswith("experts.down_proj"):
+        yield f"blk.{layer}.ffn_down_exps.weight", numbers
+    elif name.endswith("shared_expert_gate.weight"):
+        yield f"blk.{layer}.ffn_gate_inp_shexp.weight", numbers[0]
+    else:
+        yield name, numbers
+
+
+def change_lfm2(
+    config: Any, name: str, numbers: Tensor
+) -> Iterator[tuple[str, Tensor]]:
+    if "conv.conv" in name:
+        numbers = numbers.squeeze(1)
+    if name.endswith(".expert_bias"):
+        name += ".bias"
+    yield from change_experts(config, name, numbers)
+
+
+def change_granite(
+    config: Any, name: str, numbers: Tensor
+) -> Iterator[tuple[str, Tensor]]:
+    layer = name.split(".")[2] if ".layers." in name else ""
+    if name.endswith(("q_proj.weight", "k_proj.weight")):
+        count = config.num_attention_heads
+        count = count if "q_proj" in name else config.num_key_value_heads
+        halves = numbers.reshape(count, 2, -1, numbers.shape[1])
+        numbers = halves.swapaxes(1, 2).reshape(numbers.shape)
+    elif name.endswith("A_log"):
+        numbers = -numbers.exp()[:, None]
+    elif name.endswith("mamba.D"):
+        numbers = numbers[:, None]
+    elif "conv1d.weight" in name:
+        numbers = numbers.squeeze(1)
+    elif name.endswith("mamba.norm.weight"):
+        numbers = numbers.reshape(config.mamba_n_groups, -1)
+    elif name.endswith("dt_bias"):
+        name = name.replace("dt_bias", "dt_proj.bias")
+    elif "router" in name:
+        name = f"model.layers.{layer}.block_sparse_moe.router.layer.weight"
+    elif "shared_mlp" in name:
+        end = "_shexp" if config.num_local_experts else ""
+        if "output" in name:
+            yield f"blk.{layer}.ffn_down{end}.weight", numbers
+            return
+        gate, up = numbers.chunk(2)
+        yield f"blk.{layer}.ffn_gate{end}.weight", gate
+        yield f"blk.{layer}.ffn_up{end}.weight", up
+        return
+    yield from change_experts(config, name, numbers)
+
+
+def write_gguf(
+    path: Path,
+    family: str,
+    model: PreTrainedModel,
+    add: Callable[[GGUFWriter], None] = lambda writer: None,
+) -> Path:
+    config: Any = model.config
+    architecture = family.partition(" ")[0]
+    writer = GGUFWriter(path, architecture)
+    add_sizes(writer, config)
+    # Later entries replace earlier ones.
+    logging.getLogger("gguf").setLevel("ERROR")
+    add(writer)
+    codes = {name: code for code, name in gguf.MODEL_ARCH_NAMES.items()}
+    table = gguf.get_tensor_name_map(codes[architecture], config.num_hidden_layers)
+    change: Change = change_granite
+    if architecture.startswith("qwen"):
+        change = change_delta
+    elif architecture.startswith("lfm2"):
+        change = change_lfm2
+    for name, numbers in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        for changed, each in change(config, name, numbers):
+            short: str | None = changed
+            if not changed.startswith("blk."):
+                short = table.get_name(changed, try_suffixes=(".weight", ".bias"))
+            assert short is not None, changed
+            writer.add_tensor(short, each.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def add_sizes(writer: GGUFWriter, config: Any) -> None:
+    layers = config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * layers
+    writer.add_block_count(layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_head_count(config.num_attention_heads)
+    if getattr(config, "intermediate_size", None):
+        writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    kv_heads: Any = config.num_key_value_heads
+    if writer.arch.startswith(("lfm2", "granitehybrid")):
+        kv_heads = [kv_heads if kind == "full_attention" else 0 for kind in kinds]
+    writer.add_head_count_kv(kv_heads)
+    eps = config.norm_eps if writer.arch.startswith("lfm2") else config.rms_norm_eps
+    writer.add_layer_norm_rms_eps(eps)
+    if writer.arch.startswith("lfm2"):
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+    if writer.arch == "lfm2moe":
+        writer.add_leading_dense_block_count(config.num_dense_layers)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if getattr(config, "num_experts", 0):
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if writer.arch.startswith("granite"):
+        add_granite(writer, config)
+    if writer.arch.startswith("qwen"):
+        add_delta(writer, config)
+    tokens = [*"abcdefghij", "Ġ", "ab", *(f"t{index}" for index in range(52))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen35")
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * len(tokens))
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(2)
+
+
+def add_granite(writer: GGUFWriter, config: Any) -> None:
+    writer.add_attention_scale(config.attention_multiplier)
+    writer.add_embedding_scale(config.embedding_multiplier)
+    writer.add_residual_scale(config.residual_multiplier)
+    writer.add_logit_scale(config.logits_scaling)
+    if writer.arch == "granite":
+        return
+    writer.add_ssm_conv_kernel(config.mamba_d_conv)
+    writer.add_ssm_state_size(config.mamba_d_state)
+    writer.add_ssm_group_count(config.mamba_n_groups)
+    writer.add_ssm_inner_size(config.mamba_expand * config.hidden_size)
+    writer.add_ssm_time_step_rank(config.mamba_n_heads)
+    writer.add_rope_scaling_finetuned(False)
+    if config.num_local_experts:
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+
+
+def add_delta(writer: GGUFWriter, config: Any) -> None:
+    rotary = config.rope_parameters
+    writer.add_key_length(config.head_dim)
+    writer.add_full_attention_interval(4)
+    writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+    writer.add_ssm_state_size(config.linear_key_head_dim)
+    writer.add_ssm_group_count(config.linear_num_key_heads)
+    writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+    num_heads = config.linear_num_value_heads
+    writer.add_ssm_inner_size(config.linear_value_head_dim * num_heads)
+    size = int(config.head_dim * rotary["partial_rotary_factor"])
+    writer.add_rope_dimension_count(size)
+    if "mrope_section" in rotary:
+        writer.add_rope_dimension_sections([*rotary["mrope_section"], 0])
+    if getattr(config, "shared_expert_intermediate_size", 0):
+        size = config.shared_expert_intermediate_size
+        writer.add_expert_shared_feed_forward_length(size)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", MODELS)
+def test_a_file_becomes_the_model_that_it_was_written_from(
+    family: str, tmp_path: Path
+) -> None:
+    model = make_model(family)
+    path = write_gguf(tmp_path / "tiny.gguf", family, model)
+    folder = resolve_weights(str(path)).folder
+    read = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    for name, numbers in model.state_dict().items():
+        torch.testing.assert_close(read.state_dict()[name], numbers, msg=name)
+    ids = torch.arange(70)[None] * 7 % 64
+    # llama.cpp keeps -exp(A_log), and factors of the header have 32 bits.
+    actual, expected = (each(ids, use_cache=False).logits for each in (read, model))
+    torch.testing.assert_close(actual, expected, atol=1e-3, rtol=1e-3)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["eos_token_id"] == 2
+
+
+def add_unknown_tensor(writer: GGUFWriter) -> None:
+    writer.add_tensor("blk.0.other.weight", np.zeros((2, 2), np.float32))
+
+
+def remove_entry(key: str) -> Callable[[GGUFWriter], None]:
+    return lambda writer: writer.kv_data[0].__delitem__(key)
+
+
+@pytest.mark.parametrize(
+    ("family", "add", "reason"),
+    [
+        ("lfm2", add_unknown_tensor, "the tensor blk.0.other.weight is not known"),
+        ("lfm2", lambda w: w.add_causal_attention(False), "the model is an encoder"),
+        (
+            *("lfm2", remove_entry("lfm2.shortconv.l_cache")),
+            "the header has no lfm2.shortconv.l_cache",
+        ),
+        (
+            *("granite", lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.YARN)),
+            "its rotary angles are scaled",
+        ),
+        (
+            *("granitehybrid", lambda w: w.add_rope_scaling_finetuned(True)),
+            "it is a Bamba, or has rotary angles",
+        ),
+        (
+            *(
+                "lfm2moe",
+                lambda w: w.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX),
+            ),
+            "its experts are not chosen by sigmoids",
+        ),
+        (
+            *("qwen35", lambda w: w.add_tokenizer_pre("klingon")),
+            "its text is split by the rule klingon",
+        ),
+        # The header counts one layer more than the file has.
+        (
+            *("qwen35", lambda w: w.add_block_count(5)),
+            "the GGUF file has no tensor for model.layers.4",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused_in_a_sentence(
+    family: str, add: Callable[[GGUFWriter], None], reason: str, tmp_path: Path
+) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", family, make_model(family), add)
+    with pytest.raises(UnsupportedModel) as caught:
+        resolve_weights(str(path))
+    architecture = family.partition(" ")[0]
+    assert str(caught.value).startswith(
+        f"the architecture {architecture} is not supported: {reason}"
+    )
+
+
+def test_blocks_that_predict_several_tokens_are_left_out(tmp_path: Path) -> None:
+    model = make_model("qwen35")
+
+    def add(writer: GGUFWriter) -> None:
+        writer.add_block_count(5)
+        writer.add_nextn_predict_layers(1)
+        writer.add_tensor("blk.4.nextn.eh_proj.weight", np.zeros((2, 2), np.float32))
+
+    path = write_gguf(tmp_path / "tiny.gguf", "qwen35", model, add)
+    folder = resolve_weights(str(path)).folder
+    assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == 4

@@ -1,0 +1,51 @@
+"""The families by llama.cpp's names of their architectures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from . import granite, lfm2, qwen_next
+from .rules import Metadata, Rules
+
+# Returns the fields of a configuration, from the header and the shapes of the tensors.
+MakeConfig: TypeAlias = Callable[[Metadata, dict[str, tuple[int, ...]]], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """How llama.cpp writes the models of one architecture.
+
+    Args:
+      make_config: returns the fields of the configuration, `model_type` among them;
+        raises Unreadable.
+      make_rules: returns the rules of the tensors, from the configuration.
+    """
+
+    make_config: MakeConfig
+    make_rules: Callable[[Any], Rules]
+
+
+_FAMILIES: Final = {
+    "granite": Family(
+        make_config=granite.describe_dense, make_rules=granite.read_dense
+    ),
+    "granitehybrid": Family(
+        make_config=granite.describe_hybrid, make_rules=granite.read_hybrid
+    ),
+    "lfm2": Family(make_config=lfm2.describe, make_rules=lfm2.read),
+    "lfm2moe": Family(make_config=lfm2.describe_moe, make_rules=lfm2.read_moe),
+    "qwen35": Family(make_config=qwen_next.describe_35, make_rules=qwen_next.read_35),
+    "qwen35moe": Family(
+        make_config=qwen_next.describe_35_moe, make_rules=qwen_next.read_35_moe
+    ),
+    "qwen3next": Family(
+        make_config=qwen_next.describe_next, make_rules=qwen_next.read_next
+    ),
+}
+
+
+def find_family(architecture: str) -> Family | None:
+    """Return the family of an architecture; None if transformers' reader is for it."""
+    return _FAMILIES.get(architecture)
