@@ -290,6 +290,11 @@ _NUM_LAYERS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 3,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
+    "qwen3_5_text": {
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    },
+    "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
 }
 
 

@@ -237,7 +237,7 @@ def test_rotary_embeddings_do_not_depend_on_neighbours(
         ("t5", {}, "not a decoder"),
         ("vit", {}, "not a decoder"),
         ("glm_moe_dsa", {"num_hidden_layers": 4}, "indexed_attention"),
-        ("qwen3_next", {}, r"keep states \(Gated DeltaNet\)"),
+        ("jamba", {}, r"keep states \(Mamba-1\)"),
         ("paligemma", {}, "neither the images nor the text alone"),
     ],
 )

@@ -111,7 +111,11 @@ class ModelRunner:
         if not plan.rows:
             return LaunchedStep(step_id=plan.step_id)
         self._tables.append_blocks(plan.rows)
-        inputs = lay_out(plan, self._tables, self._layers.order, self._model.device)
+        # A state cannot be computed twice, so it must be known now which rows are skipped.
+        held = self._writer.find_skipped(plan) if self._model.states else ()
+        inputs = lay_out(
+            plan, self._tables, self._layers.order, self._model.device, held
+        )
         # Before the input is read: a later stage of a pipeline waits for it.
         layers = self._layers.begin(inputs)
         # Images are encoded here, with the attention of their own encoder.

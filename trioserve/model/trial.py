@@ -181,7 +181,9 @@ def measure_steps(
             "fit beside the weights; lower --max-num-batched-tokens or --max-num-seqs"
         ) from error
     memory.clear()
-    cache_bytes = num_blocks * limits.block_size * model.info.kv_bytes_per_token
+    info = model.info
+    cache_bytes = num_blocks * limits.block_size * info.kv_bytes_per_token
+    cache_bytes += (limits.max_num_seqs + 1) * info.state_bytes
     return after.count_since(before, cache_bytes)
 
 

@@ -16,7 +16,14 @@ from ..types.gguf import GgufFile
 from ..types.logits import LogitsProcessor
 from ..types.model_info import ModelInfo
 from ..weights import Weights, complete_weights, read_gguf
-from .limits import check_room, limit_length, make_scheduler, measure_step_bytes
+from .limits import (
+    check_room,
+    limit_length,
+    limit_sequences,
+    make_scheduler,
+    measure_step_bytes,
+    set_max_num_seqs,
+)
 from .loaded import LoadedCore, fingerprint_model
 from .plugins import load_logits_processors
 from .source import Source, read_template
@@ -40,9 +47,11 @@ def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
     check_room(outline(source.weights.folder, config.model), config)
     model, weights = _load(config.model, source.weights, file)
     source = replace(source, weights=weights)
+    config = limit_sequences(config, model)
     num_blocks = count_fitting_blocks(
         model.info.kv_bytes_per_token,
         config.cache,
+        state_bytes=model.info.state_bytes,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=model.info.max_model_len,
         device=model.device,
@@ -93,6 +102,7 @@ async def build_pipeline_core(
     source: Source,
     processors: Sequence[type[LogitsProcessor]],
 ) -> LoadedCore:
+    config = set_max_num_seqs(config, pipeline.max_num_seqs)
     num_blocks = pipeline.num_blocks
     info = _complete_info(config, source, pipeline.info, num_blocks, processors)
     executor = await pipeline.connect(config, info.max_model_len)
@@ -137,3 +147,9 @@ def _log_loaded(info: ModelInfo, config: EngineConfig, num_blocks: int) -> None:
             *(rule.min_count, rule.min_pattern_size, rule.max_pattern_size),
         )
     logger.info("KV cache: %d blocks of %d tokens", num_blocks, block_size)
+    if info.state_bytes:
+        logger.info(
+            "states: %.1f MiB for each of %d sequences; no prefix cache",
+            info.state_bytes / 2**20,
+            config.scheduler.max_num_seqs,
+        )

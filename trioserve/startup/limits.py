@@ -40,17 +40,55 @@ def check_room(
     if outline is None:
         return
     # Imported here, because it needs torch.
-    from ..model.attention.cache_memory import count_fitting_blocks
+    from ..model.attention.cache_memory import (
+        count_fitting_blocks,
+        count_fitting_states,
+    )
 
     num_blocks = count_fitting_blocks(
         outline.kv_bytes_per_token,
         config.cache,
-        max_num_seqs=config.scheduler.max_num_seqs,
+        state_bytes=outline.state_bytes,
+        max_num_seqs=count_fitting_states(
+            outline.state_bytes,
+            config.cache,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            device=outline.device,
+            num_sharing=num_sharing,
+        ),
         max_model_len=outline.max_model_len,
         device=outline.device,
         num_sharing=num_sharing,
     )
     _check_length(config, num_blocks)
+
+
+def limit_sequences(
+    config: EngineConfig, model: LoadedModel, *, num_sharing: int = 1
+) -> EngineConfig:
+    """Let so many sequences run at once as there is memory for their states.
+
+    Args:
+      num_sharing: as in model.count_fitting_states.
+    """
+    # Imported here, because it needs torch.
+    from ..model.attention.cache_memory import count_fitting_states
+
+    wanted = config.scheduler.max_num_seqs
+    fitting = count_fitting_states(
+        model.info.state_bytes,
+        config.cache,
+        max_num_seqs=wanted,
+        device=model.device,
+        num_sharing=num_sharing,
+    )
+    return set_max_num_seqs(config, fitting)
+
+
+def set_max_num_seqs(config: EngineConfig, count: int) -> EngineConfig:
+    """Return a configuration with another number of running sequences."""
+    scheduler = replace(config.scheduler, max_num_seqs=count)
+    return replace(config, scheduler=scheduler)
 
 
 def limit_length(info: ModelInfo, config: EngineConfig, num_blocks: int) -> ModelInfo:
@@ -96,14 +134,19 @@ def measure_step_bytes(config: EngineConfig, model: LoadedModel) -> int:
 def make_scheduler(
     config: EngineConfig, info: ModelInfo, num_blocks: int, device_type: str
 ) -> Scheduler:
+    num_stages = config.parallel.pipeline_parallel_size
     return Scheduler(
         num_blocks=num_blocks,
         block_size=config.cache.block_size,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=count_step_tokens(config.scheduler, device_type),
         max_model_len=info.max_model_len,
-        prefix_caching=config.cache.prefix_caching,
-        num_stages=config.parallel.pipeline_parallel_size,
+        # A block of keys and values does not tell the states behind its last token.
+        prefix_caching=config.cache.prefix_caching and not info.state_bytes,
+        # Only the last stage knows which rows are skipped; the states of the others have
+        # gone on.
+        can_recompute=not info.state_bytes or num_stages == 1,
+        num_stages=num_stages,
         max_step_seconds=_resolve_step_seconds(config.scheduler, device_type),
     )
 

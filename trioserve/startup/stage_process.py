@@ -53,7 +53,7 @@ from ..types.not_loaded import NotLoaded
 from ..types.output import StepResult
 from ..types.version import __version__
 from ..weights import complete_weights
-from .limits import check_room, measure_step_bytes
+from .limits import check_room, limit_sequences, measure_step_bytes
 from .log_lines import set_up_logging
 from .plugins import load_logits_processors
 from .shortage import telling_shortage
@@ -173,7 +173,11 @@ class _Stage:
     held: ExitStack
 
     def describe(self) -> StageLoaded:
-        return StageLoaded(info=self.model.info, num_blocks=self.num_blocks)
+        return StageLoaded(
+            info=self.model.info,
+            num_blocks=self.num_blocks,
+            max_num_seqs=self.config.scheduler.max_num_seqs,
+        )
 
     def make_runner(self, allocate: Allocate) -> ModelRunner:
         """Allocate the cache, and run the first steps with the others; blocks."""
@@ -192,7 +196,7 @@ class _Stage:
             self.model,
             num_blocks=allocate.num_blocks,
             block_size=config.cache.block_size,
-            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_seqs=allocate.max_num_seqs,
             max_model_len=allocate.max_model_len,
             logits_processors=processors,
             load_tokenizer=partial(
@@ -304,9 +308,11 @@ def _load(prepared: _Prepared, load: Load) -> _Stage:
         place=begin.place,
         group=channels.shards,
     )
+    config = limit_sequences(config, model, num_sharing=begin.num_local_ranks)
     num_blocks = count_fitting_blocks(
         model.info.kv_bytes_per_token,
         config.cache,
+        state_bytes=model.info.state_bytes,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=model.info.max_model_len,
         device=model.device,

@@ -25,7 +25,8 @@ class Support:
       no_images: the reason why a model that could read images reads text alone.
       kernels: native, or torch for transformers' modules.
       no_kernels: the reason for torch.
-      architecture, max_model_len, dtype, kv_bytes_per_token: as in Preview.
+      architecture, max_model_len, dtype, kv_bytes_per_token, state_bytes: as in
+        Preview.
     """
 
     runs: bool
@@ -39,6 +40,7 @@ class Support:
     max_model_len: int | None = None
     dtype: str | None = None
     kv_bytes_per_token: int | None = None
+    state_bytes: int | None = None
 
 
 def check_support(model: str) -> Support:
@@ -80,6 +82,7 @@ def _preview(config: EngineConfig, source: Source) -> Support:
         max_model_len=found.max_model_len,
         dtype=found.dtype,
         kv_bytes_per_token=found.kv_bytes_per_token,
+        state_bytes=found.state_bytes,
     )
 
 

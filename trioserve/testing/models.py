@@ -117,6 +117,55 @@ TINY_MODELS: dict[str, dict[str, Any]] = {
     },
 }
 
+# Models whose layers keep states: Gated DeltaNet, short convolutions, Kimi delta attention,
+# and Mamba-2 beside attention.
+TINY_HYBRIDS: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": {
+        **_COMMON,
+        "head_dim": 16,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+    },
+    "lfm2": {
+        **_COMMON,
+        "layer_types": ["conv", "full_attention"],
+        "conv_L_cache": 3,
+        "block_auto_adjust_ff_dim": False,
+    },
+    "kimi_linear": {
+        **_COMMON,
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 8,
+        "num_experts": 4,
+        "num_experts_per_token": 2,
+        "moe_intermediate_size": 32,
+        "linear_attn_config": {
+            "kda_layers": [1],
+            "full_attn_layers": [2],
+            "num_heads": 2,
+            "head_dim": 8,
+            "short_conv_kernel_size": 4,
+        },
+    },
+    "falcon_h1": {
+        **_COMMON,
+        "head_dim": 8,
+        "mamba_d_ssm": 64,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 16,
+        "mamba_d_state": 8,
+        "mamba_n_groups": 2,
+        "mamba_chunk_size": 8,
+    },
+}
+TINY_MODELS |= TINY_HYBRIDS
+
 # The text part of vision models: wide enough that the vectors of an image influence the
 # output, in spite of the tokens around them.
 _VISION_COMMON: dict[str, Any] = {

@@ -25,6 +25,7 @@ class ModelInfo:
         generation_config sets.
       stop_repetition: rule for sequences whose requests have none; None lets them go on.
       kv_bytes_per_token: bytes of keys and values that all layers keep for a token.
+      state_bytes: bytes of states that all layers keep for a sequence.
       hidden_size: width of the vectors that the first layer reads.
       dtype: torch's name of their type.
       takes_images: it has an encoder for images.
@@ -42,6 +43,7 @@ class ModelInfo:
     default_sampling: tuple[tuple[str, float], ...] = ()
     stop_repetition: RepetitionDetection | None = None
     kv_bytes_per_token: int = 0
+    state_bytes: int = 0
     hidden_size: int = 0
     dtype: str = "float32"
     takes_images: bool = False

@@ -328,6 +328,7 @@ def make_pipeline(stages: Stages) -> Pipeline:
         info=make_info(),
         device_type="cpu",
         num_blocks=5,
+        max_num_seqs=4,
     )
 
 
@@ -343,7 +344,7 @@ async def test_stages_are_connected_all_at_once_and_then_driven(
     async with open_stages(3, is_ready=False) as stages:
         executor = await make_pipeline(stages).connect(config, 77)
         assert executor.depth == 3 + runs_ahead
-        expected = Allocate(num_blocks=5, max_model_len=77)
+        expected = Allocate(num_blocks=5, max_num_seqs=4, max_model_len=77)
         assert [fake.allocated for fake in stages.fakes] == [expected] * 3
         async with trio.open_nursery() as nursery:
             await nursery.start(executor.run)

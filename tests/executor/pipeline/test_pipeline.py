@@ -37,7 +37,9 @@ CONFIG = EngineConfig(
 )
 
 PREPARED = Prepared(version="1.0", device_type="cpu", port=4321)
-LOADED = StageLoaded(info=replace(make_info(), kv_bytes_per_token=100), num_blocks=10)
+LOADED = StageLoaded(
+    info=replace(make_info(), kv_bytes_per_token=100), num_blocks=10, max_num_seqs=8
+)
 
 # For None the stage hangs up.
 Answer = Callable[[int], Prepared | StageLoaded | NotLoaded | None]

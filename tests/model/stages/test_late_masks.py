@@ -121,7 +121,11 @@ def make_sequences() -> list[Scheduled]:
 
 
 def write_all(
-    launch: Callable[[StepPlan], Any], *, depth: int, num_stages: int = 1
+    launch: Callable[[StepPlan], Any],
+    *,
+    depth: int,
+    num_stages: int = 1,
+    has_states: bool = False,
 ) -> tuple[dict[int, list[int]], int]:
     """Run all sequences; also count the rows that sampled."""
     scheduler = Scheduler(
@@ -131,6 +135,8 @@ def write_all(
         max_num_batched_tokens=16,
         max_model_len=48,
         num_stages=num_stages,
+        prefix_caching=not has_states,
+        can_recompute=not has_states or num_stages == 1,
     )
     for sequence in make_sequences():
         scheduler.add(sequence)
@@ -161,39 +167,52 @@ def hold_back(
     return launch_one
 
 
-@pytest.fixture
-def expected(cut: Callable[..., Any], gate: Gate) -> tuple[dict[int, list[int]], int]:
-    """The tokens of a whole model whose masks are in time, and its rows."""
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """A model, and its tokens and rows if all masks are in time."""
+
+    model: Any
+    outputs: dict[int, list[int]]
+    num_rows: int
+
+    @property
+    def has_states(self) -> bool:
+        return bool(self.model.loaded.states)
+
+
+@pytest.fixture(params=["llama", "qwen3_5_text"])
+def whole(cut: Callable[..., Any], gate: Gate, request: pytest.FixtureRequest) -> Whole:
+    model = cut(request.param)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gate, "wait", lambda: None)
         patch.setattr(grammars, "_LONG_PATIENCE_SECONDS", 10.0)
         patch.setattr(grammars, "_PATIENCE_SECONDS", 10.0)
-        return write_all(ModelRunner(cut().loaded, **SIZES).launch, depth=1)
+        launch = ModelRunner(model.loaded, **SIZES).launch
+        has_states = bool(model.loaded.states)
+        outputs, num_rows = write_all(launch, depth=1, has_states=has_states)
+    return Whole(model=model, outputs=outputs, num_rows=num_rows)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_late_masks_change_no_token(
-    cut: Callable[..., Any],
-    gate: Gate,
-    expected: tuple[dict[int, list[int]], int],
-    depth: int,
-) -> None:
-    launch = ModelRunner(cut().loaded, **SIZES).launch
-    written, num_rows = write_all(hold_back(launch, gate), depth=depth)
-    assert written == expected[0]
-    assert num_rows > expected[1]
+def test_late_masks_change_no_token(whole: Whole, gate: Gate, depth: int) -> None:
+    launch = ModelRunner(whole.model.loaded, **SIZES).launch
+    outputs, num_rows = write_all(
+        hold_back(launch, gate), depth=depth, has_states=whole.has_states
+    )
+    assert outputs == whole.outputs
+    assert num_rows > whole.num_rows
 
 
 def test_late_masks_change_no_token_of_a_pipeline(
-    cut: Callable[..., Any],
-    make_pipeline: Any,
-    gate: Gate,
-    expected: tuple[dict[int, list[int]], int],
+    whole: Whole, make_pipeline: Any, gate: Gate
 ) -> None:
     """The first stage gets the last token of a skipped row once more."""
-    pipeline = make_pipeline(cut().stages(3), **SIZES)
-    written, num_rows = write_all(
-        hold_back(pipeline.launch, gate), depth=4, num_stages=3
+    pipeline = make_pipeline(whole.model.stages(3), **SIZES)
+    outputs, num_rows = write_all(
+        hold_back(pipeline.launch, gate),
+        depth=4,
+        num_stages=3,
+        has_states=whole.has_states,
     )
-    assert written == expected[0]
-    assert num_rows > expected[1]
+    assert outputs == whole.outputs
+    assert num_rows > whole.num_rows

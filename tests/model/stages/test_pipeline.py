@@ -29,7 +29,7 @@ from ..test_launching import SAMPLINGS, answer_all, assert_same
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 # Those whose modules are built in different ways, and the others.
-MODELS = "gemma3_text gpt2 gpt_neox gpt_oss llama phi3 qwen3_moe".split()
+MODELS = "gemma3_text gpt2 gpt_neox gpt_oss llama phi3 qwen3_5_text qwen3_moe".split()
 MORE_MODELS = sorted(TINY_MODELS.keys() - {*MODELS})
 SIZES: dict[str, int] = {"num_blocks": 64, "block_size": 4, "max_num_seqs": 5}
 
@@ -104,7 +104,12 @@ def make_runner(model: Any) -> ModelRunner:
 def write_whole(model: Any) -> dict[int, list[int]]:
     """Return what the whole model writes for make_prompts()."""
     sequences = make_sequences(make_prompts())
-    return write_all(make_runner(model.loaded).launch, sequences, depth=1)
+    return write_all(
+        make_runner(model.loaded).launch,
+        sequences,
+        depth=1,
+        prefix_caching=not model.loaded.states,
+    )
 
 
 def end_one(sequences: list[Scheduled]) -> list[Scheduled]:
@@ -169,7 +174,10 @@ def test_every_architecture(
     stages = model.stages(num_stages, kernels)
     pipeline = make_pipeline(stages, **SIZES, max_model_len=64)
     written = write_all(
-        pipeline.launch, make_sequences(make_prompts()), depth=num_stages + 1
+        pipeline.launch,
+        make_sequences(make_prompts()),
+        depth=num_stages + 1,
+        prefix_caching=not model.loaded.states,
     )
     assert written == expected
     assert len({tuple(tokens) for tokens in expected.values()}) > 2

@@ -30,12 +30,14 @@ class Pipeline:
       info: the whole model's.
       device_type: torch's; the same for all stages.
       num_blocks: KV blocks that fit into the memory of each stage.
+      max_num_seqs: sequences whose states fit into the memory of each stage.
     """
 
     stages: tuple[StagePeer, ...]
     info: ModelInfo
     device_type: str
     num_blocks: int
+    max_num_seqs: int
 
     async def connect(
         self, config: EngineConfig, max_model_len: int
@@ -45,7 +47,11 @@ class Pipeline:
         Raises:
           StartupError, StageDied
         """
-        allocate = Allocate(num_blocks=self.num_blocks, max_model_len=max_model_len)
+        allocate = Allocate(
+            num_blocks=self.num_blocks,
+            max_num_seqs=self.max_num_seqs,
+            max_model_len=max_model_len,
+        )
 
         async def ask(stage: StagePeer) -> None:
             await stage.send(allocate)
@@ -89,7 +95,9 @@ async def load_stages(
     for peer, other in zip(peers, loaded):
         # Each process counts the bytes of its own layers and heads alone.
         alike = replace(
-            other.info, kv_bytes_per_token=loaded[0].info.kv_bytes_per_token
+            other.info,
+            kv_bytes_per_token=loaded[0].info.kv_bytes_per_token,
+            state_bytes=loaded[0].info.state_bytes,
         )
         if alike != loaded[0].info:
             raise InvalidConfig(
@@ -97,9 +105,12 @@ async def load_stages(
             )
     return Pipeline(
         stages=peers,
-        info=loaded[0].info,
+        info=replace(
+            loaded[0].info, state_bytes=sum(each.info.state_bytes for each in loaded)
+        ),
         device_type=prepared[0].device_type,
         num_blocks=min(each.num_blocks for each in loaded),
+        max_num_seqs=min(each.max_num_seqs for each in loaded),
     )
 
 

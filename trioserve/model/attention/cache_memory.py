@@ -32,10 +32,35 @@ def count_kv_bytes(layers: tuple[LayerSpec, ...], dtype: torch.dtype) -> int:
     )
 
 
+def count_fitting_states(
+    state_bytes: int,
+    config: CacheConfig,
+    *,
+    max_num_seqs: int,
+    device: torch.device,
+    num_sharing: int = 1,
+) -> int:
+    """Return the number of sequences whose states take at most half of the memory.
+
+    Keys and values get the other half.
+
+    Args:
+      state_bytes: states of a sequence in all layers.
+      max_num_seqs: the most that are wanted.
+      num_sharing: processes that share a CPU's memory.
+    """
+    if not state_bytes:
+        return max_num_seqs
+    memory_bytes, _ = _share_memory(config, device, num_sharing)
+    # One slot more is for rows that keep no state.
+    return max(1, min(max_num_seqs, memory_bytes // 2 // state_bytes - 1))
+
+
 def count_fitting_blocks(
     kv_bytes_per_token: int,
     config: CacheConfig,
     *,
+    state_bytes: int = 0,
     max_num_seqs: int,
     max_model_len: int,
     device: torch.device,
@@ -49,6 +74,7 @@ def count_fitting_blocks(
 
     Args:
       kv_bytes_per_token: keys and values of all layers.
+      state_bytes: states of a sequence in all layers, which take their room first.
       num_sharing: processes that share a CPU's memory.
       step_bytes: part of --kv-cache-fraction that steps need themselves.
 
@@ -57,16 +83,22 @@ def count_fitting_blocks(
         the model takes no more.
     """
     block_bytes = kv_bytes_per_token * config.block_size
-    memory_bytes, field = _resolve_memory(config, device)
-    if field == "kv_cache_fraction" and device.type == "cpu":
-        memory_bytes //= num_sharing
+    memory_bytes, field = _share_memory(config, device, num_sharing)
     beside = ""
+    if state_bytes:
+        all_states = state_bytes * (max_num_seqs + 1)
+        memory_bytes = max(0, memory_bytes - all_states)
+        beside = f" (beside {_format_bytes(all_states)} for the states of sequences)"
     if field == "kv_cache_fraction" and step_bytes:
         memory_bytes = max(0, memory_bytes - step_bytes)
-        beside = (
+        beside += (
             f" (steps need {_format_bytes(step_bytes)} more; fewer "
             "--max-num-batched-tokens or --max-num-seqs need less)"
         )
+    enough = max_num_seqs * -(-max_model_len // config.block_size)
+    if not block_bytes:
+        # All layers here keep states alone.
+        return enough
     num_blocks = memory_bytes // block_bytes
     num_tokens = min(_MIN_TOKENS, max_model_len)
     least = -(-num_tokens // config.block_size)
@@ -78,7 +110,7 @@ def count_fitting_blocks(
             f"fit: give {_format_bytes(least * block_bytes)} or more by "
             f"--kv-cache-memory{beside}",
         )
-    return min(num_blocks, max_num_seqs * -(-max_model_len // config.block_size))
+    return min(num_blocks, enough)
 
 
 def _format_bytes(size: int) -> str:
@@ -88,6 +120,16 @@ def _format_bytes(size: int) -> str:
         if size >= 10 << power:
             return f"{-(-size >> power)}{unit}"
     return f"{size} bytes"
+
+
+def _share_memory(
+    config: CacheConfig, device: torch.device, num_sharing: int
+) -> tuple[int, str]:
+    """Return the bytes of this process's cache, and the option that sets them."""
+    memory_bytes, field = _resolve_memory(config, device)
+    if field == "kv_cache_fraction" and device.type == "cpu":
+        memory_bytes //= num_sharing
+    return memory_bytes, field
 
 
 def _resolve_memory(config: CacheConfig, device: torch.device) -> tuple[int, str]:

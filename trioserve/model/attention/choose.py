@@ -67,7 +67,10 @@ def choose_paged_backend(
     """
     reasons: list[str] = []
     names: tuple[str, ...] = (wanted,)
-    if wanted == "auto":
+    if not model.layers:
+        # All of them keep states alone, and nobody calls the backend.
+        names = ("gather",)
+    elif wanted == "auto":
         # Elsewhere, Triton's interpreter may run its kernels, but only if they are wanted.
         names = (*_PAGED_BACKENDS,) if model.device.type == "cuda" else ("gather",)
     for name in names:

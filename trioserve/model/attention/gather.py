@@ -190,7 +190,11 @@ class _Rules:
 def _make_rules(model: PagedModel) -> _Rules:
     is_gpu = model.device.type == "cuda"
     gather_bytes = _GATHER_BYTES_OF_GPU if is_gpu else _GATHER_BYTES
-    token_bytes = max(count_kv_bytes((layer,), model.dtype) for layer in model.layers)
+    token_bytes = max(
+        (count_kv_bytes((layer,), model.dtype) for layer in model.layers),
+        # A stage whose layers keep states alone reads no keys.
+        default=1,
+    )
     return _Rules(
         block_size=model.block_size,
         reaches=tuple({layer.reach for layer in model.layers}),

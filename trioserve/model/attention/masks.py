@@ -32,10 +32,12 @@ def probe_decoder(
     model: PreTrainedModel,
     context: AttentionContext,
     run: Callable[[Tensor, Tensor], object] | None = None,
+    *,
+    has_others: bool = False,
 ) -> tuple[LayerSpec, ...]:
     """Return a decoder's calls of attention, with the reach of its masks; as probe_layers."""
     with _recording_masks() as rules:
-        return probe_layers(model, context, run, rules.find)
+        return probe_layers(model, context, run, rules.find, has_others=has_others)
 
 
 class _MaskRules:

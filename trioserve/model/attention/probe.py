@@ -103,6 +103,8 @@ def probe_layers(
     context: AttentionContext,
     run: Callable[[Tensor, Tensor], object] | None = None,
     find_reach: Callable[[Tensor, Reach], Reach | None] | None = None,
+    *,
+    has_others: bool = False,
 ) -> tuple[LayerSpec, ...]:
     """Return the model's calls of attention, in their order.
 
@@ -113,6 +115,7 @@ def probe_layers(
       find_reach: returns the keys that queries see by the model's own mask; None if
         another function has built the mask. Without it, all models that build masks are
         refused.
+      has_others: there may be none, because layers keep something else.
 
     Raises:
       UnfitLayer: a layer's attention cannot be replaced; its message says why.
@@ -125,7 +128,7 @@ def probe_layers(
             model(input_ids=tokens, position_ids=positions, use_cache=False)
         else:
             run(tokens, positions)
-    if not recorder.layers:
+    if not recorder.layers and not has_others:
         raise UnfitLayer(NO_INTERFACE)
     return tuple(recorder.layers)
 

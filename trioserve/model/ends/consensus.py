@@ -7,7 +7,7 @@ differ. The last stage of a pipeline sends its tokens to the first one, which re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from torch import Tensor
 
@@ -38,6 +38,7 @@ class SendingWriter:
         self._tables = tables
         self._send = send
         self.begin = sampling.begin
+        self.find_skipped = sampling.find_skipped
         self.select = sampling.select
 
     def write(self, plan: StepPlan, rows: LogitRows, output: Tensor) -> LaunchedStep:
@@ -60,6 +61,9 @@ class FollowingWriter:
         selector = LogitSelector(tables)
         self.begin = selector.begin
         self.select = selector.select
+
+    def find_skipped(self, plan: StepPlan) -> Collection[int]:
+        raise NotImplementedError("layers with states are not split")
 
     def write(self, plan: StepPlan, rows: LogitRows, output: Tensor) -> LaunchedStep:
         slots = list_slots(plan)

@@ -5,6 +5,7 @@ reader  -- token ids, vectors -->  layers  -- logits -->  writer
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 from torch import Tensor
@@ -37,6 +38,13 @@ class StepWriter(Protocol):
 
     def begin(self, plan: StepPlan) -> None:
         """Take in the starts and ends of a plan; called for every plan, in their order."""
+
+    def find_skipped(self, plan: StepPlan) -> Collection[int]:
+        """Decide which rows `write` will skip; it decides itself if nobody asks before.
+
+        Returns:
+          their slots
+        """
 
     def select(self, plan: StepPlan, inputs: StepInputs) -> LogitRows:
         """Return the tokens whose logits a step needs: none before the last stage."""

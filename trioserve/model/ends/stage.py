@@ -7,6 +7,8 @@ last stage    receives -> layers -> samples, and sends the tokens
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from torch import Tensor
 
 from ...types.plan import StepPlan
@@ -109,6 +111,10 @@ class _EarlierWriter:
 
     def begin(self, plan: StepPlan) -> None:
         pass
+
+    def find_skipped(self, plan: StepPlan) -> Collection[int]:
+        # Only the last stage knows. The scheduler preempts the sequence of a skipped row.
+        return ()
 
     def select(self, plan: StepPlan, inputs: StepInputs) -> LogitRows:
         return LogitRows()

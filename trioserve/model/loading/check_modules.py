@@ -24,6 +24,8 @@ from ..attention.probe import UnfitLayer
 from ..runtimes.loaded import LoadedModel
 from ..self_check.compare import measure_distance
 from ..self_check.steps import make_tables
+from ..states.pool import StatePool
+from ..states.step import PooledStates
 from ..step.layout import lay_out
 
 logger = logging.getLogger(__name__)
@@ -52,7 +54,8 @@ def check_modules(model: LoadedModel, attention: str | dict[str, str]) -> None:
     chance = torch.Generator().manual_seed(2)
     size = min(model.info.vocab_size, 1000)
     tokens = torch.randint(3, size, (2, _NUM_TOKENS), generator=chance)
-    with _own_attention(model.model, attention):
+    assert model.stateful is not None, "transformers has built its modules"
+    with _own_attention(model.model, attention), model.stateful.record():
         output = model.model(input_ids=tokens.to(model.device), use_cache=False)
     expected = output.logits[:, _CUT:]
     actual = _run_paged(model, tokens)
@@ -90,6 +93,7 @@ def _run_paged(model: LoadedModel, tokens: Tensor) -> Tensor:
         device=model.device,
     )
     backend = GatherAttention(paged, tables)
+    pool = StatePool(model.states, num_slots=2, dtype=model.dtype, device=model.device)
 
     def run(*rows: StepRow) -> Tensor:
         tables.append_blocks(rows)
@@ -100,7 +104,7 @@ def _run_paged(model: LoadedModel, tokens: Tensor) -> Tensor:
             "position_ids": inputs.position_ids,
         }
         wanted = range(inputs.input_ids.shape[1])
-        with model.attention.use(backend.begin(inputs)):
+        with model.using(backend.begin(inputs), PooledStates(pool, inputs)):
             return model.compute(arguments, wanted)
 
     def make_row(slot: int, start: int, end: int) -> StepRow:

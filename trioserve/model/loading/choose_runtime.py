@@ -32,6 +32,8 @@ from ..self_check.steps import (
     make_check,
 )
 from ..shards.group import StageLost, TensorGroup
+from ..states.pool import StatePool
+from ..states.step import PooledStates
 from ..step.layout import StepInputs
 from ..step.slots import SlotTables
 
@@ -221,7 +223,13 @@ def _run_modules(
         device=model.device,
     )
     attention = GatherAttention(paged, tables)
-    with model.attention.use(attention.begin(inputs)):
+    pool = StatePool(
+        model.states,
+        num_slots=len(tables.block_ids),
+        dtype=model.dtype,
+        device=model.device,
+    )
+    with model.using(attention.begin(inputs), PooledStates(pool, inputs)):
         return model.compute(arguments, COMPARED_TOKENS)
 
 

@@ -12,19 +12,18 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from ...config import ModelConfig
 from ...errors import UnsupportedModel, shorten_message
 from ...types.model_info import ModelInfo
-from ..attention.bridge import AttentionContext
 from ..attention.cache_memory import count_kv_bytes
-from ..attention.masks import probe_decoder
 from ..attention.probe import LayerSpec, UnfitLayer
 from ..runtimes.loaded import LoadedModel
+from ..states.spec import StateSpec, count_state_bytes
 from .check_modules import check_modules
 from .choose_runtime import load_on_kernels
-from .files.architecture import check_causality, check_sharing, check_windows
 from .files.facts import ModelFacts, read_facts
 from .files.generation_config import find_eos
 from .pruning import choose_class
 from .rotary import freeze_rotary
 from .temperature import follow_positions
+from .watching import watch_model
 from .weights import read_weights
 
 
@@ -73,21 +72,21 @@ def load_modules(
 def _watch(
     model: PreTrainedModel, facts: ModelFacts, config: ModelConfig, name: str
 ) -> LoadedModel:
-    """Find a model's calls of attention.
+    """Find a model's calls of attention, and its states.
 
     Raises:
       UnfitLayer
     """
-    context = AttentionContext(model)
-    layers = probe_decoder(model, context)
-    check_causality(layers)
-    check_windows(facts.config, layers)
-    check_sharing(facts.config, layers)
+    watched = watch_model(model)
     return LoadedModel(
         model=model,
-        info=describe_model(model, facts, name=name, layers=layers),
-        attention=context,
-        layers=layers,
+        info=describe_model(
+            model, facts, name=name, layers=watched.layers, states=watched.states
+        ),
+        attention=watched.attention,
+        layers=watched.layers,
+        states=watched.states,
+        stateful=watched.stateful,
         takes_logits_to_keep=takes_logits_to_keep(model),
         vision=facts.vision,
         attention_backend=config.attention_backend,
@@ -110,12 +109,14 @@ def describe_model(
     *,
     name: str,
     layers: tuple[LayerSpec, ...],
+    states: tuple[StateSpec, ...] = (),
     whole: PreTrainedModel | None = None,
 ) -> ModelInfo:
     """Describe a model for other rooms.
 
     Args:
       layers: the layers whose keys and values are kept here.
+      states: the states that are kept here.
       whole: the model with all its modules, if `model` is a stage of it.
     """
     return ModelInfo(
@@ -126,6 +127,7 @@ def describe_model(
         eos_token_ids=find_eos(model),
         default_sampling=facts.default_sampling,
         kv_bytes_per_token=count_kv_bytes(layers, model.dtype),
+        state_bytes=count_state_bytes(states, model.dtype),
         hidden_size=_count_hidden(whole or model),
         dtype=str(model.dtype).removeprefix("torch."),
         takes_images=facts.vision is not None,

@@ -18,20 +18,15 @@ from transformers import PreTrainedModel
 
 from ...config import ModelConfig
 from ...errors import UnsupportedModel
-from ..attention.bridge import AttentionContext
 from ..attention.cache_memory import count_kv_bytes
-from ..attention.masks import probe_decoder
 from ..attention.probe import NO_INTERFACE, LayerSpec, UnfitLayer
+from ..states.spec import StateSpec, count_state_bytes
 from .dequantise.quantisation import plan_dequantisation
-from .files.architecture import (
-    check_causality,
-    check_sharing,
-    check_windows,
-    has_attention_interface,
-)
+from .files.architecture import has_attention_interface
 from .files.cache_outline import Outline
 from .files.facts import ModelFacts, read_facts
 from .pruning import choose_class
+from .watching import WatchedModel, watch_model
 
 logger = logging.getLogger(__name__)
 
@@ -47,23 +42,21 @@ def outline_model(folder: Path, config: ModelConfig) -> Outline | None:
         would raise the same.
     """
     facts = read_facts(folder, config)
-    layers = outline_layers(facts)
-    return None if layers is None else describe_outline(facts, config, layers)
+    watched = watch_outline(facts)
+    if watched is None:
+        return None
+    return describe_outline(facts, config, watched.layers, watched.states)
 
 
-def outline_layers(facts: ModelFacts) -> tuple[LayerSpec, ...] | None:
-    """Return a model's calls of attention; None if it cannot run without weights.
+def watch_outline(facts: ModelFacts) -> WatchedModel | None:
+    """Watch a model without weights; None if it cannot run so.
 
     Raises:
       UnsupportedModel
     """
     try:
         # On this device, products of experts do not run in float32.
-        model = build_on_meta(facts, torch.bfloat16)
-        layers = probe_decoder(model, AttentionContext(model))
-        check_causality(layers)
-        check_windows(facts.config, layers)
-        check_sharing(facts.config, layers)
+        return watch_model(build_on_meta(facts, torch.bfloat16))
     except UnfitLayer as error:
         raise UnsupportedModel(facts.architecture, str(error)) from None
     except Exception:
@@ -72,11 +65,13 @@ def outline_layers(facts: ModelFacts) -> tuple[LayerSpec, ...] | None:
         # Some models read the numbers of tensors, which are missing here.
         logger.debug("the model cannot run without its weights", exc_info=True)
         return None
-    return layers
 
 
 def describe_outline(
-    facts: ModelFacts, config: ModelConfig, layers: tuple[LayerSpec, ...]
+    facts: ModelFacts,
+    config: ModelConfig,
+    layers: tuple[LayerSpec, ...],
+    states: tuple[StateSpec, ...] = (),
 ) -> Outline | None:
     """Return the outline of some layers; None if the type of their numbers is unknown."""
     dtype = find_dtype(facts, config)
@@ -84,6 +79,7 @@ def describe_outline(
         return None
     return Outline(
         kv_bytes_per_token=count_kv_bytes(layers, dtype),
+        state_bytes=count_state_bytes(states, dtype),
         max_model_len=facts.max_model_len,
         device=facts.device,
     )

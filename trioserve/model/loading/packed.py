@@ -17,19 +17,17 @@ from transformers import GenerationConfig
 from ...config import ModelConfig
 from ...kernels.library import NoKernels, open_library
 from ...types.gguf import GgufFile
-from ..attention.bridge import AttentionContext
-from ..attention.masks import probe_decoder
 from ..attention.probe import UnfitLayer
 from ..runtimes.choice import NotRecognised, log_kernels
 from ..runtimes.loaded import LoadedModel
 from ..runtimes.native.decoder import NativeDecoder
 from ..runtimes.native.packer import NUMBERS
 from ..runtimes.recognise.decoder import find_parts
-from .files.architecture import check_causality, check_windows
 from .files.facts import ModelFacts, read_facts
 from .gguf.tensors import fill_model
 from .load import describe_model, make_ready, takes_logits_to_keep
 from .outline import build_on_meta
+from .watching import watch_model
 
 logger = logging.getLogger(__name__)
 
@@ -79,14 +77,11 @@ def _load(
         raise NotRecognised(f"kernels run on CPUs, not on {facts.device.type}")
     library = open_library()
     model = build_on_meta(facts, dtype)
-    context = AttentionContext(model)
-    layers = probe_decoder(model, context)
-    check_causality(layers)
-    check_windows(facts.config, layers)
+    watched = watch_model(model)
     sources = fill_model(model, file, dtype)
     model.generation_config = GenerationConfig.from_pretrained(folder)
     make_ready(model, facts)
-    parts = find_parts(model, layers, facts.max_model_len)
+    parts = find_parts(model, watched.layers, facts.max_model_len)
     kinds = sorted({matrix.kind for matrix in sources.values()})
     native = NativeDecoder(
         parts,
@@ -97,12 +92,16 @@ def _load(
     )
     logger.info("weights: %s, read from %s", ", ".join(kinds), file.path.name)
     log_kernels(native)
-    info = describe_model(model, facts, name=name, layers=layers)
+    info = describe_model(
+        model, facts, name=name, layers=watched.layers, states=watched.states
+    )
     return LoadedModel(
         model=model,
         info=replace(info, kernels=native.name),
-        attention=context,
-        layers=layers,
+        attention=watched.attention,
+        layers=watched.layers,
+        states=watched.states,
+        stateful=watched.stateful,
         takes_logits_to_keep=takes_logits_to_keep(model),
         native=native,
     )

@@ -13,16 +13,17 @@ from torch import nn
 from ...config import ModelConfig
 from ...kernels.library import NoKernels, open_library
 from ..attention.cache_memory import count_kv_bytes
-from ..attention.probe import LayerSpec
 from ..runtimes.choice import NotRecognised
 from ..runtimes.description import MixtureParts
 from ..runtimes.native.packer import NUMBERS
 from ..runtimes.recognise.decoder import find_parts
 from ..self_check.steps import NUM_CHECKED
+from ..states.spec import count_state_bytes
 from .files.facts import ModelFacts, read_facts
 from .gguf.tensors import make_buffers
-from .outline import build_on_meta, find_dtype, outline_layers
+from .outline import build_on_meta, find_dtype, watch_outline
 from .plain.llama import outline_plain
+from .watching import WatchedModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,7 @@ class Preview:
       dtype: of the weights; None if only the weights tell it.
       kv_bytes_per_token: bytes of keys and values of all layers, in float32 if only the
         weights tell the type; None if the model cannot run without weights.
+      state_bytes: bytes of states of a sequence in all layers, in the same way.
       no_kernels: the reason why its layers run by transformers' modules; None if they run on
         trioserve's kernels.
     """
@@ -42,6 +44,7 @@ class Preview:
     max_model_len: int
     dtype: str | None
     kv_bytes_per_token: int | None
+    state_bytes: int | None
     no_kernels: str | None
 
 
@@ -60,32 +63,40 @@ def preview_model(folder: Path, config: ModelConfig) -> Preview:
             max_model_len=plain.max_model_len,
             dtype=str(described.get("dtype") or described["torch_dtype"]),
             kv_bytes_per_token=plain.kv_bytes_per_token,
+            state_bytes=0,
             no_kernels=None,
         )
     facts = read_facts(folder, config)
-    layers = outline_layers(facts)
+    watched = watch_outline(facts)
     dtype = find_dtype(facts, config)
     return Preview(
         architecture=facts.architecture,
         max_model_len=facts.max_model_len,
         dtype=None if dtype is None else str(dtype).removeprefix("torch."),
         kv_bytes_per_token=(
-            None if layers is None else count_kv_bytes(layers, dtype or torch.float32)
+            None
+            if watched is None
+            else count_kv_bytes(watched.layers, dtype or torch.float32)
         ),
-        no_kernels=_find_obstacle(facts, layers, dtype or torch.float32),
+        state_bytes=(
+            None
+            if watched is None
+            else count_state_bytes(watched.states, dtype or torch.float32)
+        ),
+        no_kernels=_find_obstacle(facts, watched, dtype or torch.float32),
     )
 
 
 def _find_obstacle(
-    facts: ModelFacts, layers: tuple[LayerSpec, ...] | None, dtype: torch.dtype
+    facts: ModelFacts, watched: WatchedModel | None, dtype: torch.dtype
 ) -> str | None:
     """Return why the kernels cannot run a model, as far as its configuration tells."""
-    if layers is None:
+    if watched is None:
         return "only its weights can tell"
     try:
         model = build_on_meta(facts, dtype)
         _fill_small(model)
-        parts = find_parts(model, layers, NUM_CHECKED)
+        parts = find_parts(model, watched.layers, NUM_CHECKED)
         if facts.device.type == "cpu":
             open_library()
             return None if dtype in NUMBERS else f"they have no {dtype}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,12 @@ import torch
 from torch import Tensor
 
 from ...types.model_info import ModelInfo
-from ..attention.bridge import AttentionContext
+from ..attention.bridge import AttentionContext, StepAttention
 from ..attention.probe import LayerSpec
 from ..device.tensors import send_ids
 from ..shards.group import TensorGroup
+from ..states.modules import StatefulModules, StepStates
+from ..states.spec import StateSpec
 from .on_kernels import DecoderOnKernels
 from .vision import VisionKind
 
@@ -33,6 +36,9 @@ class LoadedModel:
       attention: the link from its modules to the attention of the present step.
       layers: its calls of attention, in order.
       takes_logits_to_keep: its forward pass can leave out unwanted logits.
+      states: the states that its layers keep besides keys and values.
+      stateful: the link from its modules with states to the states of the present step;
+        None if no module has any.
       vision: its kind of vision; None if it reads text alone.
       attention_backend: as in ModelConfig.
       tensor_group: the processes that share its layers; None if they are whole.
@@ -45,6 +51,8 @@ class LoadedModel:
     attention: AttentionContext
     layers: tuple[LayerSpec, ...]
     takes_logits_to_keep: bool
+    states: tuple[StateSpec, ...] = ()
+    stateful: StatefulModules | None = None
     vision: VisionKind | None = None
     attention_backend: str = "auto"
     tensor_group: TensorGroup | None = None
@@ -70,6 +78,17 @@ class LoadedModel:
     def has_head(self) -> bool:
         """True if it computes logits."""
         return True
+
+    @contextmanager
+    def using(
+        self, attention: StepAttention, states: StepStates | None = None
+    ) -> Iterator[None]:
+        """Let the modules attend, and read and write states, inside the block."""
+        with ExitStack() as stack:
+            stack.enter_context(self.attention.use(attention))
+            if self.stateful is not None and states is not None:
+                stack.enter_context(self.stateful.use(states))
+            yield
 
     def join_logits(self, output: Tensor) -> Tensor:
         """Join the outputs of the kernels of all processes that share the layers.

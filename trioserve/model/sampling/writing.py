@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -57,12 +58,19 @@ class SamplingWriter:
             load_tokenizer=extensions.load_tokenizer,
         )
         self._selector = LogitSelector(tables)
+        # The places, among the rows of the present step that sample, of the skipped ones.
+        self._skipped: tuple[int, ...] | None = None
 
     def begin(self, plan: StepPlan) -> None:
         self._sampler.end(plan.ends)
         self._selector.begin(plan)
         for start in plan.starts:
             self._sampler.start(start)
+
+    def find_skipped(self, plan: StepPlan) -> Collection[int]:
+        rows = [row for row in plan.rows if row.sample]
+        self._skipped = self._list_late(plan, rows)
+        return [rows[i].slot for i in self._skipped]
 
     def select(self, plan: StepPlan, inputs: StepInputs) -> LogitRows:
         return self._selector.select(plan, inputs)
@@ -80,9 +88,9 @@ class SamplingWriter:
         rows = [row for row in plan.rows if row.sample]
         slots = [row.slot for row in rows]
         num_outputs = [self._tables.count_outputs(row) for row in rows]
-        skipped = self._sampler.list_late(
-            slots, num_outputs, has_others=len(rows) < len(plan.rows)
-        )
+        skipped, self._skipped = self._skipped, None
+        if skipped is None:
+            skipped = self._list_late(plan, rows)
         if skipped:
             kept = [i for i in range(len(rows)) if i not in skipped]
             slots = [slots[i] for i in kept]
@@ -96,6 +104,14 @@ class SamplingWriter:
             )
         return LaunchedStep(
             step_id=plan.step_id, slots=tuple(slots), sampled=sampled, skipped=skipped
+        )
+
+    def _list_late(self, plan: StepPlan, rows: Sequence[StepRow]) -> tuple[int, ...]:
+        """Return the places of rows, among those that sample, without a mask in time."""
+        return self._sampler.list_late(
+            [row.slot for row in rows],
+            [self._tables.count_outputs(row) for row in rows],
+            has_others=len(rows) < len(plan.rows),
         )
 
     def _report_prompts(

@@ -20,10 +20,11 @@ from ..loading.files.architecture import check_causality, check_windows
 from ..loading.files.cache_outline import Outline
 from ..loading.files.facts import ModelFacts, read_facts
 from ..loading.load import describe_model, make_ready, takes_logits_to_keep
-from ..loading.outline import build_on_meta, describe_outline, outline_layers
+from ..loading.outline import build_on_meta, describe_outline, watch_outline
 from ..loading.weights import read_weights
 from ..shards.choose import ShardBuilder, cut_layers
 from ..shards.group import TensorGroup
+from ..states.modules import StatefulModules
 from .cutting import drop_unused, find_entrance, make_stage_class
 from .partition import Partition, partition_layers
 from .probing import probe_stage
@@ -67,15 +68,16 @@ def outline_stage(
     Raises: the errors of load_stage.
     """
     facts = read_facts(folder, config)
-    layers = outline_layers(facts)
+    watched = watch_outline(facts)
     try:
         _check_reach(facts, place)
         partition = _find_partition(find_skeleton(_build_whole(facts)), place)
     except UnfitLayer as error:
         raise _refuse(facts, error, place) from None
-    if layers is None or len(layers) != partition.num_layers:
+    # Layers with states call no attention, so others could not be told apart.
+    if watched is None or len(watched.layers) != partition.num_layers:
         return None
-    own = cut_layers(layers[partition.begin : partition.end], place.shard)
+    own = cut_layers(watched.layers[partition.begin : partition.end], place.shard)
     return describe_outline(facts, config, own)
 
 
@@ -117,6 +119,7 @@ def _load(
         info=describe_model(model, facts, name=name, layers=(), whole=whole),
         attention=AttentionContext(model),
         layers=(),
+        stateful=StatefulModules(model),
         takes_logits_to_keep=takes_logits_to_keep(model),
         vision=facts.vision,
         attention_backend=config.attention_backend,
@@ -129,11 +132,13 @@ def _load(
         hidden_width=skeleton.hidden_width,
         embedding_width=skeleton.embedding_width,
     )
-    layers = probe_stage(loaded)
+    layers, states = probe_stage(loaded)
     check_causality(layers)
     check_windows(facts.config, layers, slice(partition.begin, partition.end))
-    info = describe_model(model, facts, name=name, layers=layers, whole=whole)
-    return replace(loaded, layers=layers, info=info)
+    info = describe_model(
+        model, facts, name=name, layers=layers, states=states, whole=whole
+    )
+    return replace(loaded, layers=layers, states=states, info=info)
 
 
 def _check_reach(facts: ModelFacts, place: StagePlace) -> None:
@@ -159,7 +164,11 @@ def _make_builder(
     try:
         if facts.vision is not None:
             raise UnfitLayer("it reads images")
-        return ShardBuilder(whole, outline_layers(facts), group)
+        watched = watch_outline(facts)
+        if watched is not None and watched.states:
+            raise UnfitLayer("they keep states besides keys and values")
+        layers = None if watched is None else watched.layers
+        return ShardBuilder(whole, layers, group)
     except UnfitLayer as error:
         raise UnsupportedModel(
             facts.architecture, f"its layers cannot be split: {error}"

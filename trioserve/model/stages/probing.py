@@ -9,25 +9,31 @@ from ...errors import shorten_message
 from ..attention.bridge import AttentionCall
 from ..attention.masks import probe_decoder
 from ..attention.probe import LayerSpec, UnfitLayer
+from ..states.spec import StateSpec
 from .stage import LoadedStage
 
 _NUM_TOKENS = 2
 
 
-def probe_stage(stage: LoadedStage) -> tuple[LayerSpec, ...]:
-    """Return the calls of attention of a stage's layers, in order.
+def probe_stage(
+    stage: LoadedStage,
+) -> tuple[tuple[LayerSpec, ...], tuple[StateSpec, ...]]:
+    """Return the calls of attention and the states of a stage's layers, in order.
 
     Raises:
       UnfitLayer: the stage cannot run, or computes something else than in the whole
         model.
     """
+    assert stage.stateful is not None, "its modules are looked at"
     try:
-        layers = probe_decoder(
-            stage.model,
-            stage.attention,
-            lambda tokens, positions: _run(stage, tokens, positions),
-        )
-        _check_independence(stage)
+        with stage.stateful.record() as recorder:
+            layers = probe_decoder(
+                stage.model,
+                stage.attention,
+                lambda tokens, positions: _run(stage, tokens, positions),
+                has_others=stage.stateful.has_any,
+            )
+            _check_independence(stage)
     except UnfitLayer:
         raise
     except Exception as error:
@@ -35,7 +41,7 @@ def probe_stage(stage: LoadedStage) -> tuple[LayerSpec, ...]:
         raise UnfitLayer(
             f"it needs more than its layers ({shorten_message(error)})"
         ) from error
-    return layers
+    return layers, recorder.states
 
 
 def _run(

@@ -12,7 +12,7 @@ sequence, such as its list of blocks, are put together on the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -38,6 +38,8 @@ class StepInputs:
       first_tokens: for each row of the plan, in the plan's order, the flat index of its
         first token.
       last_tokens: the same of its last token.
+      held: slots whose rows are skipped. The last token of such a row comes again in a
+        later step, so states must stay as they are before it.
     """
 
     rows: tuple[StepRow, ...]
@@ -48,6 +50,7 @@ class StepInputs:
     slot_ids: Tensor
     first_tokens: tuple[int, ...]
     last_tokens: tuple[int, ...]
+    held: Collection[int] = ()
 
 
 def lay_out(
@@ -55,6 +58,7 @@ def lay_out(
     tables: SlotTables,
     order: Callable[[Sequence[StepRow]], list[int]],
     device: torch.device,
+    held: Collection[int] = (),
 ) -> StepInputs:
     """Lay one step's tokens out flat.
 
@@ -63,6 +67,7 @@ def lay_out(
       tables: the tokens and the blocks of the slots.
       order: returns the order of rows that the attention backend wants.
       device: the model's.
+      held: as in StepInputs.
     """
     places = order(plan.rows)
     rows = tuple(plan.rows[i] for i in places)
@@ -90,4 +95,5 @@ def lay_out(
         slot_ids=slots.to(device, non_blocking=True),
         first_tokens=tuple(first_tokens),
         last_tokens=tuple(last_tokens),
+        held=held,
     )

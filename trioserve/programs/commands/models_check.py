@@ -76,6 +76,8 @@ def _describe(support: Support) -> Iterator[tuple[str, str]]:
     else:
         about = "" if support.dtype else " in float32"
         yield "KV cache", f"{support.kv_bytes_per_token} bytes a token{about}"
+        if support.state_bytes:
+            yield "states", f"{support.state_bytes} bytes a sequence{about}"
 
 
 MODELS_CHECK: Final = Command(

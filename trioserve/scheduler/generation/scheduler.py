@@ -85,6 +85,7 @@ class Scheduler:
       max_model_len: the most tokens of a sequence; at most num_blocks * block_size, so
         that one sequence alone always fits.
       prefix_caching: share full blocks by content.
+      can_recompute: the last token of a sequence can be computed again.
       num_stages: stages of the pipeline that executes the plans.
       max_step_seconds: how long a step may take while a prompt is computed, or while
         streams of several requests wait for it. In a pipeline that is the time from one
@@ -100,6 +101,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         prefix_caching: bool = True,
+        can_recompute: bool = True,
         num_stages: int = 1,
         max_step_seconds: float = math.inf,
     ) -> None:
@@ -110,6 +112,7 @@ class Scheduler:
         self._block_size = block_size
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_model_len = max_model_len
+        self._can_recompute = can_recompute
         self._num_stages = num_stages
         self._micro_batches = MicroBatches(num_stages)
         self._cost = StepCost()
@@ -427,7 +430,7 @@ class Scheduler:
         """Plan the last known token of a sequence again, because its row was skipped."""
         if sequence.slot is None:
             sequence.give_up_placeholders()
-        elif sequence.can_recompute:
+        elif self._can_recompute and sequence.can_recompute:
             sequence.recompute_last()
         else:
             sequence.give_up_placeholders()

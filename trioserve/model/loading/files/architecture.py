@@ -14,7 +14,8 @@ from transformers import (
 from ....errors import UnsupportedModel
 from ...attention.probe import LayerSpec, UnfitLayer
 from ...runtimes.vision import has_vision
-from .layer_caches import find_other_cache
+from ...states.spec import StateSpec
+from .layer_caches import count_stateful_layers, find_other_cache
 
 _OTHER_ATTENTION = frozenset({"indexed_attention"})
 
@@ -78,6 +79,25 @@ def check_causality(layers: tuple[LayerSpec, ...]) -> None:
     for layer in layers:
         if not layer.is_causal:
             raise UnfitLayer(f"{layer.module_name} looks at tokens that follow")
+
+
+def check_states(config: PreTrainedConfig, states: tuple[StateSpec, ...]) -> None:
+    """Refuse models with states that nobody asked for while they ran.
+
+    Args:
+      config: the model's.
+      states: the states that were seen.
+
+    Raises:
+      UnfitLayer
+    """
+    num_layers = count_stateful_layers(config)
+    num_seen = len({state.module_name for state in states})
+    if num_seen != num_layers:
+        raise UnfitLayer(
+            f"{num_layers} of its layers keep states, but {num_seen} of its modules "
+            "keep them in a way that can be served"
+        )
 
 
 def check_windows(

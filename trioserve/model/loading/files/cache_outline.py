@@ -13,8 +13,10 @@ class Outline:
 
     Args:
       kv_bytes_per_token: bytes of keys and values of all layers.
+      state_bytes: bytes of the states of a sequence in all layers.
     """
 
     kv_bytes_per_token: int
+    state_bytes: int = 0
     max_model_len: int
     device: torch.device

@@ -9,13 +9,16 @@ from torch import Tensor
 from ...attention.backend import PagedModel
 from ...attention.bridge import StepAttention
 from ...attention.choose import choose_paged_backend
+from ...states.modules import StepStates
+from ...states.pool import StatePool
+from ...states.step import PooledStates
 from ...step.layout import StepInputs
 from ...step.slots import SlotTables
 from ..loaded import LoadedModel
 
 
 class ModuleLayers:
-    """The layers, with a KV cache."""
+    """The layers, with a KV cache and the states of all slots."""
 
     def __init__(self, model: LoadedModel, tables: SlotTables, num_blocks: int) -> None:
         self._model = model
@@ -29,20 +32,36 @@ class ModuleLayers:
         self._attention = choose_paged_backend(
             paged_model, tables, model.attention_backend
         )
+        self._pool = StatePool(
+            model.states,
+            num_slots=len(tables.block_ids),
+            dtype=model.dtype,
+            device=model.device,
+        )
         self.order = self._attention.order
 
     def prepare(self, max_num_seqs: int) -> None:
         """Do nothing: modules run as they are."""
 
     def begin(self, inputs: StepInputs) -> _ModuleStep:
-        return _ModuleStep(self._model, self._attention.begin(inputs))
+        return _ModuleStep(
+            self._model,
+            self._attention.begin(inputs),
+            PooledStates(self._pool, inputs) if self._model.states else None,
+        )
 
 
 class _ModuleStep:
-    def __init__(self, model: LoadedModel, attention: StepAttention) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        attention: StepAttention,
+        states: StepStates | None,
+    ) -> None:
         self._model = model
         self._attention = attention
+        self._states = states
 
     def compute(self, arguments: dict[str, Tensor], tokens: Sequence[int]) -> Tensor:
-        with self._model.attention.use(self._attention):
+        with self._model.using(self._attention, self._states):
             return self._model.compute(arguments, tokens)

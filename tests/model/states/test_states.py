@@ -1,0 +1,96 @@
+"""Sequences of models with states write what `generate` writes, whatever the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trioserve.config import CacheConfig, ModelConfig
+from trioserve.errors import UnsupportedModel
+from trioserve.model.attention.cache_memory import (
+    count_fitting_blocks,
+    count_fitting_states,
+)
+from trioserve.model.loading.load import load_model
+from trioserve.model.loading.outline import outline_model
+from trioserve.model.stages.loading import load_stage
+from trioserve.testing.models import TINY_HYBRIDS, save_tiny_model
+from trioserve.types.stage_place import Shard, StagePlace
+
+from ..planning import Planner, make_prompt
+
+hybrids = pytest.mark.parametrize("model_type", sorted(TINY_HYBRIDS))
+CPU = ModelConfig(device="cpu", kernels="torch")
+CPU_DEVICE = torch.device("cpu")
+
+
+@hybrids
+def test_chunks_of_any_size(
+    tiny_by_kernels: Callable[..., Any], model_type: str
+) -> None:
+    """transformers computes 64 tokens of Gated DeltaNet at a time."""
+    model = tiny_by_kernels(model_type)
+    planner = Planner(model.loaded, max_model_len=128)
+    sequences = [planner.begin(make_prompt(n, n), slot=n % 8) for n in (100, 70, 1)]
+    planner.run(*sequences[:1], num_tokens=2)
+    planner.run(*sequences, num_tokens=12, chunk=17)
+    model.check(*sequences)
+
+
+@hybrids
+def test_a_slot_is_as_new_for_its_next_sequence(
+    tiny_by_kernels: Callable[..., Any], model_type: str
+) -> None:
+    """Prompts of one token, too, whose rows look like those of decodes."""
+    model = tiny_by_kernels(model_type)
+    planner = Planner(model.loaded)
+    first = planner.begin(make_prompt(20), slot=3)
+    other = planner.begin(make_prompt(7, 1), slot=4)
+    planner.run(first, other, num_tokens=5)
+    second = planner.begin([9], slot=3)
+    planner.run(second, other, num_tokens=9)
+    planner.preempt(other, slot=3)
+    planner.run(other, num_tokens=12, chunk=6)
+    model.check(first, second, other)
+
+
+def test_states_take_their_room_before_keys_and_values() -> None:
+    def count(max_num_seqs: int, **fields: Any) -> tuple[int, int]:
+        config = CacheConfig(block_size=16, kv_cache_memory="64MiB")
+        fitting = count_fitting_states(
+            2**20, config, max_num_seqs=max_num_seqs, device=CPU_DEVICE
+        )
+        num_blocks = count_fitting_blocks(
+            1024,
+            config,
+            state_bytes=2**20,
+            max_num_seqs=fitting,
+            max_model_len=2**20,
+            device=CPU_DEVICE,
+        )
+        return fitting, num_blocks
+
+    # A block takes 16 KiB; one state more belongs to nobody.
+    assert count(3) == (3, 60 * 64)
+    assert count(100) == (31, 32 * 64)
+
+
+def test_the_outline_knows_the_states(tmp_path: Path) -> None:
+    save_tiny_model("qwen3_5_text", tmp_path)
+    outline = outline_model(tmp_path, CPU)
+    assert outline is not None
+    model = load_model(tmp_path, CPU, name="tiny")
+    # A convolution over 4 inputs, for keys, queries and values; and 4 heads.
+    expected = 4 * (4 * (2 * 16 + 48) + 4 * 8 * 12)
+    assert outline.state_bytes == model.info.state_bytes == expected
+
+
+def test_layers_with_states_are_not_split(tmp_path: Path) -> None:
+    save_tiny_model("lfm2", tmp_path)
+    place = StagePlace(stage=0, num_stages=1, shard=Shard(index=0, count=2))
+    with pytest.raises(UnsupportedModel, match="they keep states"):
+        load_stage(tmp_path, CPU, name="tiny", place=place)
