@@ -49,7 +49,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
-NATIVE_KINDS = ["31B", "E2B"]
+NATIVE_KINDS = ["31B", "E2B", "26B-A4B"]
 
 
 def save(kind: str, folder: Path, **changes: Any) -> Path:

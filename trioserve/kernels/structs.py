@@ -43,7 +43,9 @@ class MixtureSpec(Structure):
 
     _fields_ = [
         *((name, MatrixSpec) for name in ("router", "shared_gate")),
-        *((name, c_void_p) for name in ("experts", "choice_bias")),
+        *((name, c_void_p) for name in ("experts", "choice_bias", "expert_scales")),
+        *((name, c_void_p) for name in ("router_norm", "input_norm", "output_norm")),
+        ("network_norm", c_void_p),
         *((name, c_int32) for name in ("num_experts", "num_chosen")),
         *((name, c_int32) for name in ("has_shared", "renormalizes", "has_sigmoid")),
         ("scale", c_float),

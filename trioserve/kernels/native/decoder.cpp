@@ -165,14 +165,49 @@ void Decoder<Format>::feed_forward(Pool& pool, const LayerSpec& layer, const Ste
   normalize_rows(pool, step, layer.mlp_norm);
   const auto activation = static_cast<Activation>(spec_.activation);
   const Rows normed{normed_.data(), row_stride(spec_.hidden_size), step.num_tokens};
-  if (layer.mixture) {
-    mixture_.run(pool, operands_, *layer.mixture, activation, normed, added_.data());
+  if (layer.mixture && !layer.mixture->router_norm) {
+    mixture_.run(pool, operands_, *layer.mixture, activation, normed, normed, added_.data());
     sum_added(step);
     add_normalized(pool, step, layer.mlp_post_norm, scale);
     return;
   }
   multiply_gated(pool, operands_, normed, activation, layer.gate, layer.up, activated_.data());
+  if (layer.mixture) return add_beside(pool, layer, step, scale);
   add_product(pool, step, activated_, layer.down, nullptr, layer.mlp_post_norm, scale);
+}
+
+// The second half of a network, and the mixture beside it, which reads the same hidden states.
+template <class Format>
+void Decoder<Format>::add_beside(Pool& pool, const LayerSpec& layer, const StepSpec& step,
+                                 float scale) {
+  const MixtureSpec& mixture = *layer.mixture;
+  const std::ptrdiff_t size = spec_.hidden_size, stride = row_stride(spec_.hidden_size);
+  multiply(pool, operands_, {activated_.data(), row_stride(layer.down.num_inputs), step.num_tokens},
+           [&](int row, int first, int count, const float* values) {
+             std::copy_n(values, count, &added_[row * size + first]);
+           },
+           layer.down);
+  fit(routed_, step.num_tokens * stride);
+  fit(chosen_, step.num_tokens * size);
+  auto norm = [&](const float* from, const float* weight, float* to) {
+    normalize(from, weight, spec_.hidden_size, spec_.epsilon, to);
+  };
+  run_tokens(pool, step.num_tokens, [&](std::ptrdiff_t token) {
+    const float* hidden = step.hidden + token * size;
+    norm(hidden, mixture.router_norm, &routed_[token * stride]);
+    norm(hidden, mixture.input_norm, &normed_[token * stride]);
+  });
+  mixture_.run(pool, operands_, mixture, static_cast<Activation>(spec_.activation),
+               {normed_.data(), stride, step.num_tokens},
+               {routed_.data(), stride, step.num_tokens}, chosen_.data());
+  run_tokens(pool, step.num_tokens, [&](std::ptrdiff_t token) {
+    float* added = &added_[token * size];
+    float* chosen = &chosen_[token * size];
+    norm(added, mixture.network_norm, added);
+    norm(chosen, mixture.output_norm, chosen);
+    for (std::ptrdiff_t i = 0; i < size; ++i) added[i] += chosen[i];
+  });
+  add_normalized(pool, step, layer.mlp_post_norm, scale);
 }
 
 // hidden = (hidden + norm((activation(hidden G^T) * lookup) P^T)) * scale

@@ -29,7 +29,7 @@ struct LayerSpec {
   MatrixSpec lookup_gate;        // lookup_size outputs; null if tokens are not looked up again
   MatrixSpec lookup_projection;  // hidden_size outputs
   const float* lookup_norm;      // before the residual is added
-  const MixtureSpec* mixture;    // in place of gate, up and down
+  const MixtureSpec* mixture;    // in place of gate, up and down, or beside them
   const StateSpec* state;        // in place of attention
   const float* input_norm;       // (hidden_size,)
   const float* inputs_bias;
@@ -103,6 +103,7 @@ class Decoder {
   void place_tokens(Pool& pool, const LayerSpec& layer, const StepSpec& step);
   void place_token(const LayerSpec& layer, const StepSpec& step, const StepRow& row, int token);
   void feed_forward(Pool& pool, const LayerSpec& layer, const StepSpec& step, float scale);
+  void add_beside(Pool& pool, const LayerSpec& layer, const StepSpec& step, float scale);
   void add_lookup(Pool& pool, const LayerSpec& layer, const StepSpec& step);
   void add_product(Pool& pool, const StepSpec& step, const std::vector<float>& x,
                    const MatrixSpec& matrix, const float* bias, const float* post_norm,
@@ -130,7 +131,7 @@ class Decoder {
   std::vector<StepRow> rows_;
   std::vector<StateRow> state_rows_;
   std::vector<int> row_of_token_;
-  std::vector<float> normed_, inputs_, mixed_, activated_, added_;
+  std::vector<float> normed_, inputs_, mixed_, activated_, added_, routed_, chosen_;
   std::vector<typename Format::Operand> queries_;
   OperandBuffer operands_;
   Mixture mixture_;

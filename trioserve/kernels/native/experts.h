@@ -30,6 +30,13 @@ struct MixtureSpec {
   MatrixSpec shared_gate;     // 1 output, whose sigmoid weighs the shared expert; or null
   const ExpertSpec* experts;  // num_experts, and the shared one behind them
   const float* choice_bias;   // (num_experts,) or null: added to choose, not in the weights
+  const float* expert_scales;  // (num_experts,) or null: factors of the weights
+  // The norms of a mixture that stands beside a network: before the router, before and behind
+  // the experts, and behind the network. Null if it stands alone.
+  const float* router_norm;
+  const float* input_norm;
+  const float* output_norm;
+  const float* network_norm;
   std::int32_t num_experts;
   std::int32_t num_chosen;    // for each token
   std::int32_t has_shared;
@@ -41,11 +48,12 @@ struct MixtureSpec {
 // Computes mixtures, one after the other.
 class Mixture {
  public:
-  // x: num_inputs numbers a row; to: (x.num_rows, size of the experts' outputs)
+  // x: num_inputs numbers a row; routed: what the router reads in its place
+  // to: (x.num_rows, size of the experts' outputs)
   void run(Pool& pool, OperandBuffer& buffer, const MixtureSpec& spec, Activation activation,
-           const Rows& x, float* to) {
+           const Rows& x, const Rows& routed, float* to) {
     const int size = spec.experts->down.num_outputs;
-    choose(pool, buffer, spec, x);
+    choose(pool, buffer, spec, routed);
     group(spec, x.num_rows);
     gather(pool, x);
     fit(outputs_, static_cast<std::ptrdiff_t>(choices_.size()) * size);
@@ -112,6 +120,7 @@ class Mixture {
     const float total = spec.renormalizes ? chosen : 1.0f;
     for (int k = 0; k < spec.num_chosen; ++k) {
       choices[k].weight = choices[k].weight / total * spec.scale;
+      if (spec.expert_scales) choices[k].weight *= spec.expert_scales[choices[k].expert];
     }
     std::sort(choices, choices + spec.num_chosen,
               [](const Choice& a, const Choice& b) { return a.expert < b.expert; });

@@ -198,6 +198,8 @@ def _check_split(parts: DecoderParts, group: TensorGroup) -> None:
         mlp: MlpParts | MixtureParts | None = layer.mlp
         if layer.lookup is not None:
             raise NotRecognised("every layer looks up the tokens again")
+        if layer.beside is not None:
+            raise NotRecognised("experts and a network are normalized apart")
         summed = [layer.mixer.output]
         if isinstance(mlp, MixtureParts):
             summed.append(mlp.experts)

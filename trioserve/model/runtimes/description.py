@@ -42,6 +42,8 @@ class MixtureParts:
       has_sigmoid: weights are sigmoids of the router's scores, in place of their softmax.
       choice_bias: (num_experts,), added to the weights to choose experts; None if nothing is
       scale: factor of the weights.
+      expert_scales: (num_experts,), factors of the weights of each expert; None if there
+        are none
       shared: an expert for all tokens; None if there is none.
       shared_gate: (1, hidden_size), whose sigmoid weighs it; None if nothing does
     """
@@ -53,6 +55,7 @@ class MixtureParts:
     has_sigmoid: bool = False
     choice_bias: Tensor | None = None
     scale: float = 1.0
+    expert_scales: Tensor | None = None
     shared: MlpParts | None
     shared_gate: nn.Linear | None
 
@@ -185,6 +188,26 @@ StateParts = DeltaParts | ShortConvParts | Mamba2Parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BesideParts:
+    """A mixture of experts beside a feed-forward network, as Gemma 4 has it.
+
+    Both read the same hidden states, each behind a norm of its own. Their outputs are
+    normalized, too, and added up.
+
+    Args:
+      router_norm: (hidden_size,), the weight of the norm before the router.
+      input_norm, output_norm: (hidden_size,), of the norms before and behind the experts.
+      network_norm: (hidden_size,), of the norm behind the network.
+    """
+
+    mixture: MixtureParts
+    router_norm: Tensor
+    input_norm: Tensor
+    output_norm: Tensor
+    network_norm: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LookupParts:
     """The vector that a layer looks up for each token, and adds to its output.
 
@@ -216,6 +239,7 @@ class LayerParts:
     mlp_norm: Tensor
     mlp: MlpParts | MixtureParts
     post_mlp_norm: Tensor | None = None
+    beside: BesideParts | None = None
     lookup: LookupParts | None = None
     output_scale: float = 1.0
 

@@ -63,7 +63,7 @@ def _check_layer(layer: LayerParts) -> tuple[int, ...]:
     mixer = layer.mixer
     if not isinstance(mixer, AttentionParts):
         raise NotRecognised("its layers keep states in place of keys and values")
-    if not isinstance(layer.mlp, MlpParts):
+    if not isinstance(layer.mlp, MlpParts) or layer.beside is not None:
         raise NotRecognised("it has experts")
     if mixer.has_gate:
         raise NotRecognised("gates weigh the output of its attention")

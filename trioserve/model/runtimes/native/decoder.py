@@ -27,6 +27,7 @@ from ...shards.group import TensorGroup
 from ...step.slots import SlotTables
 from ..description import (
     AttentionParts,
+    BesideParts,
     DecoderParts,
     LayerParts,
     LookupParts,
@@ -156,6 +157,7 @@ class NativeDecoder:
                 else self._make_state(mixer)
             ),
             **self._make_mlp(layer.mlp),
+            **self._make_beside(layer.beside),
             **self._make_lookup(layer.lookup),
             inputs=self._pack_inputs(mixer),
             inputs_bias=point(_join_biases(mixer)),
@@ -219,6 +221,22 @@ class NativeDecoder:
         if isinstance(mlp, MlpParts):
             gate_up = [self._find_weights(product) for product in mlp.gate_up]
             return self._pack_mlp(gate_up, self._find_weights(mlp.down))
+        return self._make_mixture(mlp)
+
+    def _make_beside(self, beside: BesideParts | None) -> dict[str, Any]:
+        """Return the fields of a layer for the mixture beside its network."""
+        if beside is None:
+            return {}
+        point = self._packer.point
+        return self._make_mixture(
+            beside.mixture,
+            router_norm=point(beside.router_norm),
+            input_norm=point(beside.input_norm),
+            output_norm=point(beside.output_norm),
+            network_norm=point(beside.network_norm),
+        )
+
+    def _make_mixture(self, mlp: MixtureParts, **norms: int | None) -> dict[str, Any]:
         weights = mlp.experts.gate_up_proj.detach(), mlp.experts.down_proj.detach()
         experts = [self._pack_mlp([gate_up], down) for gate_up, down in zip(*weights)]
         if mlp.shared is not None:
@@ -236,6 +254,8 @@ class NativeDecoder:
             choice_bias=self._packer.point(mlp.choice_bias),
             has_sigmoid=mlp.has_sigmoid,
             scale=mlp.scale,
+            expert_scales=self._packer.point(mlp.expert_scales),
+            **norms,
         )
         self._held += [array, mixture]
         return {"mixture": ctypes.addressof(mixture)}
@@ -289,14 +309,20 @@ def _count_activated(layer: LayerParts) -> int:
 def _release_layer(layer: LayerParts) -> None:
     mlp: MlpParts | MixtureParts | None = layer.mlp
     if isinstance(mlp, MixtureParts):
-        release([mlp.experts], "gate_up_proj")
-        release([mlp.experts], "down_proj")
+        _release_experts(mlp)
         mlp = mlp.shared
+    if layer.beside is not None:
+        _release_experts(layer.beside.mixture)
     if mlp is not None:
         release([*mlp.gate_up, mlp.down])
     release([*layer.mixer.inputs, layer.mixer.output])
     if layer.lookup is not None:
         release([layer.lookup.gate, layer.lookup.projection])
+
+
+def _release_experts(mixture: MixtureParts) -> None:
+    release([mixture.experts], "gate_up_proj")
+    release([mixture.experts], "down_proj")
 
 
 def _join_biases(mixer: AttentionParts | StateParts) -> Tensor | None:

@@ -5,6 +5,7 @@
     products    products, and their shapes
     experts     mixtures of experts
     formulas    the formulas of norms and activations
+    beside      mixtures beside feed-forward networks
     lookups     the vectors that layers look up for each token
     given       the inputs of layers, such as rotary angles
 

@@ -17,6 +17,7 @@ from ...attention.probe import LayerSpec
 from ..choice import NotRecognised
 from ..description import (
     AttentionParts,
+    BesideParts,
     DecoderParts,
     MixtureParts,
     MlpParts,
@@ -122,8 +123,19 @@ def _check_products(parts: DecoderParts, dtype: torch.dtype) -> None:
         num_outputs = layer.mixer.output.in_features
         check_shape([layer.mixer.output], num_outputs, size, dtype)
         _check_mlp(layer.mlp, size, dtype)
+        if layer.beside is not None:
+            _check_beside(layer.beside, size, dtype)
         if layer.lookup is not None:
             check_lookup(layer.lookup, size, dtype)
+
+
+def _check_beside(beside: BesideParts, size: int, dtype: torch.dtype) -> None:
+    _check_mlp(beside.mixture, size, dtype)
+    norms = beside.router_norm, beside.input_norm
+    if {len(norm) for norm in (*norms, beside.output_norm, beside.network_norm)} != {
+        size
+    }:
+        raise NotRecognised("its norms have different sizes")
 
 
 def _check_mlp(

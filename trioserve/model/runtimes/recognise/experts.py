@@ -84,7 +84,7 @@ def find_mixture(
         shared=None if shared is None else find_mlp(shared),
         shared_gate=shared_gate,
     )
-    _check_experts(found, hidden_size)
+    check_experts(found, hidden_size)
     return found
 
 
@@ -169,8 +169,12 @@ def _find_rule(router: nn.Module, choice_bias: Tensor | None) -> _Rule:
     raise NotRecognised(f"{type(router).__name__} chooses experts by another rule")
 
 
-def _check_experts(found: MixtureParts, hidden_size: int) -> None:
-    """Refuse experts of unexpected shapes, because the kernels trust their pointers."""
+def check_experts(found: MixtureParts, hidden_size: int) -> None:
+    """Refuse experts of unexpected shapes, because the kernels trust their pointers.
+
+    Raises:
+      NotRecognised
+    """
     experts, name = found.experts, type(found.experts).__name__
     for part in ("gate_up_proj", "down_proj"):
         if not isinstance(getattr(experts, part, None), nn.Parameter):

@@ -17,6 +17,7 @@ from ..description import (
     StateParts,
 )
 from .attention import find_attention
+from .beside import find_beside
 from .experts import find_mixture, find_mlp, list_activations
 from .formulas import find_norm, name_activation
 from .lookups import find_lookup, list_lookup_activations
@@ -62,6 +63,7 @@ def find_activation(layers: Sequence[nn.Module]) -> str:
         for layer in layers
         for function in (
             *(each for mlp in _list_mlps(layer) for each in list_activations(mlp)),
+            *(list_activations(layer.experts) if hasattr(layer, "router") else ()),
             *list_lookup_activations(layer),
         )
     )
@@ -93,8 +95,6 @@ def _find_layer(layer: nn.Module, mixer: AttentionParts | StateParts) -> LayerPa
     has_four = hasattr(layer, "pre_feedforward_layernorm")
     second = "post_attention_layernorm", "pre_ff_layernorm", "ffn_norm"
     after_attention = find_norm(get_part(layer, *second))
-    if hasattr(layer, "router"):
-        raise NotRecognised("its layers have experts beside a network")
     return LayerParts(
         input_norm=find_first_norm(layer),
         mixer=mixer,
@@ -110,6 +110,7 @@ def _find_layer(layer: nn.Module, mixer: AttentionParts | StateParts) -> LayerPa
             if has_four
             else None
         ),
+        beside=find_beside(layer, len(after_attention)),
         lookup=find_lookup(layer, len(after_attention)),
         output_scale=float(getattr(layer, "layer_scalar", 1.0)),
     )
