@@ -217,7 +217,7 @@ class Tiny:
 NATIVE_MODELS = {
     *("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "gemma4_text"),
     *("phi3", "mixtral", "qwen2_moe", "qwen3_moe", "idefics3", "llava", "smolvlm"),
-    *("qwen2_vl", "qwen2_5_vl"),
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "internvl"),
 }
 
 
@@ -444,6 +444,10 @@ def find_runs(
     return tuple(runs)
 
 
+# Models with the processor of another type.
+_PROCESSORS = {"idefics3": "smolvlm", "qwen3_vl_moe": "qwen3_vl"}
+
+
 @pytest.fixture(scope="session")
 def tiny_vision(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TinyVision]:
     """Build a tiny model that takes images, once for all tests."""
@@ -451,7 +455,7 @@ def tiny_vision(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TinyV
     @functools.cache
     def save(model_type: str, device: str) -> tuple[Path, Oracle]:
         folder = save_tiny_processor(
-            "smolvlm" if model_type == "idefics3" else model_type,  # type: ignore
+            _PROCESSORS.get(model_type, model_type),  # type: ignore[arg-type]
             tmp_path_factory.mktemp(model_type),
         )
         save_tiny_vision_model(model_type, folder)

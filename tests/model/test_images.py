@@ -20,8 +20,9 @@ from .planning import Planner, make_image, make_prompt, make_vectors
 
 every_model = pytest.mark.parametrize("model_type", sorted(TINY_VISION_MODELS))
 
-# Both kinds of positions; the other models differ only in their image encoders.
-some_models = pytest.mark.parametrize("model_type", ["qwen2_vl", "smolvlm"])
+# Both kinds of positions, and vectors behind the first layers; the other models differ only
+# in their image encoders.
+some_models = pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen3_vl", "smolvlm"])
 
 
 def begin(planner: Any, mixed: Any, **settings: Any) -> Any:

@@ -107,8 +107,9 @@ class StepSpec(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("hidden", "blocks", "rows", "wanted")),
         *((name, c_void_p) for name in ("logits", "lookups", "cos", "sin")),
+        ("deepstack", c_void_p),
         *((name, c_int32) for name in ("num_tokens", "num_rows", "num_wanted")),
-        ("max_blocks", c_int32),
+        *((name, c_int32) for name in ("max_blocks", "num_deepstack")),
     ]
 
 

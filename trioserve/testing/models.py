@@ -187,6 +187,18 @@ _VISION_TOWER: dict[str, Any] = {
     "initializer_range": 0.4,
 }
 
+# Some vectors of an image come from an earlier layer of its encoder.
+_DEEP_TOWER: dict[str, Any] = {
+    "depth": 3,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "out_hidden_size": 64,
+    "num_heads": 2,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0, 1],
+    "initializer_range": 0.4,
+}
+
 # Patches and images have the sizes of processors.py.
 TINY_VISION_MODELS: dict[str, dict[str, Any]] = {
     "qwen2_vl": {
@@ -215,6 +227,22 @@ TINY_VISION_MODELS: dict[str, dict[str, Any]] = {
             "initializer_range": 0.4,
         },
         "tie_word_embeddings": True,
+    },
+    "qwen3_vl": {
+        "text_config": {**_VISION_COMMON, "head_dim": 16, "rope_parameters": _MROPE},
+        "vision_config": _DEEP_TOWER,
+        "tie_word_embeddings": True,
+    },
+    "qwen3_vl_moe": {
+        "text_config": {
+            **_VISION_COMMON,
+            "head_dim": 16,
+            "rope_parameters": _MROPE,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+        },
+        "vision_config": _DEEP_TOWER,
     },
     "smolvlm": {
         "text_config": {"model_type": "llama", **_VISION_COMMON},

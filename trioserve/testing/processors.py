@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from .tokenizer import tiny_tokenizer
 
-ProcessorKind = Literal["qwen2_vl", "qwen2_5_vl", "smolvlm", "llava"]
+ProcessorKind = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm", "llava"]
 
 # Size of every vocabulary here. Reserved tokens follow the tokens of text and the
 # special tokens, up to this size.
@@ -35,6 +35,7 @@ _SMOLVLM_TOKENS = (
 _SPECIAL_TOKENS: dict[ProcessorKind, tuple[str, ...]] = {
     "qwen2_vl": _QWEN_TOKENS,
     "qwen2_5_vl": _QWEN_TOKENS,
+    "qwen3_vl": _QWEN_TOKENS,
     "smolvlm": _SMOLVLM_TOKENS,
     "llava": ("<image>", "<pad>"),
 }
@@ -43,6 +44,7 @@ _QWEN_PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
 _PLACEHOLDERS: dict[ProcessorKind, str] = {
     "qwen2_vl": _QWEN_PLACEHOLDER,
     "qwen2_5_vl": _QWEN_PLACEHOLDER,
+    "qwen3_vl": _QWEN_PLACEHOLDER,
     "smolvlm": "<image>",
     "llava": "<image>",
 }
@@ -75,6 +77,13 @@ _QWEN_IMAGES: dict[str, Any] = {
 _IMAGE_SETTINGS: dict[ProcessorKind, dict[str, Any]] = {
     "qwen2_vl": {**_QWEN_IMAGES, "processor_class": "Qwen2VLProcessor"},
     "qwen2_5_vl": {**_QWEN_IMAGES, "processor_class": "Qwen2_5_VLProcessor"},
+    "qwen3_vl": {
+        **_QWEN_IMAGES,
+        "processor_class": "Qwen3VLProcessor",
+        "patch_size": 16,
+        "min_pixels": 32 * 32,
+        "max_pixels": 8 * 32 * 32,
+    },
     "smolvlm": {
         "image_processor_type": "SmolVLMImageProcessor",
         "processor_class": "SmolVLMProcessor",

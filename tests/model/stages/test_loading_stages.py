@@ -91,6 +91,17 @@ def test_the_image_encoder_is_at_the_first_stage(
         assert stage.info.takes_images
 
 
+def test_layers_behind_which_images_are_added_stay_together(
+    tiny_vision: Callable[..., Any],
+) -> None:
+    folder = tiny_vision("qwen3_vl").folder
+    place = StagePlace(stage=1, num_stages=2)
+    with pytest.raises(UnsupportedModel, match="behind its first 2 layers"):
+        load_stage(folder, CPU, name="x", place=place)
+    whole = StagePlace(stage=0, num_stages=1)
+    assert load_stage(folder, CPU, name="x", place=whole).deepstack is not None
+
+
 def test_other_stages_weights_are_not_needed(tmp_path: Path) -> None:
     """Files with only the weights of a stage are enough for it."""
     folder = save_tiny_model("llama", tmp_path)

@@ -44,7 +44,10 @@ template <class Format>
 void Decoder<Format>::run(Pool& pool, const StepSpec& step) {
   Pool::Step awake(pool);
   prepare(step, pool.num_threads());
-  for (int i = 0; i < spec_.num_layers; ++i) run_layer(pool, spec_.layers[i], step);
+  for (int i = 0; i < spec_.num_layers; ++i) {
+    run_layer(pool, spec_.layers[i], step);
+    if (i < step.num_deepstack) add_deepstack(pool, step, i);
+  }
   if (spec_.final_norm) write_logits(pool, step);
 }
 
@@ -111,6 +114,16 @@ void Decoder<Format>::attend(Pool& pool, const LayerSpec& layer, const StepSpec&
       Vec weights = sigmoid(load_part(gate + i, count));
       store_part(load_part(mixed + i, count) * weights, count, mixed + i);
     });
+  });
+}
+
+// Source: Meng et al. 2024 (DeepStack), section 3.
+template <class Format>
+void Decoder<Format>::add_deepstack(Pool& pool, const StepSpec& step, int layer) {
+  const std::ptrdiff_t size = spec_.hidden_size;
+  const float* vectors = step.deepstack + layer * step.num_tokens * size;
+  run_tokens(pool, step.num_tokens, [&](int token) {
+    for (std::ptrdiff_t i = token * size; i < (token + 1) * size; ++i) step.hidden[i] += vectors[i];
   });
 }
 

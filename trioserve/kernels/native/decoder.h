@@ -80,7 +80,8 @@ struct StepSpec {
   // (num_tokens, rotary_dim), in place of those of the layers; or null
   const float* cos;
   const float* sin;
-  std::int32_t num_tokens, num_rows, num_wanted, max_blocks;
+  const float* deepstack;  // (num_deepstack, num_tokens, hidden_size), added behind as many layers
+  std::int32_t num_tokens, num_rows, num_wanted, max_blocks, num_deepstack;
 };
 
 inline AttentionShape shape_of(const LayerSpec& layer, int block_size) {
@@ -100,6 +101,7 @@ class Decoder {
   void prepare(const StepSpec& step, int num_threads);
   void run_layer(Pool& pool, const LayerSpec& layer, const StepSpec& step);
   void attend(Pool& pool, const LayerSpec& layer, const StepSpec& step);
+  void add_deepstack(Pool& pool, const StepSpec& step, int layer);
   void place_tokens(Pool& pool, const LayerSpec& layer, const StepSpec& step);
   void place_token(const LayerSpec& layer, const StepSpec& step, const StepRow& row, int token);
   void feed_forward(Pool& pool, const LayerSpec& layer, const StepSpec& step, float scale);

@@ -21,6 +21,7 @@ from torch import Tensor
 from ...types.plan import SlotStart, StepPlan, StepRow
 from ...types.prompt import KEY_BYTES, EmbeddedInput
 from ..device.tensors import read_rows
+from ..runtimes.deepstack import ADDED
 from ..runtimes.loaded import LoadedModel
 from ..runtimes.vision import ImageEncoder
 from ..step.layout import StepInputs
@@ -78,6 +79,7 @@ class EmbeddedInputs:
     def __init__(self, model: LoadedModel) -> None:
         self._embed_tokens: Any = model.model.get_input_embeddings()
         self._encoder = None if model.vision is None else ImageEncoder(model.model)
+        self._num_added = 0 if model.deepstack is None else model.deepstack.num_layers
         # In the order of positions, without the slots that have read all vectors.
         self._slots: dict[int, deque[_Source]] = {}
         # Sequences with the same image share its encoding.
@@ -97,25 +99,34 @@ class EmbeddedInputs:
         for slot in slots:
             self._slots.pop(slot, None)
 
-    def embed(self, plan: StepPlan, inputs: StepInputs) -> Tensor | None:
-        """Return the vectors that the first layer reads.
+    def embed(self, plan: StepPlan, inputs: StepInputs) -> dict[str, Tensor]:
+        """Return the vectors that the layers read.
 
         Returns:
-          (1, num_tokens, hidden_size); None if the step has tokens alone
+          The arguments of the model; none if the step has tokens alone:
+            inputs_embeds  (1, num_tokens, hidden_size)
+            ADDED          (num_layers, num_tokens, hidden_size), if images have vectors
+                           that are added behind the first layers (deepstack.py)
         """
         if not self._slots:
-            return None
+            return {}
         parts = [
             part
             for row, first in zip(plan.rows, inputs.first_tokens)
             for part in self._read(row, first)
         ]
         if not parts:
-            return None
+            return {}
         embeds: Tensor = self._embed_tokens(inputs.input_ids)
+        num_tokens, hidden_size = embeds.shape[1:]
+        added = embeds.new_zeros((self._num_added, num_tokens, hidden_size))
         for first, vectors in parts:
-            embeds[0, first : first + len(vectors)].copy_(vectors, non_blocking=True)
-        return embeds
+            place = slice(first, first + len(vectors))
+            embeds[0, place].copy_(vectors[:, :hidden_size], non_blocking=True)
+            # Vectors of clients have none of these.
+            for index, more in enumerate(vectors.split(hidden_size, dim=1)[1:]):
+                added[index, place] = more
+        return {"inputs_embeds": embeds, **({ADDED: added} if len(added) else {})}
 
     def _make_reader(self, item: EmbeddedInput) -> Callable[[int, int], Tensor]:
         if item.kind == "embeds":

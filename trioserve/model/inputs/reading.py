@@ -29,10 +29,7 @@ class TokenReader:
 
     def read(self, plan: StepPlan, inputs: StepInputs) -> dict[str, Tensor]:
         self._put_in_sampled(inputs)
-        embeds = self._embedded.embed(plan, inputs)
-        if embeds is None:
-            return {"input_ids": inputs.input_ids}
-        return {"inputs_embeds": embeds}
+        return self._embedded.embed(plan, inputs) or {"input_ids": inputs.input_ids}
 
     def _put_in_sampled(self, inputs: StepInputs) -> None:
         """Put in tokens that earlier steps sampled and the host may not know yet."""

@@ -16,6 +16,7 @@ from ..attention.backend import PagedModel
 from ..attention.gather import GatherAttention
 from ..runtimes.choice import NotRecognised, OutputDiffers, try_kernels
 from ..runtimes.consensus import agreeing, pack_together
+from ..runtimes.deepstack import ADDED, adding
 from ..runtimes.description import DecoderParts, MixtureParts, MlpParts
 from ..runtimes.loaded import LoadedModel
 from ..runtimes.modules.packing import pack_products
@@ -114,12 +115,18 @@ def make_decoder(
     if parts.look_up is not None:
         entered = {"input_ids": inputs.input_ids}
     arguments = {**entered, "position_ids": positions}
+    deepstack = None
+    if model.deepstack is not None:
+        # The vectors of other tokens, because they have the size of vectors.
+        shifts = range(1, 1 + model.deepstack.num_layers)
+        deepstack = torch.stack([vectors.roll(shift, dims=0) for shift in shifts])
+        arguments[ADDED] = deepstack
     expected = _run_modules(model, tables, inputs, arguments)
     decoder = pack_together(partial(pack, parts), model.tensor_group, model.device)
     layers = decoder.open(tables, num_blocks=tables.block_ids.shape[1])
     try:
         actual = model.join_logits(
-            layers.run(vectors, inputs, COMPARED_TOKENS, positions)
+            layers.run(vectors, inputs, COMPARED_TOKENS, positions, deepstack)
         )
     except StageLost:
         raise
@@ -231,7 +238,8 @@ def _run_modules(
         dtype=model.dtype,
         device=model.device,
     )
-    with model.using(attention.begin(inputs), PooledStates(pool, inputs)):
+    using = model.using(attention.begin(inputs), PooledStates(pool, inputs))
+    with adding(model.deepstack, arguments), using:
         return model.compute(arguments, COMPARED_TOKENS)
 
 

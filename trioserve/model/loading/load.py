@@ -14,6 +14,7 @@ from ...errors import UnsupportedModel, shorten_message
 from ...types.model_info import ModelInfo
 from ..attention.cache_memory import count_kv_bytes
 from ..attention.probe import LayerSpec, UnfitLayer
+from ..runtimes.deepstack import Deepstack
 from ..runtimes.loaded import LoadedModel
 from ..states.spec import StateSpec, count_state_bytes
 from .check_modules import check_modules
@@ -89,6 +90,7 @@ def _watch(
         stateful=watched.stateful,
         takes_logits_to_keep=takes_logits_to_keep(model),
         vision=facts.vision,
+        deepstack=find_deepstack(model, facts),
         attention_backend=config.attention_backend,
         wants_native=config.wants_native,
     )
@@ -101,6 +103,14 @@ def make_ready(model: PreTrainedModel, facts: ModelFacts) -> None:
     model.eval()
     freeze_rotary(model, facts.max_model_len)
     follow_positions(model)
+
+
+def find_deepstack(model: PreTrainedModel, facts: ModelFacts) -> Deepstack | None:
+    """Return the adder of images' vectors behind the first layers; None without any."""
+    if not facts.num_deepstack_layers:
+        return None
+    layers: Any = model.get_decoder().layers
+    return Deepstack(layers[: facts.num_deepstack_layers])
 
 
 def describe_model(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...types.plan import StepRow
 from ..step.layout import StepInputs
+from .deepstack import ADDED
 from .loaded import LoadedModel
 from .on_kernels import LayersOnKernels
 
@@ -72,6 +73,11 @@ class _KernelStep:
         if vectors is None:
             embed = self._model.model.get_input_embeddings()
             vectors = embed(arguments["input_ids"])
-        positions = arguments["position_ids"]
-        output = self._layers.run(vectors[0], self._inputs, tokens, positions)
+        output = self._layers.run(
+            vectors[0],
+            self._inputs,
+            tokens,
+            arguments["position_ids"],
+            arguments.get(ADDED),
+        )
         return self._model.join_logits(output)

@@ -17,6 +17,7 @@ from ..device.tensors import send_ids
 from ..shards.group import TensorGroup
 from ..states.modules import StatefulModules, StepStates
 from ..states.spec import StateSpec
+from .deepstack import Deepstack
 from .on_kernels import DecoderOnKernels
 from .vision import VisionKind
 
@@ -40,6 +41,7 @@ class LoadedModel:
       stateful: the link from its modules with states to the states of the present step;
         None if no module has any.
       vision: its kind of vision; None if it reads text alone.
+      deepstack: adds vectors of images behind its first layers; None if it has none.
       attention_backend: as in ModelConfig.
       tensor_group: the processes that share its layers; None if they are whole.
       wants_native: whether the options let this project's kernels run.
@@ -54,6 +56,7 @@ class LoadedModel:
     states: tuple[StateSpec, ...] = ()
     stateful: StatefulModules | None = None
     vision: VisionKind | None = None
+    deepstack: Deepstack | None = None
     attention_backend: str = "auto"
     tensor_group: TensorGroup | None = None
     wants_native: bool = True

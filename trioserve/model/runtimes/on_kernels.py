@@ -28,6 +28,7 @@ class LayersOnKernels(Protocol):
         inputs: StepInputs,
         tokens: Sequence[int],
         positions: Tensor,
+        deepstack: Tensor | None = None,
     ) -> Tensor:
         """Run one step.
 
@@ -37,6 +38,7 @@ class LayersOnKernels(Protocol):
           tokens: the flat tokens whose logits are wanted.
           positions: (1, num_tokens), places in the sequence; (3, 1, num_tokens) if images
             are placed in a plane
+          deepstack: (num_layers, num_tokens, hidden_size), added behind the first layers
 
         Returns:
           (len(tokens), vocab_size) logits; (num_tokens, hidden_size) hidden states if the

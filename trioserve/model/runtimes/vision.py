@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 import inspect
 import logging
@@ -29,16 +30,19 @@ class VisionKind:
     Args:
       text_type, vision_type: model_type of its text model and of its image model.
       has_grid_positions: its rotary embeddings place the vectors of an image in a plane.
+      has_deepstack: its encoder also has vectors for the layers behind the first
+        (deepstack.py).
     """
 
     text_type: str
     vision_type: str
     has_grid_positions: bool = False
+    has_deepstack: bool = False
 
 
 # By model_type. All of them are compared with transformers, token for token. Others would
 # often run and give wrong results: some models attend to the vectors of an image in both
-# directions, others also add vectors to the outputs of later layers.
+# directions.
 VISION_KINDS: dict[str, VisionKind] = {
     "idefics3": VisionKind(text_type="llama", vision_type="idefics3_vision"),
     "llava": VisionKind(text_type="llama", vision_type="clip_vision_model"),
@@ -52,6 +56,18 @@ VISION_KINDS: dict[str, VisionKind] = {
         vision_type="qwen2_vl_vision",
         has_grid_positions=True,
     ),
+    "qwen3_vl": VisionKind(
+        text_type="qwen3_vl_text",
+        vision_type="qwen3_vl_vision",
+        has_grid_positions=True,
+        has_deepstack=True,
+    ),
+    "qwen3_vl_moe": VisionKind(
+        text_type="qwen3_vl_moe_text",
+        vision_type="qwen3_vl_moe_vision",
+        has_grid_positions=True,
+        has_deepstack=True,
+    ),
     "smolvlm": VisionKind(text_type="llama", vision_type="smolvlm_vision"),
 }
 
@@ -63,7 +79,7 @@ TEXT_PARTS = frozenset(
         *("gemma4_unified", "glm46v", "glm4v", "glm4v_moe", "glm_ocr", "idefics2"),
         *("hyperclovax_vision_v2", "internvl", "kimi_k25", "lighton_ocr", "llava_next"),
         *("llava_next_video", "llava_onevision", "mistral3", "ovis2", "paddleocr_vl"),
-        *("qianfan_ocr", "qwen3_vl", "qwen3_vl_moe", "video_llama_3", "vipllava"),
+        *("qianfan_ocr", "video_llama_3", "vipllava"),
     }
 )
 
@@ -118,7 +134,10 @@ class ImageEncoder:
         self._num_threads = torch.get_num_threads()
 
     def encode(self, image: EmbeddedInput) -> Tensor:
-        """Return the vectors of an image, (num_vectors, hidden_size) on the device.
+        """Return the vectors of an image, (num_vectors, width) on the device.
+
+        Behind the hidden_size numbers for the first layer, a vector has as many for each
+        layer behind which the model adds some.
 
         Args:
           image: has the tensors of the image processor; the encoder gets only those that
@@ -131,16 +150,19 @@ class ImageEncoder:
         }
         with torch_threads(self._num_threads):
             output = self._model.get_image_features(**tensors, return_dict=True)
-        # One tensor for each image, or for each of its parts.
-        vectors = torch.cat(
-            [part.flatten(0, -2) for part in output.pooler_output]
-        )  # (num_vectors, hidden_size)
+        levels = (output.pooler_output, *(getattr(output, "deepstack_features", ()) or ()))
+        vectors = torch.cat(list(map(_join, levels)), dim=-1)  # (num_vectors, width)
         return _fit(vectors, image.num_vectors)
 
     def _send(self, tensor: Tensor) -> Tensor:
         model = self._model
         dtype = model.dtype if tensor.is_floating_point() else tensor.dtype
         return tensor.to(model.device, dtype)
+
+
+def _join(parts: Iterable[Tensor]) -> Tensor:
+    """Join the tensors of an image's parts, (num_vectors, hidden_size)."""
+    return torch.cat([part.flatten(0, -2) for part in parts])
 
 
 def _fit(vectors: Tensor, num_vectors: int) -> Tensor:

@@ -19,7 +19,12 @@ from ..loading.choose_runtime import load_on_kernels
 from ..loading.files.architecture import check_causality, check_windows
 from ..loading.files.cache_outline import Outline
 from ..loading.files.facts import ModelFacts, read_facts
-from ..loading.load import describe_model, make_ready, takes_logits_to_keep
+from ..loading.load import (
+    describe_model,
+    find_deepstack,
+    make_ready,
+    takes_logits_to_keep,
+)
 from ..loading.outline import build_on_meta, describe_outline, watch_outline
 from ..loading.weights import read_weights
 from ..shards.choose import ShardBuilder, cut_layers
@@ -71,7 +76,7 @@ def outline_stage(
     watched = watch_outline(facts)
     try:
         _check_reach(facts, place)
-        partition = _find_partition(find_skeleton(_build_whole(facts)), place)
+        partition = _find_partition(facts, find_skeleton(_build_whole(facts)), place)
     except UnfitLayer as error:
         raise _refuse(facts, error, place) from None
     # Layers with states call no attention, so others could not be told apart.
@@ -92,7 +97,7 @@ def _load(
     _check_reach(facts, place)
     whole = _build_whole(facts)
     skeleton = find_skeleton(whole)
-    partition = _find_partition(skeleton, place)
+    partition = _find_partition(facts, skeleton, place)
     builder = None
     if place.shard != WHOLE_LAYERS:
         builder = _make_builder(facts, whole, group or TensorGroup(place.shard))
@@ -122,6 +127,7 @@ def _load(
         stateful=StatefulModules(model),
         takes_logits_to_keep=takes_logits_to_keep(model),
         vision=facts.vision,
+        deepstack=find_deepstack(model, facts) if partition.is_first else None,
         attention_backend=config.attention_backend,
         tensor_group=None if builder is None else builder.group,
         wants_native=config.wants_native,
@@ -193,7 +199,15 @@ def _build_whole(facts: ModelFacts) -> PreTrainedModel:
         ) from error
 
 
-def _find_partition(skeleton: Skeleton, place: StagePlace) -> Partition:
-    return partition_layers(
+def _find_partition(
+    facts: ModelFacts, skeleton: Skeleton, place: StagePlace
+) -> Partition:
+    partitions = partition_layers(
         skeleton.layer_costs, head_cost=skeleton.head_cost, num_stages=place.num_stages
-    )[place.stage]
+    )
+    if partitions[0].end < facts.num_deepstack_layers:
+        raise UnfitLayer(
+            f"vectors of images are added behind its first {facts.num_deepstack_layers} "
+            f"layers, and the first stage has {partitions[0].end}"
+        )
+    return partitions[place.stage]

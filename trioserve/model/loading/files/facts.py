@@ -45,6 +45,13 @@ class ModelFacts:
         return self.vision is None and not self.is_text_part
 
     @property
+    def num_deepstack_layers(self) -> int:
+        """The number of layers behind which vectors of images are added."""
+        if self.vision is None or not self.vision.has_deepstack:
+            return 0
+        return len(self.config.vision_config.deepstack_visual_indexes)
+
+    @property
     def attention(self) -> str | dict[str, str]:
         """The attention implementation, as transformers names it."""
         if self.vision is None:

@@ -116,7 +116,7 @@ class FusedLayers:
         if self._make_capture is None:
             return
         self._graphs = DecodeGraphs(
-            lambda vectors, tiles: self._finish(self._compute(vectors, tiles, None)),
+            lambda vectors, tiles: self._finish(self._compute(vectors, tiles)),
             lambda size: make_inputs(
                 size,
                 self._parts.hidden_size,
@@ -147,15 +147,17 @@ class FusedLayers:
         inputs: StepInputs,
         tokens: Sequence[int],
         positions: Tensor,
+        deepstack: Tensor | None = None,
     ) -> Tensor:
         """Run one step; see LayersOnKernels (on_kernels.py)."""
         tiles = self._attention.cut(inputs)
         angles = self._find_angles(vectors, positions)
         output = None
+        # Images have angles of their own, so no graph runs a step with `deepstack`.
         if self._graphs is not None and angles is None and not len(tiles.chunks):
             output = self._graphs.run(vectors, tiles)
         if output is None:
-            hidden = self._compute(vectors, tiles, angles)
+            hidden = self._compute(vectors, tiles, angles, deepstack)
             if self._head is not None:
                 hidden = hidden[send_ids(tokens, hidden.device)]
             return self._finish(hidden)
@@ -164,7 +166,13 @@ class FusedLayers:
             return output.clone()
         return output[send_ids(tokens, output.device)]
 
-    def _compute(self, vectors: Tensor, tiles: Tiles, angles: Angles | None) -> Tensor:
+    def _compute(
+        self,
+        vectors: Tensor,
+        tiles: Tiles,
+        angles: Angles | None = None,
+        deepstack: Tensor | None = None,
+    ) -> Tensor:
         """Run the layers; returns (num_tokens, hidden_size)."""
         # A copy, because the layers add to it.
         hidden = vectors.to(self._layers[0].dtype, copy=True)
@@ -172,8 +180,13 @@ class FusedLayers:
             # Rounded as the modules round it.
             hidden *= torch.tensor(self._parts.embedding_scale, dtype=hidden.dtype)
         normed = self._layers[0].enter(hidden)
-        for layer, following in zip(self._layers, (*self._layers[1:], None)):
+        num_added = 0 if deepstack is None else len(deepstack)
+        pairs = zip(self._layers, (*self._layers[1:], None))
+        for index, (layer, following) in enumerate(pairs):
             normed = layer.run(hidden, normed, tiles, angles, following)
+            if deepstack is not None and index < num_added:
+                hidden += deepstack[index]
+                normed = hidden if following is None else following.enter(hidden)
         return hidden
 
     def _finish(self, hidden: Tensor) -> Tensor:

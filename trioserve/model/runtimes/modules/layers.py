@@ -14,6 +14,7 @@ from ...states.pool import StatePool
 from ...states.step import PooledStates
 from ...step.layout import StepInputs
 from ...step.slots import SlotTables
+from ..deepstack import adding
 from ..loaded import LoadedModel
 
 
@@ -63,5 +64,7 @@ class _ModuleStep:
         self._states = states
 
     def compute(self, arguments: dict[str, Tensor], tokens: Sequence[int]) -> Tensor:
-        with self._model.using(self._attention, self._states):
-            return self._model.compute(arguments, tokens)
+        model = self._model
+        using = model.using(self._attention, self._states)
+        with adding(model.deepstack, arguments), using:
+            return model.compute(arguments, tokens)

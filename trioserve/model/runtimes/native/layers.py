@@ -71,6 +71,7 @@ class NativeLayers:
         inputs: StepInputs,
         tokens: Sequence[int],
         positions: Tensor,
+        deepstack: Tensor | None = None,
     ) -> Tensor:
         """Run one step; see LayersOnKernels (on_kernels.py)."""
         hidden = vectors.to(torch.float32) * self._embedding_scale
@@ -88,6 +89,8 @@ class NativeLayers:
         lookups = None
         if self._look_up is not None:
             lookups = self._look_up(inputs.input_ids, vectors)
+        if deepstack is not None:
+            deepstack = deepstack.to(torch.float32).contiguous()
         step = StepSpec(
             hidden=hidden.data_ptr(),
             blocks=self._tables.block_ids.data_ptr(),
@@ -97,10 +100,12 @@ class NativeLayers:
             lookups=None if lookups is None else lookups.data_ptr(),
             cos=None if cos is None else cos.data_ptr(),
             sin=None if sin is None else sin.data_ptr(),
+            deepstack=None if deepstack is None else deepstack.data_ptr(),
             num_tokens=len(hidden),
             num_rows=len(rows),
             num_wanted=len(tokens),
             max_blocks=self._tables.block_ids.shape[1],
+            num_deepstack=0 if deepstack is None else len(deepstack),
         )
         self._library.run_decoder(self._pool, self._handle, ctypes.byref(step))
         if self._sums is not None:
