@@ -426,6 +426,8 @@ class TinyVision(Tiny):
             return [int(tensors["image_grid_thw"].prod()) // 4]
         if "pixel_attention_mask" in tensors:
             return [4] * tensors["pixel_values"].shape[1]
+        if self.oracle.model.config.model_type == "internvl":
+            return [4] * len(tensors["pixel_values"])
         return [16]
 
 

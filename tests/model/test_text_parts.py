@@ -60,7 +60,7 @@ _VISION: dict[str, Any] = {
     "deepstack_visual_indexes": [0, 1],
 }
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
-# Fields of the text model that a type wants otherwise.
+# Fields of the text models of some types.
 _CHANGES: dict[str, dict[str, Any]] = {
     # With tied embeddings they would repeat one token for ever; see testing/models.py.
     "gemma3": {"tie_word_embeddings": False},
@@ -94,30 +94,33 @@ _CHANGES: dict[str, dict[str, Any]] = {
     },
     "paddleocr_vl": {"rope_parameters": _MROPE},
     "qwen3_vl": {"rope_parameters": _MROPE},
-    "qwen3_vl_moe": {"rope_parameters": _MROPE},
 }
 _CHANGES["gemma4_unified"] = _CHANGES["gemma4"]
 
-SOME = ["gemma3", "mistral3", "qwen3_vl"]
+# The types that are tried by default.
+SOME = ["gemma3", "mistral3"]
 
 
 def shrink(model_type: str) -> Any:
     """Return the configuration of a type with few and small layers."""
     config = CONFIG_MAPPING[model_type]()
-    changes = {**_TEXT, **_CHANGES.get(model_type, {})}
-    fields: dict[str, Any] = {"text_config": pick(config.text_config, changes)}
+    fields: dict[str, Any] = {"text_config": pick(config.text_config, _TEXT)}
+    fields["text_config"] |= _CHANGES.get(model_type, {})
     if getattr(config, "vision_config", None) is not None:
         fields["vision_config"] = pick(config.vision_config, _VISION)
     fields["tie_word_embeddings"] = False
+    # Ovis2 has these beside its text model.
+    for name in ("hidden_size", "vocab_size"):
+        if name in config.to_dict():
+            fields[name] = _TEXT[name]
     return AutoConfig.for_model(model_type, **fields)
 
 
 def pick(config: Any, changes: dict[str, Any]) -> dict[str, Any]:
     """Return the changes of fields that a configuration has."""
+    fields = config.to_dict()
     known = {
-        name: value
-        for name, value in changes.items()
-        if getattr(config, name, None) is not None
+        name: value for name, value in changes.items() if fields.get(name) is not None
     }
     return {"model_type": config.model_type, **known}
 
@@ -148,7 +151,9 @@ def test_text(tmp_path: Path, model_type: str) -> None:
     loaded = load_model(save(model_type, tmp_path), CPU, name="tiny")
     oracle = load_oracle(AutoModelForImageTextToText, tmp_path, "cpu")
     num_weights = sum(weight.numel() for weight in loaded.model.parameters())
-    assert num_weights < sum(weight.numel() for weight in oracle.model.parameters())
+    num_all = sum(weight.numel() for weight in oracle.model.parameters())
+    has_vision = oracle.model.config.vision_config is not None
+    assert (num_weights < num_all) == has_vision
     planner = Planner(loaded, num_blocks=128)
     sequences = [
         planner.begin(make_prompt(length, slot), slot=slot)

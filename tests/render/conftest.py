@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from tokenizers import (
@@ -99,7 +99,7 @@ def processor_folders(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[ProcessorKind, Path]:
     """A model of each kind with an image processor."""
-    kinds: tuple[ProcessorKind, ...] = ("qwen2_vl", "qwen2_5_vl", "smolvlm", "llava")
+    kinds = get_args(ProcessorKind)
     return {
         kind: save_tiny_processor(kind, tmp_path_factory.mktemp(kind)) for kind in kinds
     }

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 import shutil
 import threading
-from typing import Any
+from typing import Any, get_args
 
 from PIL import Image
 import numpy as np
@@ -43,12 +43,14 @@ from trioserve.testing.processors import (
 from trioserve.types.prompt import KEY_BYTES
 from trioserve.types.tensors import TensorBytes
 
-KINDS: tuple[ProcessorKind, ...] = ("qwen2_vl", "qwen2_5_vl", "smolvlm", "llava")
+KINDS = get_args(ProcessorKind)
 
 # The token that stands for an image.
 TOKENS = {
     "qwen2_vl": "<|image_pad|>",
     "qwen2_5_vl": "<|image_pad|>",
+    "qwen3_vl": "<|image_pad|>",
+    "internvl": "<IMG_CONTEXT>",
     "smolvlm": "<image>",
     "llava": "<image>",
 }
@@ -93,6 +95,8 @@ def load_oracle(folder: Path, name: str) -> ProcessorMixin:
 ORACLES = {
     "qwen2_vl": "Qwen2VLProcessor",
     "qwen2_5_vl": "Qwen2_5_VLProcessor",
+    "qwen3_vl": "Qwen3VLProcessor",
+    "internvl": "InternVLProcessor",
     "smolvlm": "SmolVLMProcessor",
     "llava": "LlavaProcessor",
 }

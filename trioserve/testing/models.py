@@ -255,6 +255,15 @@ TINY_VISION_MODELS: dict[str, dict[str, Any]] = {
         "scale_factor": 2,
         "tie_word_embeddings": True,
     },
+    "internvl": {
+        "text_config": {"model_type": "qwen2", **_VISION_COMMON},
+        "vision_config": {
+            **_VISION_TOWER,
+            "image_size": [56, 56],
+            "patch_size": [14, 14],
+        },
+        "image_seq_length": 4,
+    },
     "llava": {
         "text_config": {"model_type": "llama", **_VISION_COMMON},
         "vision_config": {
@@ -269,7 +278,7 @@ TINY_VISION_MODELS: dict[str, dict[str, Any]] = {
 
 # Field of the configuration -> the names of its token in different tokenizers.
 _VISION_TOKENS: dict[str, tuple[str, ...]] = {
-    "image_token_id": ("<|image_pad|>", "<image>"),
+    "image_token_id": ("<|image_pad|>", "<image>", "<IMG_CONTEXT>"),
     "video_token_id": ("<|video_pad|>",),
     "vision_start_token_id": ("<|vision_start|>",),
     "vision_end_token_id": ("<|vision_end|>",),

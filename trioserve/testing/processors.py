@@ -17,7 +17,9 @@ from tokenizers import AddedToken, Tokenizer
 
 from .tokenizer import tiny_tokenizer
 
-ProcessorKind = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm", "llava"]
+ProcessorKind = Literal[
+    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm", "llava", "internvl"
+]
 
 # Size of every vocabulary here. Reserved tokens follow the tokens of text and the
 # special tokens, up to this size.
@@ -32,12 +34,20 @@ _SMOLVLM_TOKENS = (
     *("<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>"),
     *(f"<row_{row}_col_{col}>" for row in range(1, 7) for col in range(1, 7)),
 )
+# InternVL's processor reads the names of its tokens from the tokenizer.
+_INTERNVL_TOKENS = {
+    "start_image_token": "<img>",
+    "end_image_token": "</img>",
+    "context_image_token": "<IMG_CONTEXT>",
+    "video_token": "<video>",
+}
 _SPECIAL_TOKENS: dict[ProcessorKind, tuple[str, ...]] = {
     "qwen2_vl": _QWEN_TOKENS,
     "qwen2_5_vl": _QWEN_TOKENS,
     "qwen3_vl": _QWEN_TOKENS,
     "smolvlm": _SMOLVLM_TOKENS,
     "llava": ("<image>", "<pad>"),
+    "internvl": tuple(_INTERNVL_TOKENS.values()),
 }
 
 _QWEN_PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -47,6 +57,7 @@ _PLACEHOLDERS: dict[ProcessorKind, str] = {
     "qwen3_vl": _QWEN_PLACEHOLDER,
     "smolvlm": "<image>",
     "llava": "<image>",
+    "internvl": "<IMG_CONTEXT>",
 }
 
 # The content of a message is a string or a list of parts, as in Qwen2-VL's template.
@@ -97,6 +108,13 @@ _IMAGE_SETTINGS: dict[ProcessorKind, dict[str, Any]] = {
         "size": {"shortest_edge": 56},
         "crop_size": {"height": 56, "width": 56},
     },
+    "internvl": {
+        "image_processor_type": "GotOcr2ImageProcessor",
+        "processor_class": "InternVLProcessor",
+        "size": {"height": 56, "width": 56},
+        "crop_to_patches": True,
+        "max_patches": 3,
+    },
 }
 
 # The content of processor_config.json, for models that have this file.
@@ -112,6 +130,8 @@ _PROCESSOR_SETTINGS: dict[ProcessorKind, dict[str, Any]] = {
         "num_additional_image_tokens": 1,
         "vision_feature_select_strategy": "default",
     },
+    # 4 x 4 patches, of which 2 x 2 become one vector.
+    "internvl": {"processor_class": "InternVLProcessor", "image_seq_length": 4},
 }
 
 
@@ -126,6 +146,10 @@ def save_tiny_processor(kind: ProcessorKind, folder: Path, **changes: Any) -> Pa
     """
     tiny_tokenizer(folder)
     _add_special_tokens(folder / "tokenizer.json", _SPECIAL_TOKENS[kind])
+    if kind == "internvl":
+        path = folder / "tokenizer_config.json"
+        named = {**json.loads(path.read_text()), "extra_special_tokens": _INTERNVL_TOKENS}
+        path.write_text(json.dumps(named, indent=2))
     template = _TEMPLATE.replace("PLACEHOLDER", _PLACEHOLDERS[kind])
     (folder / "chat_template.jinja").write_text(template)
     settings = {**_IMAGE_SETTINGS[kind], **changes}

@@ -28,14 +28,15 @@ class VisionKind:
     """A kind of model that takes images.
 
     Args:
-      text_type, vision_type: model_type of its text model and of its image model.
+      vision_type: model_type of its image model.
+      text_type: model_type of its text model; None if it may be any that is served.
       has_grid_positions: its rotary embeddings place the vectors of an image in a plane.
       has_deepstack: its encoder also has vectors for the layers behind the first
         (deepstack.py).
     """
 
-    text_type: str
     vision_type: str
+    text_type: str | None = None
     has_grid_positions: bool = False
     has_deepstack: bool = False
 
@@ -45,6 +46,7 @@ class VisionKind:
 # directions.
 VISION_KINDS: dict[str, VisionKind] = {
     "idefics3": VisionKind(text_type="llama", vision_type="idefics3_vision"),
+    "internvl": VisionKind(vision_type="internvl_vision"),
     "llava": VisionKind(text_type="llama", vision_type="clip_vision_model"),
     "qwen2_5_vl": VisionKind(
         text_type="qwen2_5_vl_text",
@@ -77,7 +79,7 @@ TEXT_PARTS = frozenset(
     {
         *("aria", "aya_vision", "cohere2_vision", "exaone4_5", "gemma3", "gemma4"),
         *("gemma4_unified", "glm46v", "glm4v", "glm4v_moe", "glm_ocr", "idefics2"),
-        *("hyperclovax_vision_v2", "internvl", "kimi_k25", "lighton_ocr", "llava_next"),
+        *("hyperclovax_vision_v2", "kimi_k25", "lighton_ocr", "llava_next"),
         *("llava_next_video", "llava_onevision", "mistral3", "ovis2", "paddleocr_vl"),
         *("qianfan_ocr", "video_llama_3", "vipllava"),
     }
@@ -96,8 +98,10 @@ def find_vision_kind(config: PreTrainedConfig) -> VisionKind | None:
     kind = VISION_KINDS.get(type(config).model_type)
     if kind is None:
         return None
-    types = (type(config.text_config).model_type, type(config.vision_config).model_type)
-    return kind if types == (kind.text_type, kind.vision_type) else None
+    text_type = type(config.text_config).model_type
+    is_known = kind.text_type in (None, text_type)
+    is_known &= type(config.vision_config).model_type == kind.vision_type
+    return kind if is_known else None
 
 
 def explain_refusal(config: PreTrainedConfig, *, text_only: bool) -> str | None:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
-# Idefics 3 counts an image's tokens by these, and drops them inside its __call__.
+# Idefics 3 and InternVL count an image's tokens by these, and drop them inside __call__.
 # SmolVLM's processor lists them in unused_input_names.
-_LAYOUT_NAMES = ("rows", "cols")
+_LAYOUT_NAMES = ("rows", "cols", "num_patches")
 
 
 class ImageTensors(dict[str, TensorBytes]):
