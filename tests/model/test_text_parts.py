@@ -71,6 +71,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "vocab_size_per_layer_input": 131,
         "hidden_size_per_layer_input": 8,
         "num_kv_shared_layers": 0,
+        "use_bidirectional_attention": "vision",
     },
     "glm46v": {"rope_parameters": _MROPE},
     "glm4v": {"rope_parameters": _MROPE},
@@ -98,7 +99,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
 _CHANGES["gemma4_unified"] = _CHANGES["gemma4"]
 
 # The types that are tried by default.
-SOME = ["gemma3", "mistral3"]
+SOME = ["gemma3", "gemma4", "mistral3"]
 
 
 def shrink(model_type: str) -> Any:
