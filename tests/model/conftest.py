@@ -218,6 +218,7 @@ NATIVE_MODELS = {
     *("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "gemma4_text"),
     *("phi3", "mixtral", "qwen2_moe", "qwen3_moe", "idefics3", "llava", "smolvlm"),
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "internvl"),
+    "mistral3",
 }
 
 
@@ -428,6 +429,9 @@ class TinyVision(Tiny):
             return [4] * tensors["pixel_values"].shape[1]
         if self.oracle.model.config.model_type == "internvl":
             return [4] * len(tensors["pixel_values"])
+        if "image_sizes" in tensors:
+            height, width = (tensors["image_sizes"][0] // 28).tolist()
+            return [width] * height
         return [16]
 
 

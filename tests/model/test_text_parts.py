@@ -99,7 +99,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
 _CHANGES["gemma4_unified"] = _CHANGES["gemma4"]
 
 # The types that are tried by default.
-SOME = ["gemma3", "gemma4", "mistral3"]
+SOME = ["gemma3", "gemma4"]
 
 
 def shrink(model_type: str) -> Any:

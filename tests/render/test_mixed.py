@@ -29,7 +29,7 @@ from trioserve.testing.renderers import load_renderer
 from trioserve.types.prompt import NO_TOKEN, EmbeddedInput
 
 HIDDEN_SIZE = 8
-KINDS = ["qwen2_vl", "smolvlm", "llava"]
+KINDS = ["qwen2_vl", "smolvlm", "llava", "internvl", "mistral3"]
 
 Load = Callable[..., Renderer]
 

@@ -264,6 +264,16 @@ TINY_VISION_MODELS: dict[str, dict[str, Any]] = {
         },
         "image_seq_length": 4,
     },
+    "mistral3": {
+        "text_config": {"model_type": "mistral", **_VISION_COMMON},
+        "vision_config": {
+            "model_type": "pixtral",
+            **_VISION_TOWER,
+            "head_dim": 16,
+            "image_size": 112,
+            "patch_size": 14,
+        },
+    },
     "llava": {
         "text_config": {"model_type": "llama", **_VISION_COMMON},
         "vision_config": {
@@ -278,7 +288,7 @@ TINY_VISION_MODELS: dict[str, dict[str, Any]] = {
 
 # Field of the configuration -> the names of its token in different tokenizers.
 _VISION_TOKENS: dict[str, tuple[str, ...]] = {
-    "image_token_id": ("<|image_pad|>", "<image>", "<IMG_CONTEXT>"),
+    "image_token_id": ("<|image_pad|>", "<image>", "<IMG_CONTEXT>", "[IMG]"),
     "video_token_id": ("<|video_pad|>",),
     "vision_start_token_id": ("<|vision_start|>",),
     "vision_end_token_id": ("<|vision_end|>",),

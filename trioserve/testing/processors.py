@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer
 from .tokenizer import tiny_tokenizer
 
 ProcessorKind = Literal[
-    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm", "llava", "internvl"
+    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm", "llava", "internvl", "mistral3"
 ]
 
 # Size of every vocabulary here. Reserved tokens follow the tokens of text and the
@@ -48,6 +48,7 @@ _SPECIAL_TOKENS: dict[ProcessorKind, tuple[str, ...]] = {
     "smolvlm": _SMOLVLM_TOKENS,
     "llava": ("<image>", "<pad>"),
     "internvl": tuple(_INTERNVL_TOKENS.values()),
+    "mistral3": ("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
 }
 
 _QWEN_PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -58,6 +59,7 @@ _PLACEHOLDERS: dict[ProcessorKind, str] = {
     "smolvlm": "<image>",
     "llava": "<image>",
     "internvl": "<IMG_CONTEXT>",
+    "mistral3": "[IMG]",
 }
 
 # The content of a message is a string or a list of parts, as in Qwen2-VL's template.
@@ -115,6 +117,13 @@ _IMAGE_SETTINGS: dict[ProcessorKind, dict[str, Any]] = {
         "crop_to_patches": True,
         "max_patches": 3,
     },
+    # The processor, which needs torchvision, multiplies its own patch_size and merge size.
+    "mistral3": {
+        "image_processor_type": "PixtralImageProcessor",
+        "processor_class": "PixtralProcessor",
+        "size": {"longest_edge": 112},
+        "patch_size": {"height": 28, "width": 28},
+    },
 }
 
 # The content of processor_config.json, for models that have this file.
@@ -132,6 +141,11 @@ _PROCESSOR_SETTINGS: dict[ProcessorKind, dict[str, Any]] = {
     },
     # 4 x 4 patches, of which 2 x 2 become one vector.
     "internvl": {"processor_class": "InternVLProcessor", "image_seq_length": 4},
+    "mistral3": {
+        "processor_class": "PixtralProcessor",
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+    },
 }
 
 
@@ -148,7 +162,10 @@ def save_tiny_processor(kind: ProcessorKind, folder: Path, **changes: Any) -> Pa
     _add_special_tokens(folder / "tokenizer.json", _SPECIAL_TOKENS[kind])
     if kind == "internvl":
         path = folder / "tokenizer_config.json"
-        named = {**json.loads(path.read_text()), "extra_special_tokens": _INTERNVL_TOKENS}
+        named = {
+            **json.loads(path.read_text()),
+            "extra_special_tokens": _INTERNVL_TOKENS,
+        }
         path.write_text(json.dumps(named, indent=2))
     template = _TEMPLATE.replace("PLACEHOLDER", _PLACEHOLDERS[kind])
     (folder / "chat_template.jinja").write_text(template)

@@ -47,7 +47,8 @@ class VisionKind:
 VISION_KINDS: dict[str, VisionKind] = {
     "idefics3": VisionKind(text_type="llama", vision_type="idefics3_vision"),
     "internvl": VisionKind(vision_type="internvl_vision"),
-    "llava": VisionKind(text_type="llama", vision_type="clip_vision_model"),
+    "llava": VisionKind(vision_type="clip_vision_model"),
+    "mistral3": VisionKind(vision_type="pixtral"),
     "qwen2_5_vl": VisionKind(
         text_type="qwen2_5_vl_text",
         vision_type="qwen2_5_vl_vision",
@@ -80,7 +81,7 @@ TEXT_PARTS = frozenset(
         *("aria", "aya_vision", "cohere2_vision", "exaone4_5", "gemma3", "gemma4"),
         *("gemma4_unified", "glm46v", "glm4v", "glm4v_moe", "glm_ocr", "idefics2"),
         *("hyperclovax_vision_v2", "kimi_k25", "lighton_ocr", "llava_next"),
-        *("llava_next_video", "llava_onevision", "mistral3", "ovis2", "paddleocr_vl"),
+        *("llava_next_video", "llava_onevision", "ovis2", "paddleocr_vl"),
         *("qianfan_ocr", "video_llama_3", "vipllava"),
     }
 )
@@ -154,7 +155,10 @@ class ImageEncoder:
         }
         with torch_threads(self._num_threads):
             output = self._model.get_image_features(**tensors, return_dict=True)
-        levels = (output.pooler_output, *(getattr(output, "deepstack_features", ()) or ()))
+        levels = (
+            output.pooler_output,
+            *(getattr(output, "deepstack_features", ()) or ()),
+        )
         vectors = torch.cat(list(map(_join, levels)), dim=-1)  # (num_vectors, width)
         return _fit(vectors, image.num_vectors)
 

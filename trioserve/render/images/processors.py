@@ -104,7 +104,13 @@ def _load_processor(
     from transformers import AutoImageProcessor
     from transformers.models.auto.processing_auto import processor_class_from_name
 
-    known = processor_class_from_name(name)
+    if name == "PixtralProcessor":
+        # Imported here, because it takes seconds.
+        from .pixtral import PixtralImages
+
+        known: type[ProcessorMixin] | None = PixtralImages
+    else:
+        known = processor_class_from_name(name)
     if known is None:
         raise UnsupportedModel(name, "transformers has no such processor")
     processor_class = _without_other_parts(known)
