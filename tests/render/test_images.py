@@ -57,6 +57,7 @@ TOKENS = {
     "qwen2_5_vl": "<|image_pad|>",
     "qwen3_vl": "<|image_pad|>",
     "internvl": "<IMG_CONTEXT>",
+    "glm4v": "<|image|>",
     "smolvlm": "<image>",
     "llava": "<image>",
 }
@@ -101,6 +102,7 @@ ORACLES = {
     "qwen2_5_vl": "Qwen2_5_VLProcessor",
     "qwen3_vl": "Qwen3VLProcessor",
     "internvl": "InternVLProcessor",
+    "glm4v": "Glm4vProcessor",
     "smolvlm": "SmolVLMProcessor",
     "llava": "LlavaProcessor",
 }

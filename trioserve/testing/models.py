@@ -244,6 +244,35 @@ TINY_VISION_MODELS: dict[str, dict[str, Any]] = {
         },
         "vision_config": _DEEP_TOWER,
     },
+    "glm4v": {
+        "text_config": {**_VISION_COMMON, "rope_parameters": _MROPE},
+        "vision_config": {
+            **_DEEP_TOWER,
+            "image_size": 56,
+            "intermediate_size": 64,
+        },
+    },
+    "glm4v_moe": {
+        "text_config": {
+            **_VISION_COMMON,
+            "head_dim": 16,
+            "rope_parameters": {
+                **_MROPE,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [1, 1, 2],
+            },
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "moe_intermediate_size": 32,
+        },
+        "vision_config": {
+            **_DEEP_TOWER,
+            "image_size": 56,
+            "intermediate_size": 64,
+        },
+    },
     "smolvlm": {
         "text_config": {"model_type": "llama", **_VISION_COMMON},
         "vision_config": {**_VISION_TOWER, "image_size": 64, "patch_size": 16},
@@ -288,8 +317,14 @@ TINY_VISION_MODELS: dict[str, dict[str, Any]] = {
 
 # Field of the configuration -> the names of its token in different tokenizers.
 _VISION_TOKENS: dict[str, tuple[str, ...]] = {
-    "image_token_id": ("<|image_pad|>", "<image>", "<IMG_CONTEXT>", "[IMG]"),
-    "video_token_id": ("<|video_pad|>",),
+    "image_token_id": (
+        "<|image_pad|>",
+        "<image>",
+        "<IMG_CONTEXT>",
+        "[IMG]",
+        "<|image|>",
+    ),
+    "video_token_id": ("<|video_pad|>", "<|video|>"),
     "vision_start_token_id": ("<|vision_start|>",),
     "vision_end_token_id": ("<|vision_end|>",),
 }

@@ -18,7 +18,14 @@ from tokenizers import AddedToken, Tokenizer
 from .tokenizer import tiny_tokenizer
 
 ProcessorKind = Literal[
-    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm", "llava", "internvl", "mistral3"
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "smolvlm",
+    "llava",
+    "internvl",
+    "mistral3",
+    "glm4v",
 ]
 
 # Size of every vocabulary here. Reserved tokens follow the tokens of text and the
@@ -49,6 +56,7 @@ _SPECIAL_TOKENS: dict[ProcessorKind, tuple[str, ...]] = {
     "llava": ("<image>", "<pad>"),
     "internvl": tuple(_INTERNVL_TOKENS.values()),
     "mistral3": ("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
+    "glm4v": ("<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>"),
 }
 
 _QWEN_PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -60,6 +68,7 @@ _PLACEHOLDERS: dict[ProcessorKind, str] = {
     "llava": "<image>",
     "internvl": "<IMG_CONTEXT>",
     "mistral3": "[IMG]",
+    "glm4v": "<|begin_of_image|><|image|><|end_of_image|>",
 }
 
 # The content of a message is a string or a list of parts, as in Qwen2-VL's template.
@@ -116,6 +125,15 @@ _IMAGE_SETTINGS: dict[ProcessorKind, dict[str, Any]] = {
         "size": {"height": 56, "width": 56},
         "crop_to_patches": True,
         "max_patches": 3,
+    },
+    "glm4v": {
+        "image_processor_type": "Glm4vImageProcessor",
+        "processor_class": "Glm4vProcessor",
+        "patch_size": 14,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        # For two frames: an image is doubled.
+        "size": {"shortest_edge": 2 * 28 * 28, "longest_edge": 2 * 8 * 28 * 28},
     },
     # The processor, which needs torchvision, multiplies its own patch_size and merge size.
     "mistral3": {

@@ -45,6 +45,17 @@ class VisionKind:
 # often run and give wrong results: some models attend to the vectors of an image in both
 # directions.
 VISION_KINDS: dict[str, VisionKind] = {
+    "glm46v": VisionKind(
+        text_type="glm4v_text", vision_type="glm4v_vision", has_grid_positions=True
+    ),
+    "glm4v": VisionKind(
+        text_type="glm4v_text", vision_type="glm4v_vision", has_grid_positions=True
+    ),
+    "glm4v_moe": VisionKind(
+        text_type="glm4v_moe_text",
+        vision_type="glm4v_moe_vision",
+        has_grid_positions=True,
+    ),
     "idefics3": VisionKind(text_type="llama", vision_type="idefics3_vision"),
     "internvl": VisionKind(vision_type="internvl_vision"),
     "llava": VisionKind(vision_type="clip_vision_model"),
@@ -79,7 +90,7 @@ VISION_KINDS: dict[str, VisionKind] = {
 TEXT_PARTS = frozenset(
     {
         *("aria", "aya_vision", "cohere2_vision", "exaone4_5", "gemma3", "gemma4"),
-        *("gemma4_unified", "glm46v", "glm4v", "glm4v_moe", "glm_ocr", "idefics2"),
+        *("gemma4_unified", "glm_ocr", "idefics2"),
         *("hyperclovax_vision_v2", "kimi_k25", "lighton_ocr", "llava_next"),
         *("llava_next_video", "llava_onevision", "ovis2", "paddleocr_vl"),
         *("qianfan_ocr", "video_llama_3", "vipllava"),
