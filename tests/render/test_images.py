@@ -126,6 +126,8 @@ def to_tensor(tensor: TensorBytes) -> torch.Tensor:
     return torch.frombuffer(tensor.data, dtype=dtype).reshape(tensor.shape)
 
 
+# The call of GLM's processor makes an array in a way that NumPy has deprecated.
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_image_becomes_the_tensors_of_transformers(

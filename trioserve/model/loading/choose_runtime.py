@@ -115,11 +115,8 @@ def make_decoder(
     if parts.look_up is not None:
         entered = {"input_ids": inputs.input_ids}
     arguments = {**entered, "position_ids": positions}
-    deepstack = None
-    if model.deepstack is not None:
-        # The vectors of other tokens, because they have the size of vectors.
-        shifts = range(1, 1 + model.deepstack.num_layers)
-        deepstack = torch.stack([vectors.roll(shift, dims=0) for shift in shifts])
+    deepstack = None if model.deepstack is None else model.deepstack.fake(vectors)
+    if deepstack is not None:
         arguments[ADDED] = deepstack
     expected = _run_modules(model, tables, inputs, arguments)
     decoder = pack_together(partial(pack, parts), model.tensor_group, model.device)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 # The name of these vectors among the arguments of a step.
@@ -34,6 +35,18 @@ class Deepstack:
         self._added: Tensor | None = None
         for index, layer in enumerate(layers):
             layer.register_forward_hook(partial(self._add, index))
+
+    def fake(self, vectors: Tensor) -> Tensor:
+        """Make vectors of a usual size out of the vectors of tokens, for a check.
+
+        Args:
+          vectors: (num_tokens, hidden_size)
+
+        Returns:
+          (num_layers, num_tokens, hidden_size), the vectors of other tokens
+        """
+        shifts = range(1, 1 + self.num_layers)
+        return torch.stack([vectors.roll(shift, dims=0) for shift in shifts])
 
     @contextmanager
     def use(self, added: Tensor | None) -> Iterator[None]:

@@ -38,7 +38,9 @@ class PixtralImages(ProcessorMixin):
         image_end_token: str = "[IMG_END]",
         **others: Any,
     ) -> None:
-        super().__init__(image_processor, tokenizer, chat_template=chat_template)
+        # transformers has no types for it.
+        start: Any = super().__init__
+        start(image_processor, tokenizer, chat_template=chat_template)
         self._side = patch_size * spatial_merge_size
         self.image_token = image_token
         self._break_token = image_break_token
