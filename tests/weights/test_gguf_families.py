@@ -49,6 +49,10 @@ MAMBA = {
     **{"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 16},
     **{"mamba_n_groups": 2, "mamba_d_conv": 4, "mamba_expand": 2},
 }
+NEMOTRON = {
+    **{"intermediate_size": 48, "head_dim": 16, "mamba_num_heads": 8},
+    **{"mamba_head_dim": 8, "ssm_state_size": 16, "n_groups": 2, "conv_kernel": 4},
+}
 HYBRID = {
     **{"num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"]},
     **{"intermediate_size": 24, "shared_intermediate_size": 40},
@@ -90,6 +94,33 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **{**GRANITE, **MAMBA, **HYBRID},
             **{"num_local_experts": 4, "num_experts_per_tok": 2},
+        },
+    ),
+    "falcon-h1": (
+        "falcon_h1",
+        {
+            **{**MAMBA, "mamba_d_ssm": 64, "num_hidden_layers": 2, "head_dim": 16},
+            **{"intermediate_size": 48, "rope_parameters": ROTARY},
+            **{"embedding_multiplier": 2.0, "lm_head_multiplier": 0.5},
+            **{"key_multiplier": 0.7, "attention_in_multiplier": 1.5},
+            **{"attention_out_multiplier": 0.9, "ssm_in_multiplier": 1.2},
+            **{"ssm_out_multiplier": 0.8, "mlp_multipliers": [1.1, 0.6]},
+            **{"ssm_multipliers": [0.5, 1.5, 0.8, 1.2, 0.9]},
+            **{"mamba_rms_norm": True, "mamba_norm_before_gate": False},
+        },
+    ),
+    "nemotron_h": (
+        "nemotron_h",
+        {**NEMOTRON, "layers_block_type": ["mamba", "attention", "mlp", "mamba"]},
+    ),
+    "nemotron_h_moe": (
+        "nemotron_h",
+        {
+            **{**NEMOTRON, "layers_block_type": ["mamba", "attention", "moe", "moe"]},
+            **{"n_routed_experts": 4, "num_experts_per_tok": 2},
+            **{"moe_intermediate_size": 16, "moe_latent_size": 8},
+            **{"moe_shared_expert_intermediate_size": 24},
+            **{"routed_scaling_factor": 2.5, "norm_topk_prob": True},
         },
     ),
     "qwen35": (
@@ -212,12 +243,13 @@ def change_granite(
         numbers = halves.swapaxes(1, 2).reshape(numbers.shape)
     elif name.endswith("A_log"):
         numbers = -numbers.exp()[:, None]
-    elif name.endswith("mamba.D"):
+    elif name.endswith(".D"):
         numbers = numbers[:, None]
     elif "conv1d.weight" in name:
         numbers = numbers.squeeze(1)
-    elif name.endswith("mamba.norm.weight"):
-        numbers = numbers.reshape(config.mamba_n_groups, -1)
+    elif name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
+        count = getattr(config, "mamba_n_groups", 0) or config.n_groups
+        numbers = numbers.reshape(count, -1)
     elif name.endswith("dt_bias"):
         name = name.replace("dt_bias", "dt_proj.bias")
     elif "router" in name:
@@ -232,6 +264,48 @@ def change_granite(
         yield f"blk.{layer}.ffn_up{end}.weight", up
         return
     yield from change_experts(config, name, numbers)
+
+
+def change_nemotron(
+    config: Any, name: str, numbers: Tensor
+) -> Iterator[tuple[str, Tensor]]:
+    layer = name.split(".")[2] if ".layers." in name else ""
+    if name.endswith("experts.up_proj"):
+        yield f"blk.{layer}.ffn_up_exps.weight", numbers
+    elif name.endswith("e_score_correction_bias"):
+        yield f"blk.{layer}.exp_probs_b.bias", numbers
+    else:
+        for changed, each in change_granite(config, name, numbers):
+            yield changed.replace("model.", "backbone.", 1), each
+
+
+def change_falcon(
+    config: Any, name: str, numbers: Tensor
+) -> Iterator[tuple[str, Tensor]]:
+    """Multiply the weights by the factors of the configuration."""
+    entering = config.attention_in_multiplier
+    factors = {
+        "gate_proj": config.mlp_multipliers[0],
+        "down_proj": config.mlp_multipliers[1],
+        "q_proj": entering,
+        "k_proj": entering * config.key_multiplier,
+        "v_proj": entering,
+        "o_proj": config.attention_out_multiplier,
+        "out_proj": config.ssm_out_multiplier,
+        "in_proj": config.ssm_in_multiplier,
+        "lm_head": config.lm_head_multiplier,
+        "embed_tokens": config.embedding_multiplier,
+    }
+    numbers = numbers * factors.get(name.split(".")[-2], 1.0)
+    if "in_proj" in name:
+        inner, groups = config.mamba_d_ssm, config.mamba_n_groups * config.mamba_d_state
+        sizes = [inner, inner, groups, groups, config.mamba_n_heads]
+        scales = torch.tensor(config.ssm_multipliers)
+        numbers = numbers * scales.repeat_interleave(torch.tensor(sizes))[:, None]
+    if "_proj" in name:
+        yield name, numbers
+    else:
+        yield from change_granite(config, name, numbers)
 
 
 def write_gguf(
@@ -254,6 +328,10 @@ def write_gguf(
         change = change_delta
     elif architecture.startswith("lfm2"):
         change = change_lfm2
+    if architecture == "falcon-h1":
+        change = change_falcon
+    elif architecture.startswith("nemotron"):
+        change = change_nemotron
     for name, numbers in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -279,12 +357,14 @@ def add_sizes(writer: GGUFWriter, config: Any) -> None:
     writer.add_head_count(config.num_attention_heads)
     if getattr(config, "intermediate_size", None):
         writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    if getattr(config, "rope_parameters", None):
+        writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     kv_heads: Any = config.num_key_value_heads
-    if writer.arch.startswith(("lfm2", "granitehybrid")):
+    if writer.arch.startswith(("lfm2", "granitehybrid", "nemotron")):
         kv_heads = [kv_heads if kind == "full_attention" else 0 for kind in kinds]
     writer.add_head_count_kv(kv_heads)
-    eps = config.norm_eps if writer.arch.startswith("lfm2") else config.rms_norm_eps
+    names = ("norm_eps", "rms_norm_eps", "layer_norm_epsilon")
+    eps = next(getattr(config, name) for name in names if hasattr(config, name))
     writer.add_layer_norm_rms_eps(eps)
     if writer.arch.startswith("lfm2"):
         writer.add_shortconv_l_cache(config.conv_L_cache)
@@ -297,6 +377,11 @@ def add_sizes(writer: GGUFWriter, config: Any) -> None:
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if writer.arch.startswith("granite"):
         add_granite(writer, config)
+    if writer.arch == "falcon-h1":
+        writer.add_key_length(config.head_dim)
+        add_mamba(writer, config)
+    if writer.arch.startswith("nemotron"):
+        add_nemotron(writer, config, kinds)
     if writer.arch.startswith("qwen"):
         add_delta(writer, config)
     tokens = [*"abcdefghij", "Ġ", "ab", *(f"t{index}" for index in range(52))]
@@ -315,15 +400,41 @@ def add_granite(writer: GGUFWriter, config: Any) -> None:
     writer.add_logit_scale(config.logits_scaling)
     if writer.arch == "granite":
         return
+    add_mamba(writer, config)
+    writer.add_rope_scaling_finetuned(False)
+    if config.num_local_experts:
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+
+
+def add_mamba(writer: GGUFWriter, config: Any) -> None:
     writer.add_ssm_conv_kernel(config.mamba_d_conv)
     writer.add_ssm_state_size(config.mamba_d_state)
     writer.add_ssm_group_count(config.mamba_n_groups)
     writer.add_ssm_inner_size(config.mamba_expand * config.hidden_size)
     writer.add_ssm_time_step_rank(config.mamba_n_heads)
-    writer.add_rope_scaling_finetuned(False)
-    if config.num_local_experts:
-        writer.add_expert_count(config.num_local_experts)
+
+
+def add_nemotron(writer: GGUFWriter, config: Any, kinds: list[str]) -> None:
+    writer.add_key_length(config.head_dim)
+    widths = {"mlp": config.intermediate_size, "moe": config.moe_intermediate_size}
+    writer.add_feed_forward_length([widths.get(kind, 0) for kind in kinds])
+    writer.add_ssm_conv_kernel(config.conv_kernel)
+    writer.add_ssm_state_size(config.ssm_state_size)
+    writer.add_ssm_group_count(config.n_groups)
+    writer.add_ssm_inner_size(config.mamba_num_heads * config.mamba_head_dim)
+    writer.add_ssm_time_step_rank(config.mamba_num_heads)
+    if writer.arch == "nemotron_h_moe":
+        writer.add_expert_count(config.n_routed_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        size = config.moe_shared_expert_intermediate_size
+        writer.add_expert_shared_feed_forward_length(size)
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_moe_latent_size(config.moe_latent_size)
 
 
 def add_delta(writer: GGUFWriter, config: Any) -> None:
@@ -355,7 +466,9 @@ def test_a_file_becomes_the_model_that_it_was_written_from(
     folder = resolve_weights(str(path)).folder
     read = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     for name, numbers in model.state_dict().items():
-        torch.testing.assert_close(read.state_dict()[name], numbers, msg=name)
+        # The factors of Falcon-H1 are in its weights.
+        if family != "falcon-h1":
+            torch.testing.assert_close(read.state_dict()[name], numbers, msg=name)
     ids = torch.arange(70)[None] * 7 % 64
     # llama.cpp keeps -exp(A_log), and factors of the header have 32 bits.
     actual, expected = (each(ids, use_cache=False).logits for each in (read, model))
@@ -399,6 +512,10 @@ def remove_entry(key: str) -> Callable[[GGUFWriter], None]:
         (
             *("qwen35", lambda w: w.add_tokenizer_pre("klingon")),
             "its text is split by the rule klingon",
+        ),
+        (
+            *("nemotron_h_moe", lambda w: w.add_expert_group_count(2)),
+            "its experts are in groups",
         ),
         # The header counts one layer more than the file has.
         (

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from . import granite, lfm2, qwen_next
+from . import falcon_h1, granite, lfm2, nemotron_h, qwen_next
 from .rules import Metadata, Rules
 
 # Returns the fields of a configuration, from the header and the shapes of the tensors.
@@ -28,6 +28,7 @@ class Family:
 
 
 _FAMILIES: Final = {
+    "falcon-h1": Family(make_config=falcon_h1.describe, make_rules=falcon_h1.read),
     "granite": Family(
         make_config=granite.describe_dense, make_rules=granite.read_dense
     ),
@@ -36,6 +37,10 @@ _FAMILIES: Final = {
     ),
     "lfm2": Family(make_config=lfm2.describe, make_rules=lfm2.read),
     "lfm2moe": Family(make_config=lfm2.describe_moe, make_rules=lfm2.read_moe),
+    "nemotron_h": Family(make_config=nemotron_h.describe, make_rules=nemotron_h.read),
+    "nemotron_h_moe": Family(
+        make_config=nemotron_h.describe_moe, make_rules=nemotron_h.read_moe
+    ),
     "qwen35": Family(make_config=qwen_next.describe_35, make_rules=qwen_next.read_35),
     "qwen35moe": Family(
         make_config=qwen_next.describe_35_moe, make_rules=qwen_next.read_35_moe
