@@ -218,7 +218,7 @@ NATIVE_MODELS = {
     *("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "gemma4_text"),
     *("phi3", "mixtral", "qwen2_moe", "qwen3_moe", "idefics3", "llava", "smolvlm"),
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "internvl"),
-    *("mistral3", "qwen3_5_text", "lfm2"),
+    "mistral3",
 }
 
 
@@ -451,13 +451,7 @@ def find_runs(
 
 
 # Models with the processor of another type.
-_PROCESSORS = {
-    "idefics3": "smolvlm",
-    "qwen3_5": "qwen3_vl",
-    "qwen3_5_moe": "qwen3_vl",
-    "qwen3_vl_moe": "qwen3_vl",
-    "glm4v_moe": "glm4v",
-}
+_PROCESSORS = {"idefics3": "smolvlm", "qwen3_vl_moe": "qwen3_vl", "glm4v_moe": "glm4v"}
 
 
 @pytest.fixture(scope="session")

@@ -56,6 +56,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         depth=st.integers(1, 5),
         num_stages=st.integers(1, 4),
         max_step_seconds=st.sampled_from([math.inf, 0.02, 0.005, 1e-9]),
+        num_checkpoints=st.sampled_from([None, 0, 1, 3, 9]),
     )
     def start(
         self,
@@ -65,6 +66,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         depth: int,
         num_stages: int,
         max_step_seconds: float,
+        num_checkpoints: int | None,
     ) -> None:
         self.budget = max_num_seqs + spare_budget
         self.max_num_seqs = max_num_seqs
@@ -79,9 +81,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=self.max_model_len,
             num_stages=num_stages,
             max_step_seconds=max_step_seconds,
+            num_checkpoints=num_checkpoints,
         )
         self.fresh = self.scheduler.statistics()
-        self.device = FakeDevice(block_size=BLOCK_SIZE, reads_blocks=True)
+        self.device = FakeDevice(
+            block_size=BLOCK_SIZE,
+            reads_blocks=True,
+            keeps_states=num_checkpoints is not None,
+        )
         self.in_flight: deque[StepPlan] = deque()
         self.living: dict[SequenceId, Sequence] = {}
         self.tokens: dict[SequenceId, list[int]] = {}

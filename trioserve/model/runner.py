@@ -44,6 +44,7 @@ class ModelRunner:
       block_size: tokens in one block.
       max_num_seqs: number of slots.
       max_model_len: tokens of prompt and output that a slot can hold.
+      num_checkpoints: copies of states that plans may name.
       logits_processors: plug-ins that sequences may name; no stage but the last one of a
         pipeline needs them.
       load_tokenizer: makes the tokenizer of grammars, at the first one; the same stages
@@ -63,6 +64,7 @@ class ModelRunner:
         block_size: int,
         max_num_seqs: int,
         max_model_len: int,
+        num_checkpoints: int = 0,
         logits_processors: Sequence[type[LogitsProcessor]] = (),
         load_tokenizer: LoadTokenizer | None = None,
         ends: StepEnds | None = None,
@@ -73,6 +75,7 @@ class ModelRunner:
             max_model_len=max_model_len,
             block_size=block_size,
             device=model.device,
+            num_checkpoints=num_checkpoints,
         )
         ends = ends or WholeModelEnds()
         self._reader = ends.make_reader(model, self._tables)
@@ -108,6 +111,7 @@ class ModelRunner:
             self._tables.start(start)
             if self._grid is not None:
                 self._grid.start(start)
+        self._restore_states(plan)
         if not plan.rows:
             return LaunchedStep(step_id=plan.step_id)
         self._tables.append_blocks(plan.rows)
@@ -121,7 +125,9 @@ class ModelRunner:
         # Images are encoded here, with the attention of their own encoder.
         arguments = self._read(plan, inputs)
         rows = self._writer.select(plan, inputs)
-        return self._writer.write(plan, rows, layers.compute(arguments, rows.tokens))
+        output = layers.compute(arguments, rows.tokens)
+        self._save_states(plan)
+        return self._writer.write(plan, rows, output)
 
     def warm_up(self) -> None:
         """Run a chunk and a decode before any sequence comes.
@@ -151,6 +157,18 @@ class ModelRunner:
         self.step(StepPlan(step_id=-1, starts=(), rows=(decode,)))
         with torch.inference_mode():
             self._layers.prepare(len(self._tables.block_ids))
+
+    def _restore_states(self, plan: StepPlan) -> None:
+        found = [(each.slot, each.restores) for each in plan.starts]
+        pairs = [(slot, copy) for slot, copy in found if copy is not None]
+        if pairs and self._layers.copies is not None:
+            self._layers.copies.restore(*zip(*pairs))
+
+    def _save_states(self, plan: StepPlan) -> None:
+        found = [(row.slot, row.saves) for row in plan.rows]
+        pairs = [(slot, copy) for slot, copy in found if copy is not None]
+        if pairs and self._layers.copies is not None:
+            self._layers.copies.save(*zip(*pairs))
 
     def _read(self, plan: StepPlan, inputs: StepInputs) -> dict[str, Tensor]:
         """Return the model's arguments: the input of its first layer, and positions."""

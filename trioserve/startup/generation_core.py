@@ -18,6 +18,7 @@ from ..types.model_info import ModelInfo
 from ..weights import Weights, complete_weights, read_gguf
 from .limits import (
     check_room,
+    count_checkpoints,
     limit_length,
     limit_sequences,
     make_scheduler,
@@ -65,6 +66,7 @@ def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
         block_size=config.cache.block_size,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=info.max_model_len,
+        num_checkpoints=count_checkpoints(config),
         logits_processors=processors,
         load_tokenizer=partial(load_grammar_tokenizer, source.weights.folder, info),
     )
@@ -149,7 +151,8 @@ def _log_loaded(info: ModelInfo, config: EngineConfig, num_blocks: int) -> None:
     logger.info("KV cache: %d blocks of %d tokens", num_blocks, block_size)
     if info.state_bytes:
         logger.info(
-            "states: %.1f MiB for each of %d sequences; no prefix cache",
+            "states: %.1f MiB for each of %d sequences, and %d copies for prefixes",
             info.state_bytes / 2**20,
             config.scheduler.max_num_seqs,
+            count_checkpoints(config),
         )

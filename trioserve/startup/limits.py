@@ -131,6 +131,11 @@ def measure_step_bytes(config: EngineConfig, model: LoadedModel) -> int:
     return step_bytes
 
 
+def count_checkpoints(config: EngineConfig) -> int:
+    """Return how many copies of states the prefix cache has, if the model has states."""
+    return config.scheduler.max_num_seqs if config.cache.prefix_caching else 0
+
+
 def make_scheduler(
     config: EngineConfig, info: ModelInfo, num_blocks: int, device_type: str
 ) -> Scheduler:
@@ -141,8 +146,8 @@ def make_scheduler(
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=count_step_tokens(config.scheduler, device_type),
         max_model_len=info.max_model_len,
-        # A block of keys and values does not tell the states behind its last token.
-        prefix_caching=config.cache.prefix_caching and not info.state_bytes,
+        prefix_caching=config.cache.prefix_caching,
+        num_checkpoints=count_checkpoints(config) if info.state_bytes else None,
         # Only the last stage knows which rows are skipped; the states of the others have
         # gone on.
         can_recompute=not info.state_bytes or num_stages == 1,

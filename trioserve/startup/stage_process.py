@@ -53,7 +53,13 @@ from ..types.not_loaded import NotLoaded
 from ..types.output import StepResult
 from ..types.version import __version__
 from ..weights import complete_weights
-from .limits import check_room, limit_sequences, measure_step_bytes
+from .limits import (
+    check_room,
+    count_checkpoints,
+    limit_sequences,
+    measure_step_bytes,
+    set_max_num_seqs,
+)
 from .log_lines import set_up_logging
 from .plugins import load_logits_processors
 from .shortage import telling_shortage
@@ -197,6 +203,9 @@ class _Stage:
             num_blocks=allocate.num_blocks,
             block_size=config.cache.block_size,
             max_num_seqs=allocate.max_num_seqs,
+            num_checkpoints=count_checkpoints(
+                set_max_num_seqs(config, allocate.max_num_seqs)
+            ),
             max_model_len=allocate.max_model_len,
             logits_processors=processors,
             load_tokenizer=partial(

@@ -67,6 +67,7 @@ class _Slot:
     token_ids: list[int]
     block_ids: list[BlockId]
     is_skipped: bool = False
+    state: tuple[int, ...] = ()
 
 
 def count_up(seed: int, index: int) -> int:
@@ -85,6 +86,7 @@ class FakeDevice:
       block_size: tokens in one KV block; None does not check the blocks.
       reads_blocks: also check that the blocks of a row still hold the tokens of its
         sequence. The cost of a step then grows with the length of its sequences.
+      keeps_states: also check that the state of a slot has read the tokens before each row.
       is_late: tells whether the grammar of a slot is late. Its rows are skipped then, and
         so are rows that were planned behind a skipped one.
       seed_of: the seed of a sequence, for `token` and `error`.
@@ -98,6 +100,7 @@ class FakeDevice:
         *,
         block_size: int | None = None,
         reads_blocks: bool = False,
+        keeps_states: bool = False,
         is_late: Callable[[int], bool] = lambda slot: False,
         seed_of: Callable[[SlotStart], int] = lambda start: start.seed,
         error: Callable[[int, int], SequenceError | None] = lambda seed, index: None,
@@ -107,6 +110,8 @@ class FakeDevice:
         self._error = error
         self._block_size = block_size
         self._reads_blocks = reads_blocks
+        self._keeps_states = keeps_states
+        self._copies: dict[int, tuple[int, ...]] = {}
         self._is_late = is_late
         self._slots: dict[int, _Slot] = {}
         # (block, offset) -> (position, token id)
@@ -122,10 +127,15 @@ class FakeDevice:
                 token_ids=[*start.prompt_token_ids, *start.output_token_ids],
                 block_ids=[],
             )
+            if start.restores is not None:
+                self._slots[start.slot].state = self._copies[start.restores]
         for row in plan.rows:
             self._check(row)
         if self._reads_blocks:
             self._compute(plan)
+        if self._keeps_states:
+            for row in plan.rows:
+                self._move_state(row)
         errors = self._find_errors(plan)
         sampled = tuple(
             () if row.slot in errors else self._sample(row)
@@ -172,6 +182,21 @@ class FakeDevice:
                 read = self._cache[self._find_cell(slot, position)]
                 written = position, slot.token_ids[position]
                 assert read == written, "a block was overwritten"
+
+    def _move_state(self, row: StepRow) -> None:
+        """Let the state of a slot, the tokens that it has read, read a row."""
+        slot = self._slots[row.slot]
+        num_known = len(slot.token_ids)
+        is_skipped = row.end > num_known or self._is_late(row.slot)
+        end = row.end - (row.sample and is_skipped)
+        if row.start == 0:
+            slot.state = ()
+        if row.start < end:
+            read = tuple(slot.token_ids[: row.start])
+            assert slot.state == read, "a state has read all tokens before a row"
+            slot.state += tuple(slot.token_ids[row.start : end])
+        if row.saves is not None:
+            self._copies[row.saves] = slot.state
 
     def _find_cell(self, slot: _Slot, position: int) -> tuple[BlockId, int]:
         assert self._block_size is not None, "blocks have a size"

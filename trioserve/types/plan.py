@@ -31,6 +31,8 @@ class SlotStart:
         neither the batch nor a preemption changes the sampled tokens.
       stop_token_ids: all ids that must not be sampled before min_tokens.
       embedded: as in Prompt.
+      restores: the copy of states with which it goes on; None if it begins, or if the model
+        has no states.
     """
 
     slot: int
@@ -40,6 +42,7 @@ class SlotStart:
     seed: int
     stop_token_ids: frozenset[int] = frozenset()
     embedded: tuple[EmbeddedInput, ...] = ()
+    restores: int | None = None
 
 
 class StepRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -48,7 +51,8 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     The tokens at positions [start, start + num_tokens) of the slot are computed and
     their keys and values are written. `new_block_ids` follow the blocks that the slot's
     block table holds already. With `sample`, the chunk ends at the last planned token of
-    the sequence and the next one is sampled; the runner appends it to the slot.
+    the sequence and the next one is sampled; the runner appends it to the slot. `saves`
+    names the copy to be made of the states behind the chunk.
     """
 
     slot: int
@@ -56,6 +60,7 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     num_tokens: int
     new_block_ids: tuple[BlockId, ...]
     sample: bool
+    saves: int | None = None
 
     @property
     def end(self) -> int:

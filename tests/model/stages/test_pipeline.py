@@ -32,6 +32,8 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 MODELS = "gemma3_text gpt2 gpt_neox gpt_oss llama phi3 qwen3_5_text qwen3_moe".split()
 MORE_MODELS = sorted(TINY_MODELS.keys() - {*MODELS})
 SIZES: dict[str, int] = {"num_blocks": 64, "block_size": 4, "max_num_seqs": 5}
+# Models without states need none.
+RUNNER_SIZES = {**SIZES, "num_checkpoints": 5}
 
 
 def write_all(
@@ -41,6 +43,7 @@ def write_all(
     depth: int,
     aborts: dict[int, int] | None = None,
     prefix_caching: bool = True,
+    has_states: bool = False,
 ) -> dict[int, list[int]]:
     """Run sequences as the engine does.
 
@@ -52,6 +55,7 @@ def write_all(
         max_num_batched_tokens=9,
         max_model_len=64,
         prefix_caching=prefix_caching,
+        num_checkpoints=RUNNER_SIZES["num_checkpoints"] if has_states else None,
     )
     for sequence in sequences:
         scheduler.add(sequence)
@@ -97,7 +101,7 @@ def make_prompts(seed: int = 0) -> list[list[int]]:
 
 
 def make_runner(model: Any) -> ModelRunner:
-    return ModelRunner(model, **SIZES, max_model_len=64)
+    return ModelRunner(model, **RUNNER_SIZES, max_model_len=64)
 
 
 @functools.cache
@@ -108,7 +112,7 @@ def write_whole(model: Any) -> dict[int, list[int]]:
         make_runner(model.loaded).launch,
         sequences,
         depth=1,
-        prefix_caching=not model.loaded.states,
+        prefix_caching=False,
     )
 
 
@@ -172,12 +176,12 @@ def test_every_architecture(
     model = cut(model_type)
     expected = write_whole(model)
     stages = model.stages(num_stages, kernels)
-    pipeline = make_pipeline(stages, **SIZES, max_model_len=64)
+    pipeline = make_pipeline(stages, **RUNNER_SIZES, max_model_len=64)
     written = write_all(
         pipeline.launch,
         make_sequences(make_prompts()),
         depth=num_stages + 1,
-        prefix_caching=not model.loaded.states,
+        has_states=bool(model.loaded.states),
     )
     assert written == expected
     assert len({tuple(tokens) for tokens in expected.values()}) > 2

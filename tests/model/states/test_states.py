@@ -17,11 +17,16 @@ from trioserve.model.attention.cache_memory import (
 )
 from trioserve.model.loading.load import load_model
 from trioserve.model.loading.outline import outline_model
+from trioserve.model.runner import ModelRunner
 from trioserve.model.stages.loading import load_stage
+from trioserve.scheduler.generation.scheduler import Scheduler
+from trioserve.scheduler.generation.sequence import Sequence as Scheduled
 from trioserve.testing.models import TINY_HYBRIDS, save_tiny_model
+from trioserve.types.ids import SequenceId
+from trioserve.types.sampling import SamplingParams
 from trioserve.types.stage_place import Shard, StagePlace
 
-from ..planning import Planner, make_prompt
+from ..planning import Planner, make_prompt, run_steps
 
 hybrids = pytest.mark.parametrize("model_type", sorted(TINY_HYBRIDS))
 CPU = ModelConfig(device="cpu", kernels="torch")
@@ -58,9 +63,41 @@ def test_a_slot_is_as_new_for_its_next_sequence(
     model.check(first, second, other)
 
 
+@hybrids
+def test_prompts_that_begin_alike_go_on_from_copies(
+    tiny_by_kernels: Callable[..., Any], model_type: str
+) -> None:
+    """Short copies of states are taken, found, replaced and found again."""
+    model = tiny_by_kernels(model_type)
+    sizes = {"num_blocks": 96, "block_size": 4, "max_num_seqs": 3}
+    runner = ModelRunner(model.loaded, **sizes, max_model_len=96, num_checkpoints=3)
+    scheduler = Scheduler(
+        **sizes, max_model_len=96, max_num_batched_tokens=24, num_checkpoints=3
+    )
+    system = make_prompt(33)
+    prompts = [[*system, *make_prompt(n, n)] for n in (1, 9, 4, 21, 2)]
+    for number, prompt in enumerate(prompts):
+        scheduler.add(
+            Scheduled(
+                sequence_id=SequenceId(number),
+                prompt_token_ids=tuple(prompt),
+                sampling=SamplingParams(temperature=0.0, max_tokens=5),
+                seed=number,
+                arrival=number,
+            )
+        )
+    outputs: list[list[int]] = [[] for _ in prompts]
+    for delta in run_steps(scheduler, runner.launch, depth=2):
+        outputs[delta.sequence_id] += delta.token_ids
+    assert scheduler.counters().num_prefix_hit_tokens >= 3 * 24
+    for prompt, written in zip(prompts, outputs):
+        assert len(written) == 5
+        model.check_behind(prompt, written)
+
+
 def test_states_take_their_room_before_keys_and_values() -> None:
     def count(max_num_seqs: int, **fields: Any) -> tuple[int, int]:
-        config = CacheConfig(block_size=16, kv_cache_memory="64MiB")
+        config = CacheConfig(block_size=16, kv_cache_memory="64MiB", **fields)
         fitting = count_fitting_states(
             2**20, config, max_num_seqs=max_num_seqs, device=CPU_DEVICE
         )
@@ -75,8 +112,11 @@ def test_states_take_their_room_before_keys_and_values() -> None:
         return fitting, num_blocks
 
     # A block takes 16 KiB; one state more belongs to nobody.
-    assert count(3) == (3, 60 * 64)
-    assert count(100) == (31, 32 * 64)
+    assert count(3, prefix_caching=False) == (3, 60 * 64)
+    assert count(100, prefix_caching=False) == (31, 32 * 64)
+    # A copy for each of them.
+    assert count(3) == (3, 57 * 64)
+    assert count(100) == (15, 33 * 64)
 
 
 def test_the_outline_knows_the_states(tmp_path: Path) -> None:

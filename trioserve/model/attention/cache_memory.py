@@ -52,8 +52,16 @@ def count_fitting_states(
     if not state_bytes:
         return max_num_seqs
     memory_bytes, _ = _share_memory(config, device, num_sharing)
-    # One slot more is for rows that keep no state.
-    return max(1, min(max_num_seqs, memory_bytes // 2 // state_bytes - 1))
+    num_states = memory_bytes // 2 // state_bytes
+    return max(1, min(max_num_seqs, (num_states - 1) // count_states(1, config)))
+
+
+def count_states(max_num_seqs: int, config: CacheConfig) -> int:
+    """Return the number of states for some sequences, and of copies for the prefix cache.
+
+    One state more, for rows that keep none, is not counted.
+    """
+    return max_num_seqs * (2 if config.prefix_caching else 1)
 
 
 def count_fitting_blocks(
@@ -86,7 +94,7 @@ def count_fitting_blocks(
     memory_bytes, field = _share_memory(config, device, num_sharing)
     beside = ""
     if state_bytes:
-        all_states = state_bytes * (max_num_seqs + 1)
+        all_states = state_bytes * (count_states(max_num_seqs, config) + 1)
         memory_bytes = max(0, memory_bytes - all_states)
         beside = f" (beside {_format_bytes(all_states)} for the states of sequences)"
     if field == "kv_cache_fraction" and step_bytes:

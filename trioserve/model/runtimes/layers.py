@@ -12,6 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ...types.plan import StepRow
+from ..states.pool import StateCopies
 from ..step.layout import StepInputs
 from .deepstack import ADDED
 from .loaded import LoadedModel
@@ -35,7 +36,14 @@ class StepLayers(Protocol):
 
 
 class Layers(Protocol):
-    """The layers of a model, with their KV cache."""
+    """The layers of a model, with their KV cache.
+
+    Attributes:
+      copies: the copies of their states; None if they keep none.
+    """
+
+    @property
+    def copies(self) -> StateCopies | None: ...
 
     def order(self, rows: Sequence[StepRow]) -> list[int]:
         """Return the order of rows among the flat tokens that is fastest to read."""
@@ -55,6 +63,7 @@ class KernelLayers:
         self._layers = layers
         self.order = layers.order
         self.prepare = layers.prepare
+        self.copies = layers.copies
 
     def begin(self, inputs: StepInputs) -> _KernelStep:
         return _KernelStep(self._model, self._layers, inputs)

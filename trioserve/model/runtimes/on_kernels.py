@@ -8,13 +8,21 @@ from typing import Protocol
 from torch import Tensor
 
 from ...types.plan import StepRow
+from ..states.pool import StateCopies
 from ..step.layout import StepInputs
 from ..step.scans import Scans
 from ..step.slots import SlotTables
 
 
 class LayersOnKernels(Protocol):
-    """The layers of a decoder, with a KV cache of their own."""
+    """The layers of a decoder, with a KV cache of their own.
+
+    Attributes:
+      copies: as in Layers (layers.py).
+    """
+
+    @property
+    def copies(self) -> StateCopies | None: ...
 
     def order(self, rows: Sequence[StepRow]) -> list[int]:
         """Return the order of rows among the flat tokens that is fastest to read."""

@@ -8,7 +8,34 @@ import torch
 from torch import Tensor
 
 from ..attention.kv_cache import make_zeros
+from ..device.tensors import send_ids
 from .spec import StateSpec
+
+
+class StateCopies:
+    """Copies of the states of slots, beside them.
+
+    Args:
+      states: a place for each slot, and one for each copy, is its first dimension.
+      first: the place of the first copy.
+    """
+
+    def __init__(self, states: Sequence[Tensor], first: int) -> None:
+        self._states = states
+        self._first = first
+
+    def save(self, slots: Sequence[int], checkpoints: Sequence[int]) -> None:
+        """Copy the states of slots."""
+        self._copy(slots, [self._first + each for each in checkpoints])
+
+    def restore(self, slots: Sequence[int], checkpoints: Sequence[int]) -> None:
+        """Copy states back to slots."""
+        self._copy([self._first + each for each in checkpoints], slots)
+
+    def _copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        for states in self._states:
+            source = states.index_select(0, send_ids(sources, states.device))
+            states.index_copy_(0, send_ids(targets, states.device), source)
 
 
 class StatePool:
@@ -16,10 +43,14 @@ class StatePool:
 
     A slot is not cleared when its sequence leaves: a row that begins at position 0 reads
     no state, whoever had the slot before. One slot more belongs to nobody: rows that must
-    not change their state write there.
+    not change their state write there. Copies follow.
 
     Args:
+      num_checkpoints: copies of states.
       dtype: the model's.
+
+    Attributes:
+      copies: the copies of states.
     """
 
     def __init__(
@@ -27,29 +58,34 @@ class StatePool:
         states: Sequence[StateSpec],
         *,
         num_slots: int,
+        num_checkpoints: int = 0,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self.num_slots = num_slots
         self._convs: dict[tuple[str, int], Tensor] = {}
         self._recurrents: dict[tuple[str, int], Tensor] = {}
+        num_places = num_slots + 1 + num_checkpoints
         for state in states:
             key = state.module_name, state.index
             if state.conv is not None:
-                shape = num_slots + 1, *state.conv
+                shape = num_places, *state.conv
                 self._convs[key] = make_zeros(shape, dtype, device)
             if state.recurrent is not None:
-                shape = num_slots + 1, *state.recurrent
+                shape = num_places, *state.recurrent
                 self._recurrents[key] = make_zeros(shape, torch.float32, device)
+        self.copies = StateCopies(
+            [*self._convs.values(), *self._recurrents.values()], first=num_slots + 1
+        )
 
     def get_conv(self, module_name: str, index: int) -> Tensor:
         """Return the last inputs of a convolution.
 
         Returns:
-          (num_slots + 1, num_channels, width), of the model's type
+          (num_places, num_channels, width), of the model's type
         """
         return self._convs[module_name, index]
 
     def get_recurrent(self, module_name: str, index: int) -> Tensor:
-        """Return a recurrent state, (num_slots + 1, *shape) float32."""
+        """Return a recurrent state, (num_places, *shape) float32."""
         return self._recurrents[module_name, index]

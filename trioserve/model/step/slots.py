@@ -24,6 +24,7 @@ class SlotTables:
 
     Attributes:
       block_size: tokens in one block.
+      num_checkpoints: copies of states.
       token_ids: (max_num_seqs, max_model_len) int32, the tokens that each slot started
         with; 0 at places of vectors that have no token
       block_ids: (max_num_seqs, max_blocks) int64, on the device, in the order of positions
@@ -41,9 +42,11 @@ class SlotTables:
         max_model_len: int,
         block_size: int,
         device: torch.device,
+        num_checkpoints: int = 0,
     ) -> None:
         max_blocks = -(-max_model_len // block_size)
         self.block_size = block_size
+        self.num_checkpoints = num_checkpoints
         # Not filled with zeros, because untouched memory costs nothing. Values beyond
         # num_tokens may be read, but are replaced.
         self.token_ids = torch.empty((max_num_seqs, max_model_len), dtype=torch.int32)

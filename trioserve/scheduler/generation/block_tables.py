@@ -19,6 +19,7 @@ import itertools
 
 from ...types.ids import BlockId
 from .blocks import BlockPool
+from .checkpoints import Checkpoints
 from .sequence import Sequence
 
 
@@ -70,18 +71,34 @@ class BlockTables:
       num_blocks: size of the pool.
       block_size: tokens in one block.
       prefix_caching: share full blocks by content.
+      num_checkpoints: copies of states; None if the model has no states.
 
     Attributes:
       num_queried_tokens: tokens of admitted sequences that were looked up.
       num_hit_tokens: how many of them were found.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        prefix_caching: bool,
+        num_checkpoints: int | None = None,
+    ) -> None:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self._pool = BlockPool(num_blocks)
         self._block_size = block_size
         self._prefix_caching = prefix_caching
+        self._num_checkpoints = num_checkpoints
+        self._checkpoints = (
+            None if num_checkpoints is None else Checkpoints(num_checkpoints)
+        )
+
+    def begin_step(self) -> None:
+        """Begin to plan a step."""
+        if self._checkpoints is not None:
+            self._checkpoints.begin_step()
 
     @property
     def num_blocks(self) -> int:
@@ -121,6 +138,8 @@ class BlockTables:
         sequence.block_ids = need.cached + self._pool.allocate(need.num_missing)
         sequence.num_computed = len(need.cached) * self._block_size
         sequence.num_registered_blocks = len(need.cached)
+        if self._checkpoints is not None:
+            self._restore(sequence, len(need.cached), self._checkpoints)
         return True
 
     def has_room(self, sequence: Sequence, num_running: int) -> bool:
@@ -174,6 +193,27 @@ class BlockTables:
             self._pool.register(sequence.block_ids[index], block_hash)
         sequence.num_registered_blocks = end
 
+    def cut_chunk(self, sequence: Sequence, num_tokens: int) -> tuple[int, int | None]:
+        """Cut a prompt's chunk where a later sequence may go on.
+
+        That is where the last full block before the last token ends, and where the blocks end
+        that the sequence shares with others.
+
+        Returns:
+          its tokens
+          the copy to be made of the states behind it; None without one
+        """
+        if self._checkpoints is None or not self._prefix_caching:
+            return num_tokens, None
+        size, begin = self._block_size, sequence.num_computed
+        last = (sequence.num_tokens - 1) // size * size
+        borders = [each for each in (sequence.junction, last) if each > begin]
+        end = min([begin + num_tokens, *borders])
+        if end % size or end > last:
+            return end - begin, None
+        block_hash = sequence.hash_block(end // size - 1, size)
+        return end - begin, self._checkpoints.plan(block_hash)
+
     def release(self, sequence: Sequence) -> None:
         """Take back the slot and the blocks of a sequence."""
         self._pool.release(sequence.give_up())
@@ -190,8 +230,34 @@ class BlockTables:
         for sequence in running:
             needed = self._count_blocks(sequence.num_computed)
             assert len(sequence.block_ids) >= needed, "computed tokens have blocks"
+        if self._checkpoints is not None:
+            self._checkpoints.check(self._num_checkpoints or 0)
+
+    def _restore(
+        self, sequence: Sequence, num_found: int, checkpoints: Checkpoints
+    ) -> None:
+        """Let an admitted sequence go on with the states behind its blocks."""
+        size = self._block_size
+        sequence.junction = size * len(self._list_cached(sequence))
+        sequence.checkpoint = None
+        if num_found:
+            block_hash = sequence.hash_block(num_found - 1, size)
+            sequence.checkpoint = checkpoints.use(block_hash)
 
     def _match_prefix(self, sequence: Sequence) -> list[BlockId]:
+        """Return the blocks behind which a sequence can go on."""
+        matched = self._list_cached(sequence)
+        if self._checkpoints is not None:
+            while matched and not self._has_states(sequence, len(matched)):
+                matched.pop()
+        return matched
+
+    def _has_states(self, sequence: Sequence, num_blocks: int) -> bool:
+        block_hash = sequence.hash_block(num_blocks - 1, self._block_size)
+        assert self._checkpoints is not None, "the model has states"
+        return self._checkpoints.find(block_hash) is not None
+
+    def _list_cached(self, sequence: Sequence) -> list[BlockId]:
         """Return the longest chain of cached blocks with which the sequence begins."""
         # The logprobs of cached prompt tokens were never kept.
         if not self._prefix_caching or sequence.sampling.prompt_logprobs is not None:

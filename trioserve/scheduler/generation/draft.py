@@ -101,8 +101,14 @@ class Draft:
         if sequence.embedded:
             self.is_typical = False
 
-    def add(self, sequence: Sequence, num_tokens: int) -> None:
-        """Add a row with the next tokens of a sequence."""
+    def add(
+        self, sequence: Sequence, num_tokens: int, saves: int | None = None
+    ) -> None:
+        """Add a row with the next tokens of a sequence.
+
+        Args:
+          saves: as in StepRow.
+        """
         assert sequence.slot is not None, "only a running sequence is planned"
         start = sequence.num_computed
         end = sequence.num_computed = start + num_tokens
@@ -115,6 +121,7 @@ class Draft:
                 num_tokens=num_tokens,
                 new_block_ids=sequence.take_new_block_ids(),
                 sample=samples,
+                saves=saves,
             )
         )
         if samples:

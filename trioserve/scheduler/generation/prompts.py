@@ -63,8 +63,9 @@ class PromptPlanner:
                     line.append(sequence)
                     continue
                 num_tokens -= num_left
+            num_tokens, saves = self._blocks.cut_chunk(sequence, num_tokens)
             draft.add_chunk(sequence, num_tokens)
-            draft.add(sequence, num_tokens)
+            draft.add(sequence, num_tokens, saves)
             self._blocks.register(sequence)
 
     def _leave_to_shorter(

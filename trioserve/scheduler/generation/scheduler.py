@@ -85,6 +85,8 @@ class Scheduler:
       max_model_len: the most tokens of a sequence; at most num_blocks * block_size, so
         that one sequence alone always fits.
       prefix_caching: share full blocks by content.
+      num_checkpoints: copies of states, by which sequences go on behind cached blocks; None
+        if the model has no states.
       can_recompute: the last token of a sequence can be computed again.
       num_stages: stages of the pipeline that executes the plans.
       max_step_seconds: how long a step may take while a prompt is computed, or while
@@ -101,6 +103,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         prefix_caching: bool = True,
+        num_checkpoints: int | None = None,
         can_recompute: bool = True,
         num_stages: int = 1,
         max_step_seconds: float = math.inf,
@@ -117,7 +120,9 @@ class Scheduler:
         self._micro_batches = MicroBatches(num_stages)
         self._cost = StepCost()
         self._time = TimeShare(self._cost, max_step_seconds / num_stages)
-        self._blocks = BlockTables(num_blocks, block_size, prefix_caching)
+        self._blocks = BlockTables(
+            num_blocks, block_size, prefix_caching, num_checkpoints
+        )
         self._sequences: dict[SequenceId, Sequence] = {}
         self._running = RunningSequences(max_num_seqs)
         self._waiting = SharedQueue()
@@ -289,6 +294,7 @@ class Scheduler:
     def _draft_step(self) -> Draft:
         step_id = self._num_steps + 1
         waiting = self._waiting
+        self._blocks.begin_step()
         starts = self._make_room(step_id) if waiting.shares.are_shared else []
         while True:
             num_preemptions = self._num_preemptions

@@ -122,6 +122,8 @@ class Sequence:
       num_paid: tokens for which its client paid then.
       is_late: the device waits for its grammar, and would skip its row.
       is_often_late: the device also did so after its last token.
+      checkpoint: the copy of states with which it goes on since then, if any.
+      junction: the end of the blocks that it shares with others, if their states are unknown.
       writes_nothing: it ends when its prompt is read.
       last_turn: number of the last turn in which it decoded; rises with each step that had
         no time for all sequences.
@@ -130,6 +132,7 @@ class Sequence:
     __slots__ = (
         "arrival",
         "block_ids",
+        "checkpoint",
         "embedded",
         "eos_token_ids",
         "flow",
@@ -137,6 +140,7 @@ class Sequence:
         "is_ended",
         "is_late",
         "is_often_late",
+        "junction",
         "last_turn",
         "max_num_tokens",
         "num_cached_tokens",
@@ -195,6 +199,8 @@ class Sequence:
         self.max_num_tokens = len(prompt_token_ids) + sampling.max_tokens
         self.writes_nothing = sampling.max_tokens == 0
         self.num_computed = 0
+        self.checkpoint: int | None = None
+        self.junction = 0
         self.num_cached_tokens = 0
         self.num_tokens = len(prompt_token_ids)
         self.num_registered_blocks = 0
@@ -377,6 +383,7 @@ class Sequence:
             seed=self.seed,
             stop_token_ids=self.eos_token_ids | set(self.sampling.stop_token_ids),
             embedded=self.embedded,
+            restores=self.checkpoint,
         )
 
     def take_new_block_ids(self) -> tuple[BlockId, ...]:

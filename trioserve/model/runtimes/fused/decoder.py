@@ -74,6 +74,7 @@ class FusedLayers:
     def __init__(
         self, decoder: FusedDecoder, tables: SlotTables, num_blocks: int
     ) -> None:
+        self.copies = None
         self._parts = decoder.parts
         self._head = decoder.head
         self._group = decoder.group

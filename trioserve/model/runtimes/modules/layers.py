@@ -10,7 +10,7 @@ from ...attention.backend import PagedModel
 from ...attention.bridge import StepAttention
 from ...attention.choose import choose_paged_backend
 from ...states.modules import StepStates
-from ...states.pool import StatePool
+from ...states.pool import StateCopies, StatePool
 from ...states.step import PooledStates
 from ...step.layout import StepInputs
 from ...step.slots import SlotTables
@@ -36,10 +36,12 @@ class ModuleLayers:
         self._pool = StatePool(
             model.states,
             num_slots=len(tables.block_ids),
+            num_checkpoints=tables.num_checkpoints,
             dtype=model.dtype,
             device=model.device,
         )
         self.order = self._attention.order
+        self.copies: StateCopies | None = self._pool.copies
 
     def prepare(self, max_num_seqs: int) -> None:
         """Do nothing: modules run as they are."""

@@ -126,6 +126,7 @@ class NativeDecoder:
             plane_rotary=self._plane_rotary,
             dtype=self._dtype,
             sums=self._sums,
+            states=[cache for layer, cache in zip(layers, caches) if layer.state],
             held=(self, layers, caches),
         )
 
@@ -136,7 +137,8 @@ class NativeDecoder:
         cpu = torch.device("cpu")
         if layer.state:
             spec = ctypes.cast(layer.state, ctypes.POINTER(StateSpec))
-            shape = len(tables.block_ids), self._library.count_state(spec)
+            num_places = len(tables.block_ids) + tables.num_checkpoints
+            shape = num_places, self._library.count_state(spec)
             return make_zeros(shape, torch.float32, cpu)
         size = self._library.count_cache(ctypes.byref(layer), tables.block_size)
         return make_zeros((num_blocks, size), self._dtype, cpu)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ....kernels.library import Library
 from ....kernels.structs import DecoderSpec, StepSpec
 from ....types.plan import StepRow
+from ...states.pool import StateCopies
 from ...step.layout import StepInputs
 from ...step.slots import SlotTables
 from .sums import NativeSums
@@ -26,6 +27,7 @@ class NativeLayers:
       look_up, plane_rotary: as in DecoderParts.
       dtype: of the hidden states that the next stage of a pipeline reads.
       sums: over the processes that share the layers; None if they are whole.
+      states: of the layers that have them, (num_slots + num_checkpoints, size) each.
       held: the objects that the handle points to.
     """
 
@@ -42,6 +44,7 @@ class NativeLayers:
         plane_rotary: nn.Module | None,
         dtype: torch.dtype,
         sums: NativeSums | None,
+        states: Sequence[Tensor],
         held: object,
     ) -> None:
         self._library = library
@@ -56,6 +59,7 @@ class NativeLayers:
         self._tables = tables
         self._embedding_scale = embedding_scale
         self._held = held
+        self.copies = StateCopies(states, first=len(tables.block_ids))
         weakref.finalize(self, library.close_decoder, handle)
 
     def order(self, rows: Sequence[StepRow]) -> list[int]:
@@ -78,10 +82,7 @@ class NativeLayers:
         ends = accumulate(row.num_tokens for row in inputs.rows)
         rows = torch.tensor(
             [
-                (
-                    *(end - row.num_tokens, row.num_tokens, row.start, row.slot),
-                    row.slot in inputs.held,
-                )
+                (end - row.num_tokens, row.num_tokens, row.start, row.slot, False)
                 for row, end in zip(inputs.rows, ends)
             ],
             dtype=torch.int32,
