@@ -55,7 +55,8 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(("linear_num_value_heads", "linear_conv_kernel_dim"), 4),
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8),
     **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "mamba_d_state"), 8),
-    **dict.fromkeys(("mamba_d_head", "mamba_head_dim", "mamba_chunk_size"), 8),
+    **dict.fromkeys(("mamba_head_dim", "mamba_chunk_size"), 8),
+    "mamba_d_head": 16,
     **dict.fromkeys(("ssm_state_size", "chunk_size", "state_size"), 8),
     **dict.fromkeys(("mamba_n_groups", "n_groups"), 2),
     **dict.fromkeys(("conv_L_cache",), 3),
@@ -81,20 +82,35 @@ _SIZES: dict[str, Any] = {
     "dtype": "float32",
 }
 
-# The parts of composite configurations that hold a text model.
-_TEXT_PARTS = ("text_config", "decoder_config", "llm_config", "language_config")
-
 # Fields that only one type has, or that must fit each other.
 _TYPES = ["linear_attention", "full_attention"] * 2
 EXCEPTIONS: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {"layer_types": _TYPES},
     "bamba": {"attn_layer_indices": [1, 3]},
-    "falcon_h1": {"mamba_d_ssm": 64},
+    "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    "falcon_h1": {"mamba_d_ssm": 128},
     "gemma2": {"query_pre_attn_scalar": 16},
     "gemma3_text": {"query_pre_attn_scalar": 16},
+    "gemma3n_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 0,
+        "activation_sparsity_pattern": [0.0] * 4,
+    },
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     # Dense: the class may have states, and this configuration has none.
     "granitemoehybrid": {"layer_types": ["full_attention"] * 4},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "kimi_linear": {
+        "layer_types": _TYPES,
+        "linear_attn_config": {
+            "num_heads": 4,
+            "head_dim": 8,
+            "short_conv_kernel_size": 4,
+            "kda_layers": [1, 3],
+            "full_attn_layers": [2, 4],
+        },
+    },
+    "mamba2": {"num_heads": 8},
     "lfm2": {
         "layer_types": ["conv", "full_attention"] * 2,
         "block_auto_adjust_ff_dim": False,
@@ -102,7 +118,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "rembert": {"input_embedding_size": 32, "output_embedding_size": 64},
     "xlnet": {"d_inner": 48},
-    "zamba2": {"layer_types": _TYPES},
+    "zamba2": {"layer_types": ["linear_attention", "hybrid"] * 2},
     "zaya": {"num_experts_per_tok": 1},
 }
 
@@ -126,8 +142,7 @@ def choose_fields(config_class: type[PreTrainedConfig]) -> dict[str, Any]:
     if "kv_lora_rank" in names and "num_key_value_heads" in names:
         # With a latent, each head has keys of its own.
         fields["num_key_value_heads"] = fields["num_attention_heads"]
-    for part in _TEXT_PARTS:
-        sub = config_class.sub_configs.get(part)
-        if part in names and sub is not None and dataclasses.is_dataclass(sub):
+    for part, sub in config_class.sub_configs.items():
+        if part in names and dataclasses.is_dataclass(sub):
             fields[part] = choose_fields(sub) | EXCEPTIONS.get(sub.model_type, {})
     return fields

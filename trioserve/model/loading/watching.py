@@ -13,6 +13,7 @@ from ..states.modules import StatefulModules
 from ..states.spec import StateSpec
 from .files.architecture import (
     check_causality,
+    check_positions,
     check_sharing,
     check_states,
     check_windows,
@@ -41,6 +42,8 @@ def watch_model(model: PreTrainedModel) -> WatchedModel:
     attention, stateful = AttentionContext(model), StatefulModules(model)
     with stateful.record() as recorder:
         layers = probe_decoder(model, attention, has_others=stateful.has_any)
+    if layers:
+        check_positions(model)
     check_causality(layers)
     check_windows(model.config, layers)
     check_sharing(model.config, layers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from typing import Any
 
@@ -9,6 +10,7 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     PreTrainedConfig,
+    PreTrainedModel,
 )
 
 from ....errors import UnsupportedModel
@@ -68,6 +70,19 @@ def find_class(config: PreTrainedConfig) -> Any:
 def has_attention_interface(model_class: Any) -> bool:
     """Return whether transformers' module of a class knows its attention interface."""
     return "ALL_ATTENTION_FUNCTIONS" in vars(sys.modules[model_class.__module__])
+
+
+def check_positions(model: PreTrainedModel) -> None:
+    """Refuse models that count positions by themselves, as if each text began at 0.
+
+    Raises:
+      UnfitLayer
+    """
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            if "position_ids" in inspect.signature(module.forward).parameters:
+                return
+    raise UnfitLayer("it counts the positions of tokens by itself")
 
 
 def check_causality(layers: tuple[LayerSpec, ...]) -> None:
