@@ -236,7 +236,11 @@ def test_rotary_embeddings_do_not_depend_on_neighbours(
         ("deepseek_v4", {}, r"a cache of their own \(DeepseekV4"),
         ("t5", {}, "not a decoder"),
         ("vit", {}, "not a decoder"),
-        ("glm_moe_dsa", {"num_hidden_layers": 4}, "indexed_attention"),
+        (
+            "bart",
+            {"is_encoder_decoder": False},
+            "counts the positions of tokens by itself",
+        ),
         ("jamba", {}, r"keep states \(Mamba-1\)"),
         ("paligemma", {}, "neither the images nor the text alone"),
     ],
@@ -249,6 +253,19 @@ def test_architectures_that_cannot_be_served(
     config.save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match=reason):
         outline_model(tmp_path, ModelConfig(device="cpu"))
+
+
+def test_texts_that_need_an_indexer_are_refused(tmp_path: Path) -> None:
+    """Up to so many tokens, an indexer chooses all of them."""
+    fields = {"num_hidden_layers": 1, "index_topk": 64, "n_routed_experts": 8}
+    config = AutoConfig.for_model("deepseek_v32", **fields, dtype="float32")
+    config.save_pretrained(tmp_path)
+    outline = outline_model(tmp_path, ModelConfig(device="cpu"))
+    assert outline is not None and outline.max_model_len == 64
+    with pytest.raises(
+        InvalidConfig, match="the keys that the model's indexer chooses"
+    ):
+        outline_model(tmp_path, ModelConfig(device="cpu", max_model_len=65))
 
 
 def test_a_class_that_can_keep_states_runs_without_them(tmp_path: Path) -> None:

@@ -79,7 +79,8 @@ def compare(model_type: str, folder: Path) -> Row:
     try:
         loaded = load_model(folder, ModelConfig(**options), name=model_type)
     except StartupError as error:
-        return Row(result="refused", detail=f"late: {_get_reason(error)}")
+        reason = f"{_get_reason(error)} (found with its weights)"
+        return Row(result="refused", detail=reason)
     kinds = [loaded]
     if loaded.native is not None:
         options["kernels"] = "torch"

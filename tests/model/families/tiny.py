@@ -60,7 +60,7 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(("ssm_state_size", "chunk_size", "state_size"), 8),
     **dict.fromkeys(("mamba_n_groups", "n_groups"), 2),
     **dict.fromkeys(("conv_L_cache",), 3),
-    **dict.fromkeys(("index_topk",), 64),
+    **dict.fromkeys(("index_topk",), 448),
     **dict.fromkeys(("index_n_heads",), 2),
     **dict.fromkeys(("index_head_dim",), 16),
     "hidden_size_per_layer_input": 8,

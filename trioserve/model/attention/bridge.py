@@ -159,11 +159,17 @@ def _name_unknown(dropout: float, others: dict[str, object]) -> tuple[str, ...]:
     unknown = [
         name
         for name, value in others.items()
-        if name not in _INERT_ARGUMENTS and value is not None and value is not False
+        if name not in _INERT_ARGUMENTS and not _says_nothing(value)
     ]
     if dropout:
         unknown.append("dropout")
     return tuple(unknown)
+
+
+def _says_nothing(value: object) -> bool:
+    if isinstance(value, Tensor):
+        return not value.numel()
+    return value is None or value is False
 
 
 def _is_causal_module(module: nn.Module) -> bool:

@@ -21,6 +21,7 @@ from .check_modules import check_modules
 from .choose_runtime import load_on_kernels
 from .files.facts import ModelFacts, read_facts
 from .files.generation_config import find_eos
+from .indexers import leave_out_indexers
 from .pruning import choose_class
 from .rotary import freeze_rotary
 from .temperature import follow_positions
@@ -103,6 +104,7 @@ def make_ready(model: PreTrainedModel, facts: ModelFacts) -> None:
     model.eval()
     freeze_rotary(model, facts.max_model_len)
     follow_positions(model)
+    leave_out_indexers(model)
 
 
 def find_deepstack(model: PreTrainedModel, facts: ModelFacts) -> Deepstack | None:

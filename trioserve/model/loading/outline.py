@@ -20,11 +20,13 @@ from ...config import ModelConfig
 from ...errors import UnsupportedModel
 from ..attention.cache_memory import count_kv_bytes
 from ..attention.probe import NO_INTERFACE, LayerSpec, UnfitLayer
+from ..attention.registered import IMPLEMENTATION
 from ..states.spec import StateSpec, count_state_bytes
 from .dequantise.quantisation import plan_dequantisation
 from .files.architecture import has_attention_interface
 from .files.cache_outline import Outline
 from .files.facts import ModelFacts, read_facts
+from .indexers import leave_out_indexers
 from .pruning import choose_class
 from .watching import WatchedModel, watch_model
 
@@ -56,11 +58,16 @@ def watch_outline(facts: ModelFacts) -> WatchedModel | None:
     """
     try:
         # On this device, products of experts do not run in float32.
-        return watch_model(build_on_meta(facts, torch.bfloat16))
+        model = build_on_meta(facts, torch.bfloat16)
+        leave_out_indexers(model)
+        return watch_model(model)
     except UnfitLayer as error:
         raise UnsupportedModel(facts.architecture, str(error)) from None
-    except Exception:
-        if facts.is_of_text and not has_attention_interface(choose_class(facts)):
+    except Exception as error:
+        # Some classes choose their attention from a table of their own.
+        has_table = isinstance(error, KeyError) and error.args == (IMPLEMENTATION,)
+        has_interface = has_attention_interface(choose_class(facts))
+        if has_table or (facts.is_of_text and not has_interface):
             raise UnsupportedModel(facts.architecture, NO_INTERFACE) from None
         # Some models read the numbers of tensors, which are missing here.
         logger.debug("the model cannot run without its weights", exc_info=True)

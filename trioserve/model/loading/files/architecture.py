@@ -19,8 +19,6 @@ from ...runtimes.vision import has_vision
 from ...states.spec import StateSpec
 from .layer_caches import count_stateful_layers, find_other_cache
 
-_OTHER_ATTENTION = frozenset({"indexed_attention"})
-
 
 def check_architecture(config: PreTrainedConfig) -> str:
     """Return the name of the class that will be built, if its configuration can be served.
@@ -36,11 +34,6 @@ def check_architecture(config: PreTrainedConfig) -> str:
     text_config = config.get_text_config(decoder=True)
     if other_cache := find_other_cache(config, model_class):
         raise UnsupportedModel(architecture, other_cache)
-    layer_types = getattr(text_config, "layer_types", None) or ()
-    for layer_type in sorted(_OTHER_ATTENTION.intersection(layer_types)):
-        raise UnsupportedModel(
-            architecture, f"its layers of the type {layer_type} see keys by other rules"
-        )
     return architecture
 
 

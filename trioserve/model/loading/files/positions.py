@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from ....errors import InvalidConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+logger = logging.getLogger(__name__)
 
 # With these kinds of scaling, max_position_embeddings counts the stretched positions
 # already; other kinds stretch it by `factor`. As vLLM's _get_and_verify_max_len.
@@ -26,7 +29,19 @@ def resolve_max_model_len(config: PreTrainedConfig, wanted: int | None) -> int:
     Raises:
       InvalidConfig: the option is missing, or too small or too large for the model.
     """
-    return choose_max_model_len(count_positions(config), wanted)
+    num_keys = count_indexed_keys(config)
+    if num_keys is None:
+        return choose_max_model_len(count_positions(config), wanted)
+    if wanted is not None and wanted > num_keys:
+        raise InvalidConfig(
+            "max_model_len",
+            f"{wanted} is more than {num_keys}, the keys that the model's indexer chooses: "
+            "only texts up to so many tokens are served",
+        )
+    logger.info(
+        "longest text: %d tokens, because the model's indexer is left out", num_keys
+    )
+    return choose_max_model_len(num_keys, wanted)
 
 
 def choose_max_model_len(limit: int | None, wanted: int | None) -> int:
@@ -50,6 +65,16 @@ def choose_max_model_len(limit: int | None, wanted: int | None) -> int:
             "max_model_len", f"{wanted} is more than the model's own {limit}"
         )
     return wanted or limit
+
+
+def count_indexed_keys(config: PreTrainedConfig) -> int | None:
+    """Return the number of keys that indexers choose; None if all layers see all keys."""
+    text_config = config.get_text_config(decoder=True)
+    if "indexed_attention" not in (getattr(text_config, "layer_types", None) or ()):
+        return None
+    limit = count_positions(config)
+    num_keys = int(text_config.index_topk)
+    return num_keys if limit is None else min(num_keys, limit)
 
 
 def count_positions(config: PreTrainedConfig) -> int | None:
