@@ -85,6 +85,9 @@ _SIZES: dict[str, Any] = {
 # Fields that only one type has, or that must fit each other.
 _TYPES = ["linear_attention", "full_attention"] * 2
 EXCEPTIONS: dict[str, dict[str, Any]] = {
+    # Wider, these would write one token for ever.
+    **dict.fromkeys(("bert", "ernie", "roberta", "camembert"), {"hidden_size": 32}),
+    **dict.fromkeys(("data2vec-text", "xlm-roberta"), {"hidden_size": 32}),
     "bailing_hybrid": {"layer_types": _TYPES},
     "bamba": {"attn_layer_indices": [1, 3]},
     "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention"] * 2},

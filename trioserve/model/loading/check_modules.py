@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+import inspect
 import logging
 from typing import Any
 
@@ -55,8 +56,12 @@ def check_modules(model: LoadedModel, attention: str | dict[str, str]) -> None:
     size = min(model.info.vocab_size, 1000)
     tokens = torch.randint(3, size, (2, _NUM_TOKENS), generator=chance)
     assert model.stateful is not None, "transformers has built its modules"
+    arguments = {"input_ids": tokens.to(model.device)}
+    if "position_ids" in inspect.signature(model.model.forward).parameters:
+        # As generate() does. Some models would begin at another number.
+        arguments["position_ids"] = torch.arange(_NUM_TOKENS, device=model.device)[None]
     with _own_attention(model.model, attention), model.stateful.record():
-        output = model.model(input_ids=tokens.to(model.device), use_cache=False)
+        output = model.model(**arguments, use_cache=False)
     expected = output.logits[:, _CUT:]
     actual = _run_paged(model, tokens)
     distance = measure_distance(expected, actual)

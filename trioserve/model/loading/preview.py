@@ -96,7 +96,12 @@ def _find_obstacle(
     try:
         model = build_on_meta(facts, dtype)
         _fill_small(model)
-        parts = find_parts(model, watched.layers, NUM_CHECKED)
+        parts = find_parts(
+            model,
+            watched.layers,
+            NUM_CHECKED,
+            has_plane=facts.vision is not None and facts.vision.has_grid_positions,
+        )
         if facts.device.type == "cpu":
             open_library()
             return None if dtype in NUMBERS else f"they have no {dtype}"
