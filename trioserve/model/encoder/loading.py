@@ -27,9 +27,9 @@ from ...types.model_info import ModelInfo
 from ...types.pooling import PoolingTask
 from ...types.sentence import SentenceFolder
 from ..device.choose import resolve_device, set_threads
+from ..loading.adapt.rotary import freeze_rotary
 from ..loading.files.config_file import read_config
 from ..loading.files.positions import count_positions
-from ..loading.rotary import freeze_rotary
 from ..loading.weights import read_weights
 from ..runtimes.choice import OutputDiffers
 from .check import Findings, count_vocabulary, examine, make_probes

@@ -12,5 +12,8 @@ pruning             a model without some of its modules: the text part, or a sta
 weights             build a model and read its weights
 weights_memory      do the weights fit into memory?
 dequantise/         quantised weights, made plain numbers when they are read
-rotary              position encodings that depend on the prompt's length
+adapt/              changes to transformers' modules, so that they run on paged attention
+watching            the calls of attention and the states of a model, in one pass
+check_modules       do its modules compute on paged attention what they compute alone?
+preview             the way in which a model would run, by its configuration alone
 """

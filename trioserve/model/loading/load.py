@@ -17,14 +17,14 @@ from ..attention.probe import LayerSpec, UnfitLayer
 from ..runtimes.deepstack import Deepstack
 from ..runtimes.loaded import LoadedModel
 from ..states.spec import StateSpec, count_state_bytes
+from .adapt.indexers import leave_out_indexers
+from .adapt.rotary import freeze_rotary
+from .adapt.temperature import follow_positions
 from .check_modules import check_modules
 from .choose_runtime import load_on_kernels
 from .files.facts import ModelFacts, read_facts
 from .files.generation_config import find_eos
-from .indexers import leave_out_indexers
 from .pruning import choose_class
-from .rotary import freeze_rotary
-from .temperature import follow_positions
 from .watching import watch_model
 from .weights import read_weights
 

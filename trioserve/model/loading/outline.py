@@ -22,11 +22,11 @@ from ..attention.cache_memory import count_kv_bytes
 from ..attention.probe import NO_INTERFACE, LayerSpec, UnfitLayer
 from ..attention.registered import IMPLEMENTATION
 from ..states.spec import StateSpec, count_state_bytes
+from .adapt.indexers import leave_out_indexers
 from .dequantise.quantisation import plan_dequantisation
 from .files.architecture import has_attention_interface
 from .files.cache_outline import Outline
 from .files.facts import ModelFacts, read_facts
-from .indexers import leave_out_indexers
 from .pruning import choose_class
 from .watching import WatchedModel, watch_model
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..attention.registered import IMPLEMENTATION
+from ...attention.registered import IMPLEMENTATION
 
 
 def leave_out_indexers(model: nn.Module) -> None:

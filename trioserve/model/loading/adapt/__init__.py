@@ -1,0 +1,6 @@
+"""Changes to transformers' modules, so that they run on paged attention.
+
+rotary       rotary embeddings whose frequencies do not change with the texts of a batch
+temperature  the temperature of attention by given positions
+indexers     no indexers of keys, for texts of which they choose all keys
+"""
