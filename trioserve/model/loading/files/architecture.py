@@ -31,7 +31,6 @@ def check_architecture(config: PreTrainedConfig) -> str:
     """
     model_class = find_class(config)
     architecture: str = model_class.__name__
-    text_config = config.get_text_config(decoder=True)
     if other_cache := find_other_cache(config, model_class):
         raise UnsupportedModel(architecture, other_cache)
     return architecture
