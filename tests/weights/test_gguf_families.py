@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from trioserve.errors import UnsupportedModel
 from trioserve.weights import resolve_weights
+from trioserve.weights.gguf_families import Unreadable, find_family
 
 pytestmark = [pytest.mark.usefixtures("cache_home"), pytest.mark.slow]
 
@@ -48,6 +49,11 @@ GRANITE = {
 MAMBA = {
     **{"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 16},
     **{"mamba_n_groups": 2, "mamba_d_conv": 4, "mamba_expand": 2},
+}
+KINDS = ["sliding_attention", "full_attention"]
+GEMMA = {
+    **{"intermediate_size": 48, "head_dim": 16, "global_head_dim": 32},
+    **{"sliding_window": 16, "final_logit_softcapping": 30.0},
 }
 NEMOTRON = {
     **{"intermediate_size": 48, "head_dim": 16, "mamba_num_heads": 8},
@@ -107,6 +113,23 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"ssm_out_multiplier": 0.8, "mlp_multipliers": [1.1, 0.6]},
             **{"ssm_multipliers": [0.5, 1.5, 0.8, 1.2, 0.9]},
             **{"mamba_rms_norm": True, "mamba_norm_before_gate": False},
+        },
+    ),
+    "gemma4": (
+        "gemma4_text",
+        {
+            **{**GEMMA, "num_hidden_layers": 4, "layer_types": [*KINDS, *KINDS]},
+            **{"num_kv_shared_layers": 2, "use_double_wide_mlp": True},
+            **{"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64},
+        },
+    ),
+    "gemma4 with experts": (
+        "gemma4_text",
+        {
+            **{**GEMMA, "num_hidden_layers": 2, "layer_types": KINDS},
+            **{"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+            **{"hidden_size_per_layer_input": 0, "enable_moe_block": True},
+            **{"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16},
         },
     ),
     "nemotron_h": (
@@ -266,6 +289,47 @@ def change_granite(
     yield from change_experts(config, name, numbers)
 
 
+def change_gemma(
+    config: Any, name: str, numbers: Tensor
+) -> Iterator[tuple[str, Tensor]]:
+    layer = name.split(".")[2] if ".layers." in name else ""
+    leaf = name.rpartition(".")[2]
+    names = {
+        "layer_scalar": "layer_output_scale.weight",
+        "scale": "ffn_gate_inp.scale",
+        "per_expert_scale": "ffn_down_exps.scale",
+        "gate_up_proj": "ffn_gate_up_exps.weight",
+        "down_proj": "ffn_down_exps.weight",
+    }
+    yield (f"blk.{layer}.{names[leaf]}" if leaf in names else name), numbers
+
+
+def add_gemma(writer: GGUFWriter, config: Any, kinds: list[str]) -> None:
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    size = config.hidden_size_per_layer_input
+    writer.add_embedding_length_per_layer_input(size)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern([kind == KINDS[0] for kind in kinds])
+    writer.add_key_length(GEMMA["global_head_dim"])
+    writer.add_key_length_swa(GEMMA["head_dim"])
+    writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    writer.add_rope_freq_base(1_000_000.0)
+    if config.use_double_wide_mlp:
+        width, num_shared = config.intermediate_size, config.num_kv_shared_layers
+        own = [width] * (len(kinds) - num_shared)
+        writer.add_feed_forward_length(own + [2 * width] * num_shared)
+    if config.enable_moe_block:
+        writer.add_head_count_kv([2 if kind == KINDS[0] else 1 for kind in kinds])
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.top_k_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_tensor("rope_freqs.weight", np.float32([1.0] * 4 + [1e30] * 12))
+    if config.num_kv_shared_layers:
+        # Checkpoints have them, and nothing reads them.
+        unused = np.zeros((32, 32), np.float32)
+        writer.add_tensor("blk.3.attn_k.weight", unused)
+
+
 def change_nemotron(
     config: Any, name: str, numbers: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
@@ -328,7 +392,9 @@ def write_gguf(
         change = change_delta
     elif architecture.startswith("lfm2"):
         change = change_lfm2
-    if architecture == "falcon-h1":
+    if architecture == "gemma4":
+        change = change_gemma
+    elif architecture == "falcon-h1":
         change = change_falcon
     elif architecture.startswith("nemotron"):
         change = change_nemotron
@@ -357,9 +423,9 @@ def add_sizes(writer: GGUFWriter, config: Any) -> None:
     writer.add_head_count(config.num_attention_heads)
     if getattr(config, "intermediate_size", None):
         writer.add_feed_forward_length(config.intermediate_size)
-    if getattr(config, "rope_parameters", None):
+    if "rope_theta" in (getattr(config, "rope_parameters", None) or {}):
         writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    kv_heads: Any = config.num_key_value_heads
+    kv_heads: Any = SIZES["num_key_value_heads"]
     if writer.arch.startswith(("lfm2", "granitehybrid", "nemotron")):
         kv_heads = [kv_heads if kind == "full_attention" else 0 for kind in kinds]
     writer.add_head_count_kv(kv_heads)
@@ -371,7 +437,7 @@ def add_sizes(writer: GGUFWriter, config: Any) -> None:
     if writer.arch == "lfm2moe":
         writer.add_leading_dense_block_count(config.num_dense_layers)
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    if getattr(config, "num_experts", 0):
+    if getattr(config, "num_experts", 0) and writer.arch != "gemma4":
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
@@ -380,6 +446,8 @@ def add_sizes(writer: GGUFWriter, config: Any) -> None:
     if writer.arch == "falcon-h1":
         writer.add_key_length(config.head_dim)
         add_mamba(writer, config)
+    if writer.arch == "gemma4":
+        add_gemma(writer, config, kinds)
     if writer.arch.startswith("nemotron"):
         add_nemotron(writer, config, kinds)
     if writer.arch.startswith("qwen"):
@@ -534,6 +602,16 @@ def test_a_file_that_cannot_be_read_is_refused_in_a_sentence(
     assert str(caught.value).startswith(
         f"the architecture {architecture} is not supported: {reason}"
     )
+
+
+def test_other_rotary_angles_than_gemma_4s_are_refused() -> None:
+    family = find_family("gemma4")
+    assert family is not None
+    check = family.make_rules(None)["rope_freqs.weight"].undo
+    check(torch.tensor([1.0, 1e30, 1e30, 1e30]))
+    for divisors in ([1.0, 1.0, 1e30, 1e30], [1.0, 1e30, 1e30, 1.0], [2.0] * 4):
+        with pytest.raises(Unreadable, match="other angles are rotated"):
+            check(torch.tensor(divisors))
 
 
 def test_blocks_that_predict_several_tokens_are_left_out(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from . import falcon_h1, granite, lfm2, nemotron_h, qwen_next
+from . import falcon_h1, gemma4, granite, lfm2, nemotron_h, qwen_next
 from .rules import Metadata, Rules
 
 # Returns the fields of a configuration, from the header and the shapes of the tensors.
@@ -29,6 +29,7 @@ class Family:
 
 _FAMILIES: Final = {
     "falcon-h1": Family(make_config=falcon_h1.describe, make_rules=falcon_h1.read),
+    "gemma4": Family(make_config=gemma4.describe, make_rules=gemma4.read),
     "granite": Family(
         make_config=granite.describe_dense, make_rules=granite.read_dense
     ),

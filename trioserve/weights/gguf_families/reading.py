@@ -39,9 +39,11 @@ def read_tensors(
         # Blocks behind the last layer predict several tokens at once.
         if rule is None:
             continue
-        if name not in shapes:
-            raise Unreadable(f"the model has no {tensor.name}")
         numbers = rule.undo(_read(mapped, tensor))
+        if name not in shapes:
+            if rule.is_optional:
+                continue
+            raise Unreadable(f"the model has no {tensor.name}")
         parts.setdefault(name, {})[rule.part or 0] = numbers.to(dtype)
         joins[name] = rule
     found = {name: _join(joins[name], parts[name]) for name in parts}

@@ -34,12 +34,14 @@ class Rule:
       undo: changes the numbers back, as float32.
       part: the place among several tensors of one parameter, joined along the rows.
       join: joins the parts in another way.
+      is_optional: a model may lack the parameter, and leaves the tensor out then.
     """
 
     name: str
     undo: Callable[[Tensor], Tensor] = _keep
     part: int | None = None
     join: Callable[[list[Tensor]], Tensor] | None = None
+    is_optional: bool = False
 
 
 Rules: TypeAlias = dict[str, Rule]
