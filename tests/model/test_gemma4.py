@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trioserve.config import ModelConfig
 from trioserve.errors import UnsupportedModel
 from trioserve.model.loading.load import load_model
+from trioserve.model.loading.preview import preview_model
 from trioserve.model.stages.loading import load_stage
 from trioserve.testing.models import TINY_MODELS
 from trioserve.types.stage_place import StagePlace
@@ -106,6 +107,13 @@ def test_layers_that_share_keys_have_no_cache_of_their_own(tmp_path: Path) -> No
     assert [layer.shares for layer in model.layers] == [None, None, 0, 1]
     # Two heads, a layer of each width, keys and values in float32.
     assert model.info.kv_bytes_per_token == 2 * (16 + 32) * 2 * 4
+
+
+@pytest.mark.parametrize("kind", NATIVE_KINDS)
+def test_the_configuration_alone_tells_that_the_kernels_run_it(
+    tmp_path: Path, needs_kernels: None, kind: str
+) -> None:
+    assert preview_model(save(kind, tmp_path), CPU).no_kernels is None
 
 
 @pytest.mark.parametrize(

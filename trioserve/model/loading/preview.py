@@ -14,7 +14,7 @@ from ...config import ModelConfig
 from ...kernels.library import NoKernels, open_library
 from ..attention.cache_memory import count_kv_bytes
 from ..runtimes.choice import NotRecognised
-from ..runtimes.description import MixtureParts
+from ..runtimes.fused.weights import check_parts
 from ..runtimes.native.packer import NUMBERS
 from ..runtimes.recognise.decoder import find_parts
 from ..self_check.steps import NUM_CHECKED
@@ -105,12 +105,11 @@ def _find_obstacle(
         if facts.device.type == "cpu":
             open_library()
             return None if dtype in NUMBERS else f"they have no {dtype}"
+        check_parts(parts)
     except (NotRecognised, NoKernels) as error:
         return str(error)
     except Exception as error:
         return str(NotRecognised.hide(error))
-    if any(isinstance(layer.mlp, MixtureParts) for layer in parts.layers):
-        return "the kernels for GPUs run no experts"
     return None
 
 
@@ -120,7 +119,6 @@ def _fill_small(model: Any) -> None:
     Its products stay without memory. The vectors of tokens, and experts, get memory that
     nobody touches.
     """
-    embedding = model.get_input_embeddings()
     for module in model.modules():
         make_buffers(model, module)
         for name, parameter in module.named_parameters(recurse=False):
@@ -128,7 +126,7 @@ def _fill_small(model: Any) -> None:
                 numbers = torch.ones_like(parameter, device="cpu")
             elif isinstance(module, nn.Linear):
                 continue
-            elif parameter.dim() == 2 and module is not embedding:
+            elif parameter.dim() == 2 and not isinstance(module, nn.Embedding):
                 # A router of experts.
                 numbers = torch.randn_like(parameter, device="cpu")
             else:

@@ -47,15 +47,24 @@ def take_weights(parts: DecoderParts) -> tuple[LayerWeights, ...]:
     One layer after the other, so that a large model is never on the device twice.
 
     Raises:
+      NotRecognised: see check_parts; no module has lost anything.
+    """
+    check_parts(parts)
+    angles = _Angles()
+    return tuple(_take_layer(layer, angles) for layer in parts.layers)
+
+
+def check_parts(parts: DecoderParts) -> None:
+    """Refuse decoders with parts that the kernels do not compute.
+
+    Raises:
       NotRecognised: a layer has experts, wide heads, other heads than the first, or norms and
-        factors that are not supported; no module has lost anything.
+        factors that are not supported.
     """
     if parts.residual_scale != 1.0:
         raise NotRecognised("it scales what its layers add")
     if len({_check_layer(layer) for layer in parts.layers}) > 1:
         raise NotRecognised("its layers have heads of different sizes")
-    angles = _Angles()
-    return tuple(_take_layer(layer, angles) for layer in parts.layers)
 
 
 def _check_layer(layer: LayerParts) -> tuple[int, ...]:
