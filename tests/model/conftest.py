@@ -451,7 +451,13 @@ def find_runs(
 
 
 # Models with the processor of another type.
-_PROCESSORS = {"idefics3": "smolvlm", "qwen3_vl_moe": "qwen3_vl", "glm4v_moe": "glm4v"}
+_PROCESSORS = {
+    "idefics3": "smolvlm",
+    "qwen3_5": "qwen3_vl",
+    "qwen3_5_moe": "qwen3_vl",
+    "qwen3_vl_moe": "qwen3_vl",
+    "glm4v_moe": "glm4v",
+}
 
 
 @pytest.fixture(scope="session")

@@ -93,6 +93,11 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "v_head_dim": 16,
         "first_k_dense_replace": 1,
     },
+    "lfm2_vl": {
+        "layer_types": ["conv", "full_attention"],
+        "conv_L_cache": 3,
+        "block_auto_adjust_ff_dim": False,
+    },
     "paddleocr_vl": {"rope_parameters": _MROPE},
     "qwen3_vl": {"rope_parameters": _MROPE},
 }

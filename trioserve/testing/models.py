@@ -199,6 +199,22 @@ _DEEP_TOWER: dict[str, Any] = {
     "initializer_range": 0.4,
 }
 
+# Qwen3.5: half of a head is rotated, and the encoder has one output.
+_HYBRID_TEXT: dict[str, Any] = {
+    **TINY_HYBRIDS["qwen3_5_text"],
+    **_VISION_COMMON,
+    "rope_parameters": {
+        **_MROPE,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [2, 1, 1],
+    },
+}
+_TOWER_OF_3_5 = {
+    name: value
+    for name, value in _DEEP_TOWER.items()
+    if name != "deepstack_visual_indexes"
+}
+
 # Patches and images have the sizes of processors.py.
 TINY_VISION_MODELS: dict[str, dict[str, Any]] = {
     "qwen2_vl": {
@@ -227,6 +243,20 @@ TINY_VISION_MODELS: dict[str, dict[str, Any]] = {
             "initializer_range": 0.4,
         },
         "tie_word_embeddings": True,
+    },
+    "qwen3_5": {
+        "text_config": _HYBRID_TEXT,
+        "vision_config": _TOWER_OF_3_5,
+    },
+    "qwen3_5_moe": {
+        "text_config": {
+            **_HYBRID_TEXT,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+        },
+        "vision_config": _TOWER_OF_3_5,
     },
     "qwen3_vl": {
         "text_config": {**_VISION_COMMON, "head_dim": 16, "rope_parameters": _MROPE},

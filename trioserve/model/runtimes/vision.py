@@ -70,6 +70,14 @@ VISION_KINDS: dict[str, VisionKind] = {
         vision_type="qwen2_vl_vision",
         has_grid_positions=True,
     ),
+    "qwen3_5": VisionKind(
+        text_type="qwen3_5_text", vision_type="qwen3_5_vision", has_grid_positions=True
+    ),
+    "qwen3_5_moe": VisionKind(
+        text_type="qwen3_5_moe_text",
+        vision_type="qwen3_5_moe_vision",
+        has_grid_positions=True,
+    ),
     "qwen3_vl": VisionKind(
         text_type="qwen3_vl_text",
         vision_type="qwen3_vl_vision",
@@ -91,7 +99,7 @@ TEXT_PARTS = frozenset(
     {
         *("aria", "aya_vision", "cohere2_vision", "exaone4_5", "gemma3", "gemma4"),
         *("gemma4_unified", "glm_ocr", "idefics2"),
-        *("hyperclovax_vision_v2", "kimi_k25", "lighton_ocr", "llava_next"),
+        *("hyperclovax_vision_v2", "kimi_k25", "lfm2_vl", "lighton_ocr", "llava_next"),
         *("llava_next_video", "llava_onevision", "ovis2", "paddleocr_vl"),
         *("qianfan_ocr", "video_llama_3", "vipllava"),
     }

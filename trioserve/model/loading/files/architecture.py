@@ -31,7 +31,10 @@ def check_architecture(config: PreTrainedConfig) -> str:
     """
     model_class = find_class(config)
     architecture: str = model_class.__name__
-    if other_cache := find_other_cache(config, model_class):
+    text_config = config.get_text_config(decoder=True)
+    # Of a model that reads images, the text model has the layers.
+    decoder_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text_config), model_class)
+    if other_cache := find_other_cache(config, decoder_class):
         raise UnsupportedModel(architecture, other_cache)
     return architecture
 
