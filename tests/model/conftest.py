@@ -218,7 +218,7 @@ NATIVE_MODELS = {
     *("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "gemma4_text"),
     *("phi3", "mixtral", "qwen2_moe", "qwen3_moe", "idefics3", "llava", "smolvlm"),
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "internvl"),
-    "mistral3",
+    *("mistral3", "qwen3_5_text", "lfm2"),
 }
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -22,20 +22,20 @@ from ..runtimes.loaded import LoadedModel
 from ..runtimes.modules.packing import pack_products
 from ..runtimes.native.decoder import NativeDecoder
 from ..runtimes.native.packer import NUMBERS
-from ..runtimes.on_kernels import DecoderOnKernels
+from ..runtimes.on_kernels import DecoderOnKernels, LayersOnKernels
 from ..runtimes.recognise.decoder import find_parts
 from ..self_check.compare import describe_failure
 from ..self_check.steps import (
-    COMPARED_TOKENS,
     NUM_CHECKED,
+    NUM_CHECKED_WITH_STATES,
+    CheckedStep,
     compare_decoders,
     draw_hidden,
-    make_check,
+    make_steps,
 )
 from ..shards.group import StageLost, TensorGroup
 from ..states.pool import StatePool
 from ..states.step import PooledStates
-from ..step.layout import StepInputs
 from ..step.slots import SlotTables
 
 Loaded = TypeVar("Loaded", bound=LoadedModel)
@@ -103,28 +103,16 @@ def make_decoder(
         parts = _find_parts(model)
         if model.tensor_group is not None:
             _check_split(parts, model.tensor_group)
-    tables, inputs = make_check(model.info.vocab_size, model.device)
-    if model.begin:
-        vectors = draw_hidden(inputs, parts.hidden_size).to(model.dtype)
-    else:
-        vectors = model.model.get_input_embeddings()(inputs.input_ids)[0]
-    positions = inputs.position_ids
-    if _has_plane(model):
-        positions = torch.stack((positions, positions // 3, positions % 3))
-    entered = model.enter(vectors)
-    if parts.look_up is not None:
-        entered = {"input_ids": inputs.input_ids}
-    arguments = {**entered, "position_ids": positions}
-    deepstack = None if model.deepstack is None else model.deepstack.fake(vectors)
-    if deepstack is not None:
-        arguments[ADDED] = deepstack
-    expected = _run_modules(model, tables, inputs, arguments)
+    tables, steps = make_steps(
+        *(model.info.vocab_size, model.device, model.dtype),
+        has_states=bool(model.states),
+    )
+    reads = [_read(model, parts, step) for step in steps]
+    expected = _run_modules(model, tables, reads)
     decoder = pack_together(partial(pack, parts), model.tensor_group, model.device)
-    layers = decoder.open(tables, num_blocks=tables.block_ids.shape[1])
+    layers = decoder.open(tables, num_blocks=tables.block_ids.numel())
     try:
-        actual = model.join_logits(
-            layers.run(vectors, inputs, COMPARED_TOKENS, positions, deepstack)
-        )
+        actual = torch.cat([_run_kernels(model, layers, read) for read in reads])
     except StageLost:
         raise
     except Exception as error:
@@ -132,13 +120,49 @@ def make_decoder(
         raise OutputDiffers(describe_failure(error)) from error
     given = None
     if not model.has_head:
-        given = vectors[COMPARED_TOKENS].float() * parts.embedding_scale
-        expected, actual = expected[COMPARED_TOKENS], actual[COMPARED_TOKENS]
+        read_vectors = [read.vectors[[*read.step.tokens]].float() for read in reads]
+        given = torch.cat(read_vectors) * parts.embedding_scale
     if problem := compare_decoders(
         expected, actual, model.dtype, int8=int8, given=given
     ):
         raise OutputDiffers(problem)
     return decoder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """What the layers read in a step.
+
+    Args:
+      vectors: (num_tokens, hidden_size)
+      positions: as LayersOnKernels.run takes them.
+      has_tokens: the modules read tokens in place of vectors.
+      deepstack: added behind the first layers; None if nothing is.
+    """
+
+    step: CheckedStep
+    vectors: Tensor
+    positions: Tensor
+    has_tokens: bool
+    deepstack: Tensor | None
+
+
+def _read(model: LoadedModel, parts: DecoderParts, step: CheckedStep) -> _Read:
+    inputs = step.inputs
+    if model.begin:
+        vectors = draw_hidden(inputs, parts.hidden_size).to(model.dtype)
+    else:
+        vectors = model.model.get_input_embeddings()(inputs.input_ids)[0]
+    positions = inputs.position_ids
+    if _has_plane(model):
+        positions = torch.stack((positions, positions // 3, positions % 3))
+    return _Read(
+        step=step,
+        vectors=vectors,
+        positions=positions,
+        has_tokens=parts.look_up is not None,
+        deepstack=None if model.deepstack is None else model.deepstack.fake(vectors),
+    )
 
 
 def _choose_kernels(
@@ -181,7 +205,8 @@ def _find_parts(model: LoadedModel) -> DecoderParts:
         return find_parts(
             model.model,
             model.layers,
-            max(model.info.max_model_len, NUM_CHECKED),
+            max(model.info.max_model_len, NUM_CHECKED, NUM_CHECKED_WITH_STATES),
+            num_states=len({state.module_name for state in model.states}),
             begin=model.begin,
             is_last=model.has_head,
             has_plane=_has_plane(model),
@@ -214,16 +239,22 @@ def _check_split(parts: DecoderParts, group: TensorGroup) -> None:
             raise NotRecognised("a part of its layers is whole on each process")
 
 
+def _run_kernels(model: LoadedModel, layers: LayersOnKernels, read: _Read) -> Tensor:
+    """Return the logits of a step's compared tokens, or their hidden states."""
+    step = read.step
+    output = layers.run(
+        *(read.vectors, step.inputs, step.tokens, read.positions), read.deepstack
+    )
+    return model.join_logits(output) if model.has_head else output[[*step.tokens]]
+
+
 def _run_modules(
-    model: LoadedModel,
-    tables: SlotTables,
-    inputs: StepInputs,
-    arguments: dict[str, Tensor],
+    model: LoadedModel, tables: SlotTables, reads: Sequence[_Read]
 ) -> Tensor:
-    """Return the logits of COMPARED_TOKENS, or the hidden states of all tokens."""
+    """Return the logits of the compared tokens of all steps, or their hidden states."""
     paged = PagedModel(
         layers=model.layers,
-        num_blocks=tables.block_ids.shape[1],
+        num_blocks=tables.block_ids.numel(),
         block_size=tables.block_size,
         dtype=model.dtype,
         device=model.device,
@@ -235,9 +266,21 @@ def _run_modules(
         dtype=model.dtype,
         device=model.device,
     )
-    using = model.using(attention.begin(inputs), PooledStates(pool, inputs))
-    with adding(model.deepstack, arguments), using:
-        return model.compute(arguments, COMPARED_TOKENS)
+    outputs = []
+    for read in reads:
+        inputs, tokens = read.step.inputs, read.step.tokens
+        arguments = {"position_ids": read.positions}
+        if read.has_tokens:
+            arguments |= {"input_ids": inputs.input_ids}
+        else:
+            arguments |= model.enter(read.vectors)
+        if read.deepstack is not None:
+            arguments[ADDED] = read.deepstack
+        using = model.using(attention.begin(inputs), PooledStates(pool, inputs))
+        with adding(model.deepstack, arguments), using:
+            output = model.compute(arguments, tokens)
+        outputs.append(output if model.has_head else output[[*tokens]])
+    return torch.cat(outputs)
 
 
 def _has_plane(model: LoadedModel) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,6 +22,13 @@ _BLOCK_SIZE = 8
 
 # Flat tokens whose logits are compared.
 COMPARED_TOKENS = range(NUM_CHECKED - 4, NUM_CHECKED)
+
+# The ends of the rows of two prompts, step by step, for a model with states: parts of prompts,
+# and single tokens behind both. In float32 they are longer than transformers' chunks of 64
+# tokens. Many CPUs have no products of 16 bits, so that these take minutes there.
+_ENDS_IN_FLOAT32 = [(40, 5), (71, 6), (72, 7), (73, 8), (74, 9)]
+_ENDS_IN_16_BITS = [(12, 5), (17, 6), (18, 7)]
+NUM_CHECKED_WITH_STATES = 74
 
 # Standard deviation of the hidden states that a later stage of a pipeline reads in place
 # of tokens: small beside what its layers add, and large beside the epsilon of a norm.
@@ -67,6 +75,66 @@ def make_check(
     tables.append_blocks([row])
     plan = StepPlan(step_id=0, starts=(), rows=(row,))
     return tables, lay_out(plan, tables, lambda rows: [0], device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedStep:
+    """A step whose output is compared.
+
+    Args:
+      tokens: the flat tokens that are compared.
+    """
+
+    inputs: StepInputs
+    tokens: Sequence[int]
+
+
+def make_steps(
+    vocab_size: int, device: torch.device, dtype: torch.dtype, *, has_states: bool
+) -> tuple[SlotTables, list[CheckedStep]]:
+    """Make the steps in which a model is compared: one, or some of two prompts.
+
+    Args:
+      device, dtype: the model's.
+      has_states: the model keeps states, which one step does not show.
+    """
+    if not has_states:
+        tables, inputs = make_check(vocab_size, device)
+        return tables, [CheckedStep(inputs=inputs, tokens=COMPARED_TOKENS)]
+    chance = torch.Generator().manual_seed(0)
+    shape = 2, NUM_CHECKED_WITH_STATES
+    prompts = torch.randint(vocab_size, shape, generator=chance).tolist()
+    tables = make_tables(prompts, _BLOCK_SIZE, device)
+    steps, begins = [], (0, 0)
+    for ends in _ENDS_IN_FLOAT32 if dtype == torch.float32 else _ENDS_IN_16_BITS:
+        rows = _make_rows(tables, begins, ends)
+        tables.append_blocks(rows)
+        plan = StepPlan(step_id=0, starts=(), rows=rows)
+        inputs = lay_out(plan, tables, lambda rows: [1, 0], device)
+        steps.append(CheckedStep(inputs=inputs, tokens=inputs.last_tokens))
+        begins = ends
+    return tables, steps
+
+
+def _make_rows(
+    tables: SlotTables, begins: tuple[int, ...], ends: tuple[int, ...]
+) -> tuple[StepRow, ...]:
+    """Make a row for each slot, which gets all its blocks with its first one."""
+    num_blocks = tables.block_ids.shape[1]
+    return tuple(
+        StepRow(
+            slot=slot,
+            start=begin,
+            num_tokens=end - begin,
+            new_block_ids=(
+                ()
+                if begin
+                else tuple(BlockId(slot * num_blocks + i) for i in range(num_blocks))
+            ),
+            sample=True,
+        )
+        for slot, (begin, end) in enumerate(zip(begins, ends))
+    )
 
 
 def draw_hidden(inputs: StepInputs, width: int) -> Tensor:

@@ -82,7 +82,10 @@ class NativeLayers:
         ends = accumulate(row.num_tokens for row in inputs.rows)
         rows = torch.tensor(
             [
-                (end - row.num_tokens, row.num_tokens, row.start, row.slot, False)
+                (
+                    *(end - row.num_tokens, row.num_tokens, row.start, row.slot),
+                    row.slot in inputs.held,
+                )
                 for row, end in zip(inputs.rows, ends)
             ],
             dtype=torch.int32,

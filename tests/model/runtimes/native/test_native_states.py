@@ -1,0 +1,148 @@
+"""Models with states on the kernels: what is recognised, and the same bits in all steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from trioserve.config import ModelConfig
+from trioserve.errors import InvalidConfig
+from trioserve.kernels.library import open_library
+from trioserve.model.loading.load import load_model
+from trioserve.model.runtimes.recognise import states
+from trioserve.model.self_check.steps import make_tables
+from trioserve.model.step.layout import lay_out
+from trioserve.types.ids import BlockId
+from trioserve.types.plan import StepPlan, StepRow
+
+from ...families.tiny import make_tiny
+from ...planning import make_prompt
+
+pytestmark = pytest.mark.usefixtures("needs_kernels")
+
+# Beyond the keys that two threads share, and beyond transformers' chunks of 64 tokens.
+NUM_TOKENS = 600
+# Each has capabilities of its own: products in another order, experts, sigmoids that choose
+# them, factors, and no rotation.
+TYPES = ["qwen3_5_text", "qwen3_next", "lfm2_moe", "granitemoehybrid"]
+CHANGES: dict[str, dict[str, Any]] = {
+    "granitemoehybrid": {
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "position_embedding_type": None,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.3,
+        "logits_scaling": 2.0,
+    }
+}
+
+
+def save(model_type: str, folder: Path) -> Path:
+    changes = CHANGES.get(model_type, {})
+    config = make_tiny(
+        CONFIG_MAPPING[model_type], **changes, max_position_embeddings=NUM_TOKENS
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, numbers in [*model.named_parameters(), *model.named_buffers()]:
+            if "norm" in name or name.endswith((".D", "expert_bias")):
+                numbers.uniform_(0.5, 1.5)
+            elif numbers.dim() > 1:
+                numbers.normal_(std=0.2)
+    model.save_pretrained(folder)
+    return folder
+
+
+def load(folder: Path, **options: Any) -> Any:
+    config = ModelConfig(device="cpu", kernels="native", num_threads=2, **options)
+    return load_model(folder, config, name="tiny")
+
+
+class Steps:
+    """Steps of two sequences with the same prompt, in slots 0 and 1."""
+
+    def __init__(self, loaded: Any) -> None:
+        prompts = [make_prompt(NUM_TOKENS)] * 2
+        self._tables = make_tables(prompts, 16, torch.device("cpu"))
+        num_blocks = self._tables.block_ids.numel()
+        self._layers = loaded.native.open(self._tables, num_blocks=num_blocks)
+        self._embed = loaded.model.get_input_embeddings()
+        self._begun: set[int] = set()
+
+    @torch.inference_mode()
+    def run(self, *rows: tuple[int, int, int], held: tuple[int, ...] = ()) -> Tensor:
+        """Run rows of (slot, begin, end); returns the logits of all their tokens."""
+        planned = tuple(self._make_row(*row) for row in rows)
+        self._tables.append_blocks(planned)
+        plan = StepPlan(step_id=0, starts=(), rows=planned)
+        inputs = lay_out(
+            plan, self._tables, self._layers.order, torch.device("cpu"), held
+        )
+        vectors = self._embed(inputs.input_ids)[0]
+        tokens = range(len(vectors))
+        return self._layers.run(vectors, inputs, tokens, inputs.position_ids)
+
+    def _make_row(self, slot: int, begin: int, end: int) -> StepRow:
+        num_blocks = self._tables.block_ids.shape[1]
+        block_ids = [BlockId(slot * num_blocks + i) for i in range(num_blocks)]
+        is_new = slot not in self._begun
+        self._begun.add(slot)
+        return StepRow(
+            slot=slot,
+            start=begin,
+            num_tokens=end - begin,
+            new_block_ids=tuple(block_ids) if is_new else (),
+            sample=True,
+        )
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_alone_in_chunks_beside_another_skipped_and_again(
+    tmp_path: Path, model_type: str
+) -> None:
+    loaded = load(save(model_type, tmp_path))
+    steps = Steps(loaded)
+    expected = steps.run((0, 0, NUM_TOKENS))
+    # The slot of another sequence, as after a preemption.
+    parts = [steps.run((0, 0, 100)), steps.run((1, 0, 30), (0, 100, 117))[30:]]
+    steps.run((0, 117, 118), held=(0,))
+    for i in range(117, 140):
+        parts.append(steps.run((0, i, i + 1), (1, i - 87, i - 86))[:1])
+    parts.append(steps.run((0, 140, NUM_TOKENS)))
+    assert torch.equal(torch.cat(parts), expected)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "lfm2"])
+def test_bfloat16(tmp_path: Path, model_type: str) -> None:
+    """A load compares it with the modules."""
+    loaded = load(save(model_type, tmp_path), dtype="bfloat16")
+    assert loaded.info.kernels == f"native {open_library().name}"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "find"),
+    [
+        ("qwen3_5_text", "_find_delta"),
+        ("lfm2", "_find_short_conv"),
+        ("granitemoehybrid", "_find_mamba2"),
+    ],
+)
+def test_mistakes_in_states_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_type: str, find: str
+) -> None:
+    """A convolution whose taps are in the wrong order reads the same tokens."""
+    convolve = states._find_convolution
+
+    def turn_round(convolution: object) -> Any:
+        found = convolve(convolution)
+        return type(found)(taps=found.taps.flip(1), bias=found.bias)
+
+    monkeypatch.setattr(states, "_find_convolution", turn_round)
+    with pytest.raises(InvalidConfig, match="its output would differ"):
+        load(save(model_type, tmp_path))
