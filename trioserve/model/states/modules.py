@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention.probe import UnfitLayer
+from .convolution import QuickConvolutions
 from .spec import StateSpec
 
 # The names that caches have had as arguments.
@@ -133,7 +134,8 @@ class StatefulModules:
         assert self._current is not None, "states outside of use"
 
         def run_rows(hidden: Tensor, cache: StateCache) -> Tensor:
-            return forward(hidden, **{argument: cache})
+            with QuickConvolutions():
+                return forward(hidden, **{argument: cache})
 
         return self._current.run(name, hidden_states, run_rows)
 
