@@ -57,6 +57,10 @@ def test_the_outline_equals_the_model_and_its_stages(
     assert outline.device == model.loaded.device
     for stage in model.stages(3)[1:]:
         part = outline_stage(model.folder, CPU, place=stage.place)
+        if model.loaded.states:
+            # Layers with states call no attention, so the others cannot be told apart.
+            assert part is None
+            continue
         assert part is not None
         assert part.kv_bytes_per_token == stage.info.kv_bytes_per_token
 
