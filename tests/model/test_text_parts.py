@@ -119,6 +119,10 @@ def shrink(model_type: str) -> Any:
     for name in ("hidden_size", "vocab_size"):
         if name in config.to_dict():
             fields[name] = _TEXT[name]
+    # Tokens of images and sound, which lie outside of the small vocabulary.
+    for name, value in config.to_dict().items():
+        if name.endswith("_token_id") and isinstance(value, int) and value > 130:
+            fields[name] = 130
     return AutoConfig.for_model(model_type, **fields)
 
 
