@@ -7,13 +7,13 @@ extern "C" {
 
 std::int64_t test_count_state(const StateSpec* spec) { return spec->size(); }
 
-// rows: (num_rows, 5): first token, tokens, slot, whether it begins, whether it keeps its state
+// rows: (num_rows, 5): first token, tokens, slot, whether it begins, tokens to keep
 void test_mix_states(const StateSpec* spec, int num_threads, const std::int32_t* rows,
                      int num_rows, int num_tokens, float epsilon, float* states, float* x,
                      int stride, float* out, int out_stride) {
   std::vector<StateRow> all;
   for (int i = 0; i < num_rows; ++i, rows += 5) {
-    all.push_back({rows[0], rows[1], rows[2], rows[3] != 0, rows[4] != 0});
+    all.push_back({rows[0], rows[1], rows[2], rows[3] != 0, rows[4]});
   }
   Pool pool(num_threads);
   Pool::Step awake(pool);

@@ -49,8 +49,8 @@ void convolve(Pool& pool, const StateSpec& spec, const std::vector<StateRow>& ro
       }
       write(row.first_token + t, first, count, sums);
     }
-    for (int i = 0; row.keeps && i + 1 < num_taps; ++i) {
-      std::copy_n(inputs[(row.num_tokens + i) % num_taps], count,
+    for (int i = 0; i + 1 < num_taps; ++i) {
+      std::copy_n(inputs[(row.num_kept + i) % num_taps], count,
                   kept + static_cast<std::ptrdiff_t>(i) * size);
     }
   });

@@ -60,7 +60,7 @@ void Decoder<Format>::prepare(const StepSpec& step, int num_threads) {
     const std::int32_t* row = step.rows + 5 * i;
     rows_.push_back({row[0], row[1], row[2],
                      step.blocks + static_cast<std::ptrdiff_t>(row[3]) * step.max_blocks});
-    state_rows_.push_back({row[0], row[1], row[3], row[2] == 0, row[4] == 0});
+    state_rows_.push_back({row[0], row[1], row[3], row[2] == 0, row[4]});
     row_of_token_.insert(row_of_token_.end(), static_cast<std::size_t>(row[1]), i);
   }
   for (PlannedAttention& each : attentions_) each.attention.plan(each.shape, rows_, num_threads);

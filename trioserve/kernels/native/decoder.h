@@ -72,7 +72,7 @@ struct DecoderSpec {
 struct StepSpec {
   float* hidden;  // (num_tokens, hidden_size), replaced by the output of the last layer
   const std::int64_t* blocks;          // (slots, max_blocks)
-  // (num_rows, 5): first token, tokens, start, slot, whether its states stay as they are
+  // (num_rows, 5): first token, tokens, start, slot, tokens whose states stay (StateRow)
   const std::int32_t* rows;
   const std::int32_t* wanted;          // (num_wanted,) tokens whose logits are wanted
   float* logits;                       // (num_wanted, vocab_size)

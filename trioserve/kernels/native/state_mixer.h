@@ -93,13 +93,14 @@ class StateMixer {
       fit(values_, kTokensAtOnce * num_columns);
       fit(mixed_, kTokensAtOnce * num_columns);
       state += head * spec.head_size();
-      if (!row.keeps) {
-        copy_.assign(state, state + spec.head_size());
-        state = copy_.data();
-      }
-      if (row.begins) std::fill_n(state, spec.head_size(), 0.0f);
-      for (int begin = 0; begin < row.num_tokens; begin += kTokensAtOnce) {
-        const int count = std::min(kTokensAtOnce, row.num_tokens - begin);
+      for (int begin = 0, count; begin < row.num_tokens; begin += count) {
+        if (begin == row.num_kept) {
+          copy_.assign(state, state + spec.head_size());
+          state = copy_.data();
+        }
+        if (row.begins && begin == 0) std::fill_n(state, spec.head_size(), 0.0f);
+        const int end = begin < row.num_kept ? row.num_kept : row.num_tokens;
+        count = std::min(kTokensAtOnce, end - begin);
         for (int t = 0; t < count; ++t) read(spec, head, x + (begin + t) * stride, t);
         const HeadInputs inputs{count,         spec.key_dim,   num_columns,
                                 queries_.data(), keys_.data(),   values_.data(),

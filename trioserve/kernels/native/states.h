@@ -67,7 +67,7 @@ struct StateRow {
   int num_tokens;
   int slot;
   bool begins;  // it has the first token of the sequence, so the slot holds nothing yet
-  bool keeps;   // otherwise the slot stays as it is, because the row is computed again later
+  int num_kept;  // tokens whose state the slot keeps: all, or all but the last, if that comes again
 };
 
 // The first `count` lanes; the others are 0.

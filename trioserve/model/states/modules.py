@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 import inspect
+import logging
 from typing import Any, Protocol
 
 import torch
@@ -94,6 +95,10 @@ class StatefulModules:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        # It advises to install packages that would not be used here.
+        logging.getLogger("transformers.integrations.hub_kernels").setLevel(
+            logging.ERROR
+        )
         self.has_any = False
         self._current: StepStates | None = None
         for name, module in model.named_modules():

@@ -84,7 +84,7 @@ class NativeLayers:
             [
                 (
                     *(end - row.num_tokens, row.num_tokens, row.start, row.slot),
-                    row.slot in inputs.held,
+                    row.num_tokens - (row.slot in inputs.held),
                 )
                 for row, end in zip(inputs.rows, ends)
             ],
