@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+import threading
 from typing import Any
 
 import torch
@@ -94,18 +95,50 @@ class _MaskRules:
 
 @contextmanager
 def _recording_masks() -> Iterator[_MaskRules]:
-    """Keep the rules of masks that models build inside the block."""
+    """Keep the rules of masks that this thread's models build inside the block."""
     rules = _MaskRules()
-    replaced = {name: getattr(masking_utils, name) for name in _OF_ONE_TEXT}
-    AttentionMaskInterface.register(IMPLEMENTATION, rules.make_mark)
-    for name, function in _OF_ONE_TEXT.items():
-        setattr(masking_utils, name, function)
+    with _replacing_functions():
+        _here.rules = rules
+        try:
+            yield rules
+        finally:
+            del _here.rules
+
+
+# The rules that a thread records.
+_here = threading.local()
+
+
+def _make_mark(*arguments: Any, **named: Any) -> Tensor | None:
+    rules: _MaskRules | None = getattr(_here, "rules", None)
+    return None if rules is None else rules.make_mark(*arguments, **named)
+
+
+_lock = threading.Lock()
+_num_blocks = 0
+_replaced: dict[str, Any] = {}
+
+
+@contextmanager
+def _replacing_functions() -> Iterator[None]:
+    """Replace functions of transformers inside the block; several threads may be inside."""
+    global _num_blocks
+    with _lock:
+        _num_blocks += 1
+        if _num_blocks == 1:
+            AttentionMaskInterface.register(IMPLEMENTATION, _make_mark)
+            for name, function in _OF_ONE_TEXT.items():
+                _replaced[name] = getattr(masking_utils, name)
+                setattr(masking_utils, name, function)
     try:
-        yield rules
+        yield
     finally:
-        for name, function in replaced.items():
-            setattr(masking_utils, name, function)
-        del AttentionMaskInterface._global_mapping[IMPLEMENTATION]
+        with _lock:
+            _num_blocks -= 1
+            if not _num_blocks:
+                del AttentionMaskInterface._global_mapping[IMPLEMENTATION]
+                for name, function in _replaced.items():
+                    setattr(masking_utils, name, function)
 
 
 # The probe's tokens are one sequence, without images. These functions of transformers would
