@@ -19,9 +19,14 @@ from trioserve.errors import StartupError
 from trioserve.model.loading.files.positions import count_positions
 from trioserve.model.loading.load import load_model
 from trioserve.model.loading.outline import outline_model
+from trioserve.model.runner import ModelRunner
 from trioserve.model.runtimes.loaded import LoadedModel
+from trioserve.scheduler.generation.scheduler import Scheduler
+from trioserve.scheduler.generation.sequence import Sequence as Scheduled
+from trioserve.types.ids import SequenceId
+from trioserve.types.sampling import SamplingParams
 
-from ..planning import Planner, make_prompt
+from ..planning import Planner, make_prompt, run_steps
 from .tiny import make_tiny
 
 # Shorter than a window, longer than a chunk of linear attention, longer than all borders.
@@ -186,8 +191,8 @@ def _find_wrong(
     if not check(batch):
         return "after a preemption"
     if model.states:
-        # The prefix cache is off for models with states.
-        return None
+        twice = _answer_twice(model, prompts[-1])
+        return None if twice == [expected[-1]] * 2 else "with a prefix hit"
     planner = plan()
     first = planner.begin(prompts[-1], slot=0)
     planner.run(first, num_tokens=2)
@@ -195,6 +200,28 @@ def _find_wrong(
     second = planner.begin(prompts[-1], slot=1, shared=first.block_ids[:17])
     planner.run(first, second, num_tokens=_NUM_TOKENS)
     return None if check([first, second], [expected[-1]] * 2) else "with a prefix hit"
+
+
+def _answer_twice(model: LoadedModel, prompt: Sequence[int]) -> list[list[int]]:
+    """Answer a prompt, and again from a copy of its states."""
+    sizes = {"num_blocks": 100, "block_size": _BLOCK_SIZE, "max_num_seqs": 2}
+    sizes |= {"max_model_len": 400, "num_checkpoints": 2}
+    scheduler = Scheduler(**sizes, max_num_batched_tokens=64)
+    runner = ModelRunner(model, **sizes)
+    answers: list[list[int]] = [[], []]
+    for number, answer in enumerate(answers):
+        sequence = Scheduled(
+            sequence_id=SequenceId(number),
+            prompt_token_ids=tuple(prompt),
+            sampling=SamplingParams(temperature=0.0, max_tokens=_NUM_TOKENS),
+            seed=0,
+            arrival=number,
+        )
+        scheduler.add(sequence)
+        for delta in run_steps(scheduler, runner.launch, depth=1):
+            answer += delta.token_ids
+    assert scheduler.counters().num_prefix_hit_tokens, "a copy is found"
+    return answers
 
 
 def _get_reason(error: StartupError) -> str:
