@@ -101,7 +101,11 @@ async def test_a_missing_tokenizer(folder: Path) -> None:
             "by awq",
         ),
         ({"model_type": "klingon"}, UnsupportedModel, "klingon"),
-        ({"model_type": "bloom"}, UnsupportedModel, "attention cannot be replaced"),
+        (
+            {"model_type": "bloom"},
+            UnsupportedModel,
+            "do not call transformers' attention",
+        ),
     ],
 )
 async def test_a_model_that_cannot_run(

@@ -56,8 +56,8 @@ class ModelConfig:
         MIN * COUNT tokens are repeated. 0 0 0 ends no sequence. Requests may have a
         repetition_detection of their own. If a request has ignore_eos, only its own rule
         is used.
-      text_only: Load only the text part of a model that also reads images, which takes less
-        memory, and refuse images.
+      text_only: Load a model that reads images without that part. Less memory is needed,
+        and images are refused.
       kernels: Kernels of a model. native are this project's own, in C++ for CPUs and in
         Triton for GPUs, torch are PyTorch's, and auto takes native ones for the models
         that they can run. On a GPU, native and auto also sample by Triton.
