@@ -88,6 +88,15 @@ def test_the_least_recently_used_copy_goes_first() -> None:
     assert chats.answer(first) + chats.answer(second) == [8, 0]
 
 
+def test_a_long_prompt_takes_no_copies_from_others() -> None:
+    chats = Chats(num_checkpoints=3)
+    assert chats.answer(range(9)) == [0]
+    # It has six chunks.
+    assert chats.answer(range(200, 296)) == [0]
+    assert chats.answer(range(9)) == [8]
+    assert chats.answer(range(200, 296)) == [92]
+
+
 def test_without_copies_nothing_is_found() -> None:
     chats = Chats(num_checkpoints=0)
     assert chats.answer(range(30)) + chats.answer(range(30)) == [0, 0]

@@ -27,7 +27,9 @@ class CacheConfig:
         graphs are tried first, and the KV cache takes what they leave of this fraction;
         the stages of a pipeline do not try them.
       block_size: Tokens in one KV block. Prefixes are shared in whole blocks.
-      prefix_caching: Keep the blocks of finished requests and share them by content.
+      prefix_caching: Keep the blocks of finished requests and share them by content. If
+        layers keep states, these are copied at some borders of blocks, as often as
+        sequences may run at once.
     """
 
     kv_cache_memory: Size | None = None
@@ -50,7 +52,8 @@ class SchedulerConfig:
     """Limits of one step, and of the requests that wait for steps.
 
     Args:
-      max_num_seqs: Sequences that run at once.
+      max_num_seqs: Sequences that run at once. They are fewer if layers keep states that
+        would take more than half of the KV cache's memory.
       max_num_batched_tokens: Most tokens that one step computes; longer prompts are cut
         into chunks. The default is 2048 on a GPU and 512 on a CPU, where a step of 2048
         tokens takes seconds. For models that pool it is 16384 and 2048.

@@ -103,6 +103,11 @@ def quote(sent: object) -> str:
 
 
 def shorten_message(error: BaseException) -> str:
-    """Return the first line of a library's message; the lines after it are advice."""
+    """Return the first line of a library's message; the lines after it are advice.
+
+    Behind a colon, the next line is the reason.
+    """
     lines = str(error).strip().splitlines()
+    if len(lines) > 1 and lines[0].endswith(":"):
+        return f"{lines[0]} {lines[1].strip()}"
     return lines[0] if lines else type(error).__name__

@@ -82,6 +82,12 @@ def limit_sequences(
         device=model.device,
         num_sharing=num_sharing,
     )
+    if fitting < wanted:
+        logger.info(
+            "--max-num-seqs is %d, not %d: states take at most half of the KV cache's "
+            "memory; --kv-cache-memory gives more",
+            *(fitting, wanted),
+        )
     return set_max_num_seqs(config, fitting)
 
 

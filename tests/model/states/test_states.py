@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+import re
 from typing import Any
 
 import pytest
 import torch
 
 from trioserve.config import CacheConfig, ModelConfig
-from trioserve.errors import UnsupportedModel
+from trioserve.errors import InvalidConfig, UnsupportedModel
 from trioserve.model.attention.cache_memory import (
     count_fitting_blocks,
     count_fitting_states,
 )
 from trioserve.model.loading.load import load_model
 from trioserve.model.loading.outline import outline_model
+from trioserve.model.loading.preview import preview_model
 from trioserve.model.runner import ModelRunner
 from trioserve.model.stages.loading import load_stage
 from trioserve.scheduler.generation.scheduler import Scheduler
@@ -117,6 +119,39 @@ def test_states_take_their_room_before_keys_and_values() -> None:
     # A copy for each of them.
     assert count(3) == (3, 57 * 64)
     assert count(100) == (15, 33 * 64)
+
+
+def test_the_advised_memory_is_enough() -> None:
+    """Whatever number of sequences it then lets run."""
+
+    def count(memory: str, state_bytes: int) -> int:
+        config = CacheConfig(block_size=16, kv_cache_memory=memory)
+        fitting = count_fitting_states(
+            state_bytes, config, max_num_seqs=100, device=CPU_DEVICE
+        )
+        return count_fitting_blocks(
+            1024,
+            config,
+            state_bytes=state_bytes,
+            max_num_seqs=fitting,
+            max_model_len=4096,
+            device=CPU_DEVICE,
+        )
+
+    for state_bytes in (1000, 2**16, 2**20, 2**24):
+        with pytest.raises(InvalidConfig) as caught:
+            count("100KiB", state_bytes)
+        advised = re.search(r"give (\d+[KMG]iB) or more", str(caught.value))
+        assert advised is not None
+        assert count(advised[1], state_bytes) >= 512 // 16
+
+
+@pytest.mark.usefixtures("needs_kernels")
+def test_the_preview_knows_that_kernels_run_states(tmp_path: Path) -> None:
+    save_tiny_model("qwen3_5_text", tmp_path)
+    preview = preview_model(tmp_path, ModelConfig(device="cpu"))
+    assert preview.no_kernels is None
+    assert preview.state_bytes
 
 
 def test_the_outline_knows_the_states(tmp_path: Path) -> None:

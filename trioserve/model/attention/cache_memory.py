@@ -96,7 +96,7 @@ def count_fitting_blocks(
     if state_bytes:
         all_states = state_bytes * (count_states(max_num_seqs, config) + 1)
         memory_bytes = max(0, memory_bytes - all_states)
-        beside = f" (beside {_format_bytes(all_states)} for the states of sequences)"
+        beside = f" (the states of sequences take {_format_bytes(all_states)} now)"
     if field == "kv_cache_fraction" and step_bytes:
         memory_bytes = max(0, memory_bytes - step_bytes)
         beside += (
@@ -111,11 +111,16 @@ def count_fitting_blocks(
     num_tokens = min(_MIN_TOKENS, max_model_len)
     least = -(-num_tokens // config.block_size)
     if num_blocks < least:
+        wanted = least * block_bytes
+        if state_bytes:
+            # States take at most half, but at least as much as one sequence needs.
+            one = state_bytes * (count_states(1, config) + 1)
+            wanted = max(2 * wanted, wanted + one)
         raise InvalidConfig(
             field,
             f"{memory_bytes} bytes hold the keys and values of "
             f"{num_blocks * config.block_size} tokens, but at least {num_tokens} must "
-            f"fit: give {_format_bytes(least * block_bytes)} or more by "
+            f"fit: give {_format_bytes(wanted)} or more by "
             f"--kv-cache-memory{beside}",
         )
     return min(num_blocks, enough)

@@ -100,6 +100,7 @@ def _find_obstacle(
             model,
             watched.layers,
             NUM_CHECKED,
+            num_states=watched.num_stateful,
             has_plane=facts.vision is not None and facts.vision.has_grid_positions,
         )
         if facts.device.type == "cpu":

@@ -212,7 +212,9 @@ class BlockTables:
         if end % size or end > last:
             return end - begin, None
         block_hash = sequence.hash_block(end // size - 1, size)
-        return end - begin, self._checkpoints.plan(block_hash)
+        return end - begin, self._checkpoints.plan(
+            block_hash, is_passing=end not in borders
+        )
 
     def release(self, sequence: Sequence) -> None:
         """Take back the slot and the blocks of a sequence."""
