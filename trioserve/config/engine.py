@@ -46,6 +46,10 @@ class CacheConfig:
                 "kv_cache_fraction", "must be greater than 0, and 1 at most"
             )
 
+    def count_checkpoints(self, max_num_seqs: int) -> int:
+        """Return how many copies of states there are for so many running sequences."""
+        return max_num_seqs if self.prefix_caching else 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:

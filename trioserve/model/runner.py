@@ -111,7 +111,9 @@ class ModelRunner:
             self._tables.start(start)
             if self._grid is not None:
                 self._grid.start(start)
-        self._restore_states(plan)
+        copies = self._layers.copies
+        if copies is not None:
+            copies.restore(plan.starts)
         if not plan.rows:
             return LaunchedStep(step_id=plan.step_id)
         self._tables.append_blocks(plan.rows)
@@ -126,7 +128,8 @@ class ModelRunner:
         arguments = self._read(plan, inputs)
         rows = self._writer.select(plan, inputs)
         output = layers.compute(arguments, rows.tokens)
-        self._save_states(plan)
+        if copies is not None:
+            copies.save(plan.rows)
         return self._writer.write(plan, rows, output)
 
     def warm_up(self) -> None:
@@ -157,18 +160,6 @@ class ModelRunner:
         self.step(StepPlan(step_id=-1, starts=(), rows=(decode,)))
         with torch.inference_mode():
             self._layers.prepare(len(self._tables.block_ids))
-
-    def _restore_states(self, plan: StepPlan) -> None:
-        found = [(each.slot, each.restores) for each in plan.starts]
-        pairs = [(slot, copy) for slot, copy in found if copy is not None]
-        if pairs and self._layers.copies is not None:
-            self._layers.copies.restore(*zip(*pairs))
-
-    def _save_states(self, plan: StepPlan) -> None:
-        found = [(row.slot, row.saves) for row in plan.rows]
-        pairs = [(slot, copy) for slot, copy in found if copy is not None]
-        if pairs and self._layers.copies is not None:
-            self._layers.copies.save(*zip(*pairs))
 
     def _read(self, plan: StepPlan, inputs: StepInputs) -> dict[str, Tensor]:
         """Return the model's arguments: the input of its first layer, and positions."""

@@ -18,7 +18,6 @@ from ..types.model_info import ModelInfo
 from ..weights import Weights, complete_weights, read_gguf
 from .limits import (
     check_room,
-    count_checkpoints,
     limit_length,
     limit_sequences,
     make_scheduler,
@@ -66,7 +65,7 @@ def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
         block_size=config.cache.block_size,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=info.max_model_len,
-        num_checkpoints=count_checkpoints(config),
+        num_checkpoints=config.cache.count_checkpoints(config.scheduler.max_num_seqs),
         logits_processors=processors,
         load_tokenizer=partial(load_grammar_tokenizer, source.weights.folder, info),
     )
@@ -154,5 +153,5 @@ def _log_loaded(info: ModelInfo, config: EngineConfig, num_blocks: int) -> None:
             "states: %.1f MiB for each of %d sequences, and %d copies for prefixes",
             info.state_bytes / 2**20,
             config.scheduler.max_num_seqs,
-            count_checkpoints(config),
+            config.cache.count_checkpoints(config.scheduler.max_num_seqs),
         )

@@ -137,11 +137,6 @@ def measure_step_bytes(config: EngineConfig, model: LoadedModel) -> int:
     return step_bytes
 
 
-def count_checkpoints(config: EngineConfig) -> int:
-    """Return how many copies of states the prefix cache has, if the model has states."""
-    return config.scheduler.max_num_seqs if config.cache.prefix_caching else 0
-
-
 def make_scheduler(
     config: EngineConfig, info: ModelInfo, num_blocks: int, device_type: str
 ) -> Scheduler:
@@ -153,7 +148,11 @@ def make_scheduler(
         max_num_batched_tokens=count_step_tokens(config.scheduler, device_type),
         max_model_len=info.max_model_len,
         prefix_caching=config.cache.prefix_caching,
-        num_checkpoints=count_checkpoints(config) if info.state_bytes else None,
+        num_checkpoints=(
+            config.cache.count_checkpoints(config.scheduler.max_num_seqs)
+            if info.state_bytes
+            else None
+        ),
         # Only the last stage knows which rows are skipped; the states of the others have
         # gone on.
         can_recompute=not info.state_bytes or num_stages == 1,

@@ -55,7 +55,6 @@ from ..types.version import __version__
 from ..weights import complete_weights
 from .limits import (
     check_room,
-    count_checkpoints,
     limit_sequences,
     measure_step_bytes,
     set_max_num_seqs,
@@ -191,7 +190,8 @@ class _Stage:
         from ..model.runner import ModelRunner
         from ..render.text.loading import load_grammar_tokenizer
 
-        config, place = self.config, self.model.place
+        config = set_max_num_seqs(self.config, allocate.max_num_seqs)
+        place = self.model.place
         # Only one process samples; the others need no plug-ins.
         names = config.model.logits_processor
         processors = load_logits_processors(names) if place.samples else ()
@@ -202,9 +202,9 @@ class _Stage:
             self.model,
             num_blocks=allocate.num_blocks,
             block_size=config.cache.block_size,
-            max_num_seqs=allocate.max_num_seqs,
-            num_checkpoints=count_checkpoints(
-                set_max_num_seqs(config, allocate.max_num_seqs)
+            max_num_seqs=config.scheduler.max_num_seqs,
+            num_checkpoints=config.cache.count_checkpoints(
+                config.scheduler.max_num_seqs
             ),
             max_model_len=allocate.max_model_len,
             logits_processors=processors,

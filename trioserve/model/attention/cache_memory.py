@@ -53,15 +53,13 @@ def count_fitting_states(
         return max_num_seqs
     memory_bytes, _ = _share_memory(config, device, num_sharing)
     num_states = memory_bytes // 2 // state_bytes
-    return max(1, min(max_num_seqs, (num_states - 1) // count_states(1, config)))
+    each = 1 + config.count_checkpoints(1)
+    return max(1, min(max_num_seqs, (num_states - 1) // each))
 
 
-def count_states(max_num_seqs: int, config: CacheConfig) -> int:
-    """Return the number of states for some sequences, and of copies for the prefix cache.
-
-    One state more, for rows that keep none, is not counted.
-    """
-    return max_num_seqs * (2 if config.prefix_caching else 1)
+def _count_states(max_num_seqs: int, config: CacheConfig) -> int:
+    """Return the number of all states: of sequences, of copies, and of no sequence."""
+    return max_num_seqs + config.count_checkpoints(max_num_seqs) + 1
 
 
 def count_fitting_blocks(
@@ -94,7 +92,7 @@ def count_fitting_blocks(
     memory_bytes, field = _share_memory(config, device, num_sharing)
     beside = ""
     if state_bytes:
-        all_states = state_bytes * (count_states(max_num_seqs, config) + 1)
+        all_states = state_bytes * _count_states(max_num_seqs, config)
         memory_bytes = max(0, memory_bytes - all_states)
         beside = f" (the states of sequences take {_format_bytes(all_states)} now)"
     if field == "kv_cache_fraction" and step_bytes:
@@ -114,7 +112,7 @@ def count_fitting_blocks(
         wanted = least * block_bytes
         if state_bytes:
             # States take at most half, but at least as much as one sequence needs.
-            one = state_bytes * (count_states(1, config) + 1)
+            one = state_bytes * _count_states(1, config)
             wanted = max(2 * wanted, wanted + one)
         raise InvalidConfig(
             field,

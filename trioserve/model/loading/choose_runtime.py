@@ -35,6 +35,7 @@ from ..self_check.steps import (
 )
 from ..shards.group import StageLost, TensorGroup
 from ..states.pool import StatePool
+from ..states.spec import count_stateful_modules
 from ..states.step import PooledStates
 from ..step.slots import SlotTables
 
@@ -206,7 +207,7 @@ def _find_parts(model: LoadedModel) -> DecoderParts:
             model.model,
             model.layers,
             max(model.info.max_model_len, NUM_CHECKED, NUM_CHECKED_WITH_STATES),
-            num_states=len({state.module_name for state in model.states}),
+            num_states=count_stateful_modules(model.states),
             begin=model.begin,
             is_last=model.has_head,
             has_plane=_has_plane(model),

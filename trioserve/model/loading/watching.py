@@ -29,11 +29,6 @@ class WatchedModel:
     states: tuple[StateSpec, ...]
     stateful: StatefulModules
 
-    @property
-    def num_stateful(self) -> int:
-        """Layers that keep states."""
-        return len({state.module_name for state in self.states})
-
 
 def watch_model(model: PreTrainedModel) -> WatchedModel:
     """Connect a model to paged attention and to states, and run it once.

@@ -7,6 +7,7 @@ single numbers take a few milliseconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -15,8 +16,22 @@ from torch.nn.functional import pad
 from torch.overrides import TorchFunctionMode
 
 
-class QuickConvolutions(TorchFunctionMode):
-    """Computes such convolutions in another way inside the block."""
+def convolving_quickly(inputs: Tensor) -> AbstractContextManager[object]:
+    """Compute such convolutions in another way inside the block.
+
+    Every operator costs a little more there, so other inputs get no such block.
+
+    Args:
+      inputs: of the module that convolves; the type and the device matter.
+    """
+    is_slow = inputs.device.type == "cpu" and inputs.dtype in _SLOW_TYPES
+    return _QuickConvolutions() if is_slow else nullcontext()
+
+
+_SLOW_TYPES = (torch.bfloat16, torch.float16)
+
+
+class _QuickConvolutions(TorchFunctionMode):
 
     def __torch_function__(
         self,
@@ -44,7 +59,7 @@ def _convolve(
     num_channels = weight.shape[0]
     if (
         input.device.type != "cpu"
-        or input.dtype not in (torch.bfloat16, torch.float16)
+        or input.dtype not in _SLOW_TYPES
         or not groups == num_channels == input.shape[1]
         or (stride, dilation) != (1, 1)
         or not isinstance(padding, int)

@@ -15,11 +15,10 @@ import inspect
 import logging
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from ..attention.probe import UnfitLayer
-from .convolution import QuickConvolutions
+from .convolution import convolving_quickly
 from .spec import StateSpec
 
 # The names that caches have had as arguments.
@@ -95,10 +94,6 @@ class StatefulModules:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        # It advises to install packages that would not be used here.
-        logging.getLogger("transformers.integrations.hub_kernels").setLevel(
-            logging.ERROR
-        )
         self.has_any = False
         self._current: StepStates | None = None
         for name, module in model.named_modules():
@@ -107,6 +102,11 @@ class StatefulModules:
                 argument = _find_cache_argument(module)
                 forward = partial(self._run, name, module.forward, argument)
                 module.forward = forward
+        if self.has_any:
+            # It advises to install packages that would not be used here.
+            logging.getLogger("transformers.integrations.hub_kernels").setLevel(
+                logging.ERROR
+            )
 
     @contextmanager
     def use(self, states: StepStates) -> Iterator[None]:
@@ -134,12 +134,13 @@ class StatefulModules:
         **others: object,
     ) -> Tensor:
         for other, value in others.items():
-            if other not in (argument, *_INERT_ARGUMENTS) and _has_effect(value):
+            is_inert = other == argument or other in _INERT_ARGUMENTS
+            if not is_inert and value is not None and value is not False:
                 raise UnfitLayer(f"{name} gets {other} besides its states")
         assert self._current is not None, "states outside of use"
 
         def run_rows(hidden: Tensor, cache: StateCache) -> Tensor:
-            with QuickConvolutions():
+            with convolving_quickly(hidden):
                 return forward(hidden, **{argument: cache})
 
         return self._current.run(name, hidden_states, run_rows)
@@ -233,9 +234,3 @@ def _find_cache_argument(module: nn.Module) -> str:
         f"{type(module).__name__} keeps its states in a way that is not supported; "
         "transformers 5.22 or later may run it"
     )
-
-
-def _has_effect(value: object) -> bool:
-    if isinstance(value, torch.Tensor):
-        return True
-    return value is not None and value is not False

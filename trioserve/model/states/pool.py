@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from ...types.plan import SlotStart, StepRow
 from ..attention.kv_cache import make_zeros
 from ..device.tensors import send_ids
 from .spec import StateSpec
@@ -24,15 +25,25 @@ class StateCopies:
         self._states = states
         self._first = first
 
-    def save(self, slots: Sequence[int], checkpoints: Sequence[int]) -> None:
-        """Copy the states of slots."""
-        self._copy(slots, [self._first + each for each in checkpoints])
+    def save(self, rows: Iterable[StepRow]) -> None:
+        """Make the copies that a step's rows name, once they are computed."""
+        self._copy(
+            (row.slot, self._first + row.saves) for row in rows if row.saves is not None
+        )
 
-    def restore(self, slots: Sequence[int], checkpoints: Sequence[int]) -> None:
-        """Copy states back to slots."""
-        self._copy([self._first + each for each in checkpoints], slots)
+    def restore(self, starts: Iterable[SlotStart]) -> None:
+        """Give slots the copies with which their sequences go on."""
+        self._copy(
+            (self._first + start.restores, start.slot)
+            for start in starts
+            if start.restores is not None
+        )
 
-    def _copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+    def _copy(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Copy the states of the first place of each pair to the second one."""
+        if not (pairs := list(pairs)):
+            return
+        sources, targets = zip(*pairs)
         for states in self._states:
             source = states.index_select(0, send_ids(sources, states.device))
             states.index_copy_(0, send_ids(targets, states.device), source)

@@ -25,6 +25,11 @@ class StateSpec:
     recurrent: tuple[int, ...] | None = None
 
 
+def count_stateful_modules(states: tuple[StateSpec, ...]) -> int:
+    """Return how many modules keep these states."""
+    return len({state.module_name for state in states})
+
+
 def count_state_bytes(states: tuple[StateSpec, ...], dtype: torch.dtype) -> int:
     """Return the bytes of all states of a sequence.
 

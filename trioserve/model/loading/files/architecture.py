@@ -16,7 +16,7 @@ from transformers import (
 from ....errors import UnsupportedModel
 from ...attention.probe import LayerSpec, UnfitLayer
 from ...runtimes.vision import has_vision
-from ...states.spec import StateSpec
+from ...states.spec import StateSpec, count_stateful_modules
 from .layer_caches import count_stateful_layers, find_other_cache
 
 
@@ -102,7 +102,7 @@ def check_states(config: PreTrainedConfig, states: tuple[StateSpec, ...]) -> Non
       UnfitLayer
     """
     num_layers = count_stateful_layers(config)
-    num_seen = len({state.module_name for state in states})
+    num_seen = count_stateful_modules(states)
     if num_seen != num_layers:
         raise UnfitLayer(
             f"{num_layers} of its layers keep states, but {num_seen} of its modules "

@@ -41,7 +41,7 @@ class ModuleLayers:
             device=model.device,
         )
         self.order = self._attention.order
-        self.copies: StateCopies | None = self._pool.copies
+        self.copies: StateCopies | None = self._pool.copies if model.states else None
 
     def prepare(self, max_num_seqs: int) -> None:
         """Do nothing: modules run as they are."""

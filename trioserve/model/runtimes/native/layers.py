@@ -59,7 +59,8 @@ class NativeLayers:
         self._tables = tables
         self._embedding_scale = embedding_scale
         self._held = held
-        self.copies = StateCopies(states, first=len(tables.block_ids))
+        copies = StateCopies(states, first=len(tables.block_ids))
+        self.copies = copies if states else None
         weakref.finalize(self, library.close_decoder, handle)
 
     def order(self, rows: Sequence[StepRow]) -> list[int]:
