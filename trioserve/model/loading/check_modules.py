@@ -19,14 +19,12 @@ from torch import Tensor
 
 from ...types.ids import BlockId
 from ...types.plan import StepPlan, StepRow
-from ..attention.backend import PagedModel
 from ..attention.gather import GatherAttention
 from ..attention.probe import UnfitLayer
 from ..runtimes.loaded import LoadedModel
+from ..runtimes.modules.layers import ModuleLayers
 from ..self_check.compare import measure_distance
 from ..self_check.steps import make_tables
-from ..states.pool import StatePool
-from ..states.step import PooledStates
 from ..step.layout import lay_out
 
 logger = logging.getLogger(__name__)
@@ -103,27 +101,18 @@ def _run_paged(model: LoadedModel, tokens: Tensor) -> Tensor:
     """Return the logits behind _CUT of both prompts, (2, _NUM_TOKENS - _CUT, vocab_size)."""
     tables = make_tables(tokens.tolist(), _BLOCK_SIZE, model.device)
     num_blocks = -(-_NUM_TOKENS // _BLOCK_SIZE)
-    paged = PagedModel(
-        layers=model.layers,
-        num_blocks=2 * num_blocks,
-        block_size=_BLOCK_SIZE,
-        dtype=model.dtype,
-        device=model.device,
-    )
-    backend = GatherAttention(paged, tables)
-    pool = StatePool(model.states, num_slots=2, dtype=model.dtype, device=model.device)
+    layers = ModuleLayers(model, tables, 2 * num_blocks, GatherAttention)
 
     def run(*rows: StepRow) -> Tensor:
         tables.append_blocks(rows)
         plan = StepPlan(step_id=0, starts=(), rows=rows)
-        inputs = lay_out(plan, tables, backend.order, model.device)
+        inputs = lay_out(plan, tables, layers.order, model.device)
         arguments = {
             "input_ids": inputs.input_ids,
             "position_ids": inputs.position_ids,
         }
         wanted = range(inputs.input_ids.shape[1])
-        with model.using(backend.begin(inputs), PooledStates(pool, inputs)):
-            return model.compute(arguments, wanted)
+        return layers.begin(inputs).compute(arguments, wanted)
 
     def make_row(slot: int, start: int, end: int) -> StepRow:
         ids = [BlockId(slot * num_blocks + i) for i in range(num_blocks)]

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from ...config import ModelConfig
 from ...kernels.library import open_library
-from ..attention.backend import PagedModel
 from ..attention.gather import GatherAttention
 from ..runtimes.choice import NotRecognised, OutputDiffers, try_kernels
 from ..runtimes.consensus import agreeing, pack_together
-from ..runtimes.deepstack import ADDED, adding
+from ..runtimes.deepstack import ADDED
 from ..runtimes.description import DecoderParts, MixtureParts, MlpParts
 from ..runtimes.loaded import LoadedModel
+from ..runtimes.modules.layers import ModuleLayers
 from ..runtimes.modules.packing import pack_products
 from ..runtimes.native.decoder import NativeDecoder
 from ..runtimes.native.packer import NUMBERS
@@ -34,9 +34,7 @@ from ..self_check.steps import (
     make_steps,
 )
 from ..shards.group import StageLost, TensorGroup
-from ..states.pool import StatePool
 from ..states.spec import count_stateful_modules
-from ..states.step import PooledStates
 from ..step.slots import SlotTables
 
 Loaded = TypeVar("Loaded", bound=LoadedModel)
@@ -253,20 +251,7 @@ def _run_modules(
     model: LoadedModel, tables: SlotTables, reads: Sequence[_Read]
 ) -> Tensor:
     """Return the logits of the compared tokens of all steps, or their hidden states."""
-    paged = PagedModel(
-        layers=model.layers,
-        num_blocks=tables.block_ids.numel(),
-        block_size=tables.block_size,
-        dtype=model.dtype,
-        device=model.device,
-    )
-    attention = GatherAttention(paged, tables)
-    pool = StatePool(
-        model.states,
-        num_slots=len(tables.block_ids),
-        dtype=model.dtype,
-        device=model.device,
-    )
+    layers = ModuleLayers(model, tables, tables.block_ids.numel(), GatherAttention)
     outputs = []
     for read in reads:
         inputs, tokens = read.step.inputs, read.step.tokens
@@ -277,9 +262,7 @@ def _run_modules(
             arguments |= model.enter(read.vectors)
         if read.deepstack is not None:
             arguments[ADDED] = read.deepstack
-        using = model.using(attention.begin(inputs), PooledStates(pool, inputs))
-        with adding(model.deepstack, arguments), using:
-            output = model.compute(arguments, tokens)
+        output = layers.begin(inputs).compute(arguments, tokens)
         outputs.append(output if model.has_head else output[[*tokens]])
     return torch.cat(outputs)
 

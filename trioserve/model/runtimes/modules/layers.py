@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch import Tensor
 
-from ...attention.backend import PagedModel
+from ...attention.backend import PagedBackend, PagedModel
 from ...attention.bridge import StepAttention
 from ...attention.choose import choose_paged_backend
 from ...states.modules import StepStates
@@ -19,9 +20,19 @@ from ..loaded import LoadedModel
 
 
 class ModuleLayers:
-    """The layers, with a KV cache and the states of all slots."""
+    """The layers, with a KV cache and the states of all slots.
 
-    def __init__(self, model: LoadedModel, tables: SlotTables, num_blocks: int) -> None:
+    Args:
+      make_attention: makes the backend; by default the model's choice among all.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        tables: SlotTables,
+        num_blocks: int,
+        make_attention: Callable[[PagedModel, SlotTables], PagedBackend] | None = None,
+    ) -> None:
         self._model = model
         paged_model = PagedModel(
             layers=model.layers,
@@ -30,9 +41,10 @@ class ModuleLayers:
             dtype=model.dtype,
             device=model.device,
         )
-        self._attention = choose_paged_backend(
-            paged_model, tables, model.attention_backend
+        make_attention = make_attention or partial(
+            choose_paged_backend, wanted=model.attention_backend
         )
+        self._attention = make_attention(paged_model, tables)
         self._pool = StatePool(
             model.states,
             num_slots=len(tables.block_ids),
