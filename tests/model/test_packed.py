@@ -10,14 +10,15 @@ import subprocess
 import sys
 from typing import Any
 
-import gguf
-from gguf import GGMLQuantizationType as Kind
+from gguf_families import quantise
 import numpy as np
 from numpy.typing import NDArray
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+import gguf
+from gguf import GGMLQuantizationType as Kind
 from trioserve.config import ModelConfig
 from trioserve.kernels.library import open_library
 from trioserve.model.loading.packed import load_packed
@@ -148,24 +149,6 @@ def change(config: Any, name: str, numbers: Numbers) -> Numbers:
         parts = numbers.reshape(count, 2, -1, *numbers.shape[1:])
         return np.ascontiguousarray(parts.swapaxes(1, 2).reshape(numbers.shape))
     return numbers
-
-
-def quantise(numbers: Numbers, kind: Kind) -> NDArray[Any]:
-    if kind.name.endswith("_K"):
-        return make_k_blocks(numbers.shape, kind)
-    return gguf.quantize(numbers, kind)
-
-
-def make_k_blocks(shape: tuple[int, ...], kind: Kind) -> NDArray[np.uint8]:
-    """Make blocks of chance, because gguf cannot quantise to these types."""
-    block_size, num_bytes = gguf.GGML_QUANT_SIZES[kind]
-    chance = np.random.default_rng(shape[0])
-    blocks = chance.integers(0, 256, (shape[0], shape[1] // block_size, num_bytes))
-    scale = np.frombuffer(np.float16(0.0005).tobytes(), np.uint8)
-    places = (208,) if kind == Kind.Q6_K else (0, 2)
-    for place in places:
-        blocks[..., place : place + 2] = scale
-    return blocks.astype(np.uint8).reshape(shape[0], -1)
 
 
 def load(path: Path, **options: Any) -> LoadedModel:

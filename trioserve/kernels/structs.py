@@ -57,7 +57,7 @@ class StateSpec(Structure):
 
     _fields_ = [
         *((name, c_void_p) for name in ("taps", "tap_bias", "decay", "decay_bias")),
-        *((name, c_void_p) for name in ("skip", "norm")),
+        *((name, c_void_p) for name in ("skip", "norm", "places")),
         *((name, c_int32) for name in ("kind", "num_channels", "num_taps")),
         *((name, c_int32) for name in ("num_key_heads", "num_value_heads")),
         *((name, c_int32) for name in ("key_dim", "value_dim", "num_norm_groups")),
@@ -69,7 +69,8 @@ class LayerSpec(Structure):
     """One layer; a null pointer is a part that the model does not have."""
 
     _fields_ = [
-        *((name, MatrixSpec) for name in ("inputs", "output", "gate", "up", "down")),
+        ("inputs", c_void_p),
+        *((name, MatrixSpec) for name in ("output", "gate", "up", "down")),
         *((name, MatrixSpec) for name in ("lookup_gate", "lookup_projection")),
         *((name, c_void_p) for name in ("lookup_norm", "mixture", "state")),
         *((name, c_void_p) for name in ("input_norm", "inputs_bias", "query_norm")),
@@ -78,9 +79,9 @@ class LayerSpec(Structure):
         *((name, c_void_p) for name in ("output_bias", "mixer_post_norm")),
         *((name, c_void_p) for name in ("mlp_norm", "mlp_post_norm", "cache")),
         *((name, c_float) for name in ("scaling", "softcap", "output_scale")),
-        *((name, c_int32) for name in ("window", "num_heads", "num_kv_heads")),
-        *((name, c_int32) for name in ("key_dim", "value_dim", "rotary_dim")),
-        *((name, c_int32) for name in ("keys_are_values", "has_gate")),
+        *((name, c_int32) for name in ("num_inputs", "window", "num_heads")),
+        *((name, c_int32) for name in ("num_kv_heads", "key_dim", "value_dim")),
+        *((name, c_int32) for name in ("rotary_dim", "keys_are_values", "has_gate")),
         ("shares_cache", c_int32),
     ]
 

@@ -13,6 +13,7 @@ every time. The converted folder loads in one second.
 
 from __future__ import annotations
 
+from dataclasses import replace
 import hashlib
 from importlib.util import find_spec
 import logging
@@ -61,7 +62,16 @@ def read_gguf(path: Path) -> GgufFile:
     Raises:
       WeightsBroken: the file is truncated or corrupt.
     """
-    return read_header(path, str(path)).file
+    return _add_rules(read_header(path, str(path)).file)
+
+
+def _add_rules(file: GgufFile) -> GgufFile:
+    """Return a file with the rules of its family, if it has one."""
+    # Imported here, because it imports torch.
+    from .gguf_families import find_family
+
+    family = find_family(file.architecture)
+    return file if family is None else replace(file, make_rules=family.make_rules)
 
 
 def resolve_gguf_description(path: Path, source: str) -> Path:
@@ -135,7 +145,7 @@ def convert_gguf(path: Path, description: Path, folder: Path, source: str) -> No
         checking_torch_calls(),
         show_progress(f"converting {path.name}"),
     ):
-        _save_model(header.file, description, folder)
+        _save_model(_add_rules(header.file), description, folder)
     for file in description.glob("*"):
         # save_pretrained writes files with the same names as the description's.
         if file.suffix != ".gguf":
@@ -150,16 +160,14 @@ def _save_model(file: GgufFile, description: Path, folder: Path) -> None:
         modeling_gguf_pytorch_utils,
     )
 
-    from .gguf_families import find_family, read_tensors
+    from .gguf_families import read_tensors
 
     config: Any = AutoConfig.from_pretrained(description)
     build: Any = AutoModelForCausalLM
     with torch.device("meta"):
         names = build.from_config(config)
-    family = find_family(file.architecture)
-    if family is not None:
-        rules = family.make_rules(config)
-        found = read_tensors(file, rules, names, config.dtype)
+    if file.make_rules is not None:
+        found = read_tensors(file, names, config.dtype)
         names.load_state_dict(found, assign=True)
         names.tie_weights()
         names.save_pretrained(folder)

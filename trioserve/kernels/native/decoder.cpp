@@ -24,7 +24,7 @@ template <class Format>
 Decoder<Format>::Decoder(const DecoderSpec& spec) : spec_(spec) {
   for (int i = 0; i < spec.num_layers; ++i) {
     const LayerSpec& layer = spec.layers[i];
-    mixer_inputs_ = std::max(mixer_inputs_, layer.inputs.num_outputs);
+    mixer_inputs_ = std::max(mixer_inputs_, layer.inputs_size());
     mixer_outputs_ = std::max(mixer_outputs_, layer.output.num_inputs);
     query_size_ = std::max(query_size_, layer.num_heads * layer.key_dim);
     if (layer.state) {
@@ -76,19 +76,11 @@ void Decoder<Format>::prepare(const StepSpec& step, int num_threads) {
 template <class Format>
 void Decoder<Format>::run_layer(Pool& pool, const LayerSpec& layer, const StepSpec& step) {
   normalize_rows(pool, step, layer.input_norm);
-  const std::ptrdiff_t size = layer.inputs.num_outputs;
-  multiply(pool, operands_, {normed_.data(), row_stride(spec_.hidden_size), step.num_tokens},
-           [&](int row, int first, int count, const float* values) {
-             float* to = &inputs_[row * size + first];
-             for (int i = 0; i < count; ++i) {
-               to[i] = values[i] + (layer.inputs_bias ? layer.inputs_bias[first + i] : 0.0f);
-             }
-           },
-           layer.inputs);
+  multiply_inputs(pool, layer, step);
   if (layer.state) {
     states_.run(pool, *layer.state, state_rows_, step.num_tokens, spec_.epsilon,
-                static_cast<float*>(layer.cache), inputs_.data(), size, mixed_.data(),
-                row_stride(layer.output.num_inputs));
+                static_cast<float*>(layer.cache), inputs_.data(), layer.inputs_size(),
+                mixed_.data(), row_stride(layer.output.num_inputs));
   } else {
     attend(pool, layer, step);
   }
@@ -99,6 +91,23 @@ void Decoder<Format>::run_layer(Pool& pool, const LayerSpec& layer, const StepSp
 }
 
 template <class Format>
+void Decoder<Format>::multiply_inputs(Pool& pool, const LayerSpec& layer, const StepSpec& step) {
+  const std::ptrdiff_t size = layer.inputs_size();
+  const Rows normed{normed_.data(), row_stride(spec_.hidden_size), step.num_tokens};
+  int begin = 0;  // of the matrix's outputs
+  for (int i = 0; i < layer.num_inputs; ++i) {
+    multiply(pool, operands_, normed,
+             [&](int row, int first, int count, const float* values) {
+               float* to = &inputs_[row * size + begin + first];
+               const float* bias = layer.inputs_bias ? layer.inputs_bias + begin + first : nullptr;
+               for (int j = 0; j < count; ++j) to[j] = values[j] + (bias ? bias[j] : 0.0f);
+             },
+             layer.inputs[i]);
+    begin += layer.inputs[i].num_outputs;
+  }
+}
+
+template <class Format>
 void Decoder<Format>::attend(Pool& pool, const LayerSpec& layer, const StepSpec& step) {
   const int size = layer.output.num_inputs;
   place_tokens(pool, layer, step);
@@ -106,7 +115,7 @@ void Decoder<Format>::attend(Pool& pool, const LayerSpec& layer, const StepSpec&
       pool, shape(layer), static_cast<const typename Format::Weight*>(layer.cache),
       queries_.data(), mixed_.data(), row_stride(size));
   if (!layer.has_gate) return;
-  const std::ptrdiff_t stride = layer.inputs.num_outputs;
+  const std::ptrdiff_t stride = layer.inputs_size();
   run_tokens(pool, step.num_tokens, [&](int token) {
     const float* gate = &inputs_[(token + 1) * stride - size];
     float* mixed = &mixed_[token * row_stride(size)];
@@ -145,7 +154,7 @@ void Decoder<Format>::place_token(const LayerSpec& layer, const StepSpec& step,
   const float* cos = (step.cos ? step.cos : layer.cos) + angle;
   const float* sin = (step.cos ? step.sin : layer.sin) + angle;
   const int key_dim = layer.key_dim, value_dim = layer.value_dim;
-  float* const inputs = &inputs_[flat * layer.inputs.num_outputs];
+  float* const inputs = &inputs_[flat * layer.inputs_size()];
   float* head = inputs;
   auto place = [&](const float* norm) {
     if (norm) normalize(head, norm, key_dim, spec_.epsilon, head);

@@ -20,8 +20,9 @@ namespace trioserve {
 // Everything but matrices is float32. The gate has the format of `up`.
 struct LayerSpec {
   // Queries, keys and values, as far as the layer has products for them, and gates, if its
-  // attention has those. StateSpec draws what a layer with a state has in place of them.
-  MatrixSpec inputs;
+  // attention has those. StateSpec draws what a layer with a state has in place of them. Their
+  // matrices follow each other: num_inputs of them, each in a format of its own.
+  const MatrixSpec* inputs;
   MatrixSpec output;
   MatrixSpec gate;
   MatrixSpec up;
@@ -47,11 +48,19 @@ struct LayerSpec {
   float scaling;
   float softcap;
   float output_scale;  // factor of the layer's output
+  std::int32_t num_inputs;
   std::int32_t window;
   std::int32_t num_heads, num_kv_heads, key_dim, value_dim, rotary_dim;
   std::int32_t keys_are_values;  // values are keys before their norm; they have a norm, too
   std::int32_t has_gate;         // sigmoids of gates weigh the outputs of attention
   std::int32_t shares_cache;     // the cache is an earlier layer's, which alone writes it
+
+  // The numbers that the mixer reads of a token.
+  int inputs_size() const {
+    int size = 0;
+    for (int i = 0; i < num_inputs; ++i) size += inputs[i].num_outputs;
+    return size;
+  }
 };
 
 struct DecoderSpec {
@@ -100,6 +109,7 @@ class Decoder {
  private:
   void prepare(const StepSpec& step, int num_threads);
   void run_layer(Pool& pool, const LayerSpec& layer, const StepSpec& step);
+  void multiply_inputs(Pool& pool, const LayerSpec& layer, const StepSpec& step);
   void attend(Pool& pool, const LayerSpec& layer, const StepSpec& step);
   void add_deepstack(Pool& pool, const StepSpec& step, int layer);
   void place_tokens(Pool& pool, const LayerSpec& layer, const StepSpec& step);

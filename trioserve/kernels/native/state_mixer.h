@@ -113,9 +113,10 @@ class StateMixer {
             run_columns<false>(inputs, column, columns, mixed_.data());
           }
         }
+        const int place = spec.places ? spec.places[head] : head;
         for (int t = 0; t < count; ++t) {
           write(spec, head, epsilon, x + (begin + t) * stride, t,
-                out + (begin + t) * out_stride + head * spec.value_dim);
+                out + (begin + t) * out_stride + place * spec.value_dim);
         }
       }
     }

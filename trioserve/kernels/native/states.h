@@ -43,6 +43,8 @@ struct StateSpec {
   const float* decay_bias;  // (num_value_heads,)
   const float* skip;        // (num_value_heads,) or null: factor of values in the output
   const float* norm;        // kDelta: (value_dim,); kMamba2: (num_value_heads * value_dim,) or null
+  // kDelta: (num_value_heads,) or null: the place of each head's output among those of a token
+  const std::int32_t* places;
   StateKind kind;
   std::int32_t num_channels, num_taps;
   // A head of queries and keys serves num_value_heads / num_key_heads heads of values.

@@ -21,8 +21,9 @@ from ..attention.probe import UnfitLayer
 from ..runtimes.choice import NotRecognised, log_kernels
 from ..runtimes.loaded import LoadedModel
 from ..runtimes.native.decoder import NativeDecoder
-from ..runtimes.native.packer import NUMBERS
+from ..runtimes.native.packer import NUMBERS, name_kind
 from ..runtimes.recognise.decoder import find_parts
+from ..states.spec import count_stateful_modules
 from .files.facts import ModelFacts, read_facts
 from .gguf.tensors import fill_model
 from .load import describe_model, make_ready, takes_logits_to_keep
@@ -31,7 +32,8 @@ from .watching import watch_model
 
 logger = logging.getLogger(__name__)
 
-# Names of llama.cpp. tests/model/test_packed.py compares each with transformers.
+# Names of llama.cpp, of files without rules of their own. tests/model/test_packed.py compares
+# each with transformers, and test_packed_families.py those with rules.
 _ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3")
 
 
@@ -69,20 +71,29 @@ def _load(
     folder: Path, file: GgufFile, config: ModelConfig, facts: ModelFacts, name: str
 ) -> LoadedModel:
     dtype = _choose_dtype(config, facts)
-    if file.architecture not in _ARCHITECTURES:
+    if file.make_rules is None and file.architecture not in _ARCHITECTURES:
         raise NotRecognised(
             f"kernels for the architecture {file.architecture} are missing"
         )
     if facts.device.type != "cpu":
         raise NotRecognised(f"kernels run on CPUs, not on {facts.device.type}")
     library = open_library()
-    model = build_on_meta(facts, dtype)
+    # On this device, products of experts do not run in float32.
+    model = build_on_meta(facts, torch.bfloat16)
     watched = watch_model(model)
+    if dtype != model.dtype:
+        # It would convert buffers, too, and the frequencies of rotary angles are float32.
+        torch.nn.Module.to(model, dtype)
     sources = fill_model(model, file, dtype)
     model.generation_config = GenerationConfig.from_pretrained(folder)
     make_ready(model, facts)
-    parts = find_parts(model, watched.layers, facts.max_model_len)
-    kinds = sorted({matrix.kind for matrix in sources.values()})
+    parts = find_parts(
+        model,
+        watched.layers,
+        facts.max_model_len,
+        num_states=count_stateful_modules(watched.states),
+    )
+    kinds = sorted({name_kind(each) for rows in sources.values() for each in rows})
     native = NativeDecoder(
         parts,
         library,

@@ -5,13 +5,13 @@ file with the configuration and the rules that undo this. A name that no rule ha
 the model lacks, refuses the file.
 
 families   the table by architecture
-rules      names of tensors, and what undoes a change
+rules      rules that several families share
 shared     fields of configurations that all families have
 reading    the tensors of a file by transformers' names
 """
 
+from ...types.gguf_rules import Unreadable
 from .families import Family, find_family
 from .reading import read_tensors
-from .rules import Unreadable
 
 __all__ = ["Family", "Unreadable", "find_family", "read_tensors"]

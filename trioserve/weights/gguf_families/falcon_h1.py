@@ -7,16 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .rules import (
-    ATTENTION,
-    ENDS,
-    Metadata,
-    Rule,
-    Rules,
-    Unreadable,
-    read_mamba,
-    rename,
-)
+from ...types.gguf_rules import Rule, Rules, Unreadable
+from .rules import ATTENTION, ENDS, Metadata, read_mamba, rename
 from .shared import Shapes, describe_decoder, make_reader
 
 

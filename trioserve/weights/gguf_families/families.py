@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from . import falcon_h1, gemma4, granite, lfm2, nemotron_h, qwen_next
-from .rules import Metadata, Rules
+from ...types.gguf_rules import Rules
+from .rules import Metadata
 
 # Returns the fields of a configuration, from the header and the shapes of the tensors.
 MakeConfig: TypeAlias = Callable[[Metadata, dict[str, tuple[int, ...]]], dict[str, Any]]

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from .rules import ATTENTION, ENDS, MLP, Metadata, Rule, Rules, Unreadable, rename
+from ...types.gguf_rules import Rule, Rules, Unreadable
+from .rules import ATTENTION, ENDS, MLP, Metadata, rename
 from .shared import Shapes, describe_decoder, make_reader
 
 # The share of each head that full layers rotate. The header does not tell it, but the
@@ -109,9 +110,7 @@ def read(config: Any) -> Rules:
         "ffn_gate_up_exps.weight": Rule(name="experts.gate_up_proj"),
         "ffn_down_exps.weight": Rule(name="experts.down_proj"),
         "ffn_down_exps.scale": Rule(name="router.per_expert_scale"),
-        "rope_freqs.weight": Rule(
-            name="", undo=partial(_check_angles, config), is_optional=True
-        ),
+        "rope_freqs.weight": Rule(name="", undo=partial(_check_angles, config)),
     }
     # Files have them for layers that share the keys and values of others, too.
     for short, name in (("attn_k", "k_proj"), ("attn_v", "v_proj")):

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...types.gguf_rules import Rule, Rules, Unreadable
 from .rules import (
     ATTENTION,
     ENDS,
     MLP,
     NORMS,
     Metadata,
-    Rule,
-    Rules,
-    Unreadable,
     join_rows,
     read_mamba,
     rename,
@@ -91,7 +89,7 @@ def _read_attention(config: Any) -> Rules:
     ):
         for kind in ("weight", "bias"):
             rules[f"attn_{short}.{kind}"] = Rule(
-                name=f"self_attn.{short}_proj.{kind}", undo=unpermute(num_heads)
+                name=f"self_attn.{short}_proj.{kind}", rows=unpermute(num_heads)
             )
     for short, name in (("v", "v_proj"), ("output", "o_proj")):
         rules[f"attn_{short}.bias"] = Rule(name=f"self_attn.{name}.bias")

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from .rules import (
-    ATTENTION,
-    Metadata,
-    Rule,
-    Rules,
-    Unreadable,
-    add_channel,
-    rename,
-    route,
-)
+from ...types.gguf_rules import Rule, Rules, Unreadable
+from .rules import ATTENTION, Metadata, add_channel, rename, route
 from .shared import Shapes, describe_decoder, list_attention, make_reader
 
 _SIGMOID: Final = 2

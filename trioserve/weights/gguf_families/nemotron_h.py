@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .rules import (
-    ENDS,
-    Metadata,
-    Rule,
-    Rules,
-    Unreadable,
-    read_mamba,
-    rename,
-    unpermute,
-)
+from ...types.gguf_rules import Rule, Rules, Unreadable
+from .rules import ENDS, Metadata, read_mamba, rename, unpermute
 from .shared import Shapes, describe_decoder, list_attention, make_reader
 
 
@@ -103,7 +95,7 @@ def read(config: Any) -> Rules:
         ("k", config.num_key_value_heads),
     ):
         name = f"mixer.{short}_proj.weight"
-        rules[f"attn_{short}.weight"] = Rule(name=name, undo=unpermute(num_heads))
+        rules[f"attn_{short}.weight"] = Rule(name=name, rows=unpermute(num_heads))
     return rules
 
 

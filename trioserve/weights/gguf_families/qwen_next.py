@@ -6,20 +6,20 @@ after the other ("tiled"), not all of one key head together ("grouped").
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...types.gguf_rules import Rule, Rules
 from .rules import (
     ATTENTION,
     ENDS,
     MLP,
     Metadata,
-    Rule,
-    Rules,
     add_channel,
     log_negative,
     rename,
@@ -151,29 +151,23 @@ def read_35(config: Any) -> Rules:
         values = rows(numbers[skipped:])
         return torch.cat([numbers[:skipped], values])
 
-    def then(
-        first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor]
-    ) -> Callable[[Tensor], Tensor]:
-        return lambda numbers: second(first(numbers))
-
-    def columns(numbers: Tensor) -> Tensor:
-        return rows(numbers.T).T
-
-    changed: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
-        "attn_qkv.weight": ("in_proj_qkv.weight", group_values),
-        "attn_gate.weight": ("in_proj_z.weight", rows),
-        "ssm_alpha.weight": ("in_proj_a.weight", rows),
-        "ssm_beta.weight": ("in_proj_b.weight", rows),
-        "ssm_a": ("A_log", then(log_negative, rows)),
-        "ssm_dt.bias": ("dt_bias", rows),
-        "ssm_conv1d.weight": ("conv1d.weight", then(group_values, add_channel)),
-        "ssm_out.weight": ("out_proj.weight", columns),
+    changed: dict[str, Rule] = {
+        "attn_qkv.weight": Rule(name="in_proj_qkv.weight", rows=group_values),
+        "attn_gate.weight": Rule(name="in_proj_z.weight", rows=rows),
+        "ssm_alpha.weight": Rule(name="in_proj_a.weight", rows=rows),
+        "ssm_beta.weight": Rule(name="in_proj_b.weight", rows=rows),
+        "ssm_a": Rule(name="A_log", rows=rows, undo=log_negative),
+        "ssm_dt.bias": Rule(name="dt_bias", rows=rows),
+        "ssm_conv1d.weight": Rule(
+            name="conv1d.weight", rows=group_values, undo=add_channel
+        ),
+        "ssm_out.weight": Rule(name="out_proj.weight", columns=rows),
     }
     return {
         **_read_layers(),
         **{
-            short: Rule(name=f"linear_attn.{name}", undo=undo)
-            for short, (name, undo) in changed.items()
+            short: replace(rule, name=f"linear_attn.{rule.name}")
+            for short, rule in changed.items()
         },
     }
 
@@ -200,7 +194,7 @@ def _group(numbers: Tensor, *, num_keys: int, per_key: int) -> Tensor:
     return tiled.swapaxes(0, 1).reshape(numbers.shape)
 
 
-def _interleave(config: Any, parts: list[Tensor]) -> Tensor:
+def _interleave(config: Any, parts: Sequence[Tensor]) -> Tensor:
     """Join queries, keys, values and gates by key heads: [q, k, v..., z...] of each.
 
     Args:

@@ -1,4 +1,4 @@
-"""Rules from the names of llama.cpp's tensors to transformers' parameters.
+"""The rules that several families share.
 
 Source: llama.cpp's conversion/*.py, which make the changes that are undone here.
 """
@@ -6,45 +6,15 @@ Source: llama.cpp's conversion/*.py, which make the changes that are undone here
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
 
+from ...types.gguf_rules import Rule, Rules
+
 # The entries of a file's header: numbers, texts and lists of numbers.
 Metadata: TypeAlias = Mapping[str, Any]
-
-
-class Unreadable(Exception):
-    """A file is whole, and is not read nevertheless; the message says why."""
-
-
-def _keep(numbers: Tensor) -> Tensor:
-    return numbers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """Where a tensor goes, and what undoes llama.cpp's change of it.
-
-    Args:
-      name: of the parameter, within its layer; of the whole model for tensors outside of
-        layers.
-      undo: changes the numbers back, as float32.
-      part: the place among several tensors of one parameter, joined along the rows.
-      join: joins the parts in another way.
-      is_optional: a model may lack the parameter, and leaves the tensor out then.
-    """
-
-    name: str
-    undo: Callable[[Tensor], Tensor] = _keep
-    part: int | None = None
-    join: Callable[[list[Tensor]], Tensor] | None = None
-    is_optional: bool = False
-
-
-Rules: TypeAlias = dict[str, Rule]
 
 
 def subtract_one(numbers: Tensor) -> Tensor:
@@ -66,16 +36,16 @@ def add_channel(numbers: Tensor) -> Tensor:
 
 
 def unpermute(num_heads: int) -> Callable[[Tensor], Tensor]:
-    """Undo the order of rotary halves that Llama's queries and keys have in GGUF files.
+    """Return an order of rows: that of the rotary halves of Llama's queries and keys.
 
     Within each head, pairs become halves: (d / 2, 2) rows become (2, d / 2).
     """
 
-    def undo(numbers: Tensor) -> Tensor:
+    def order(numbers: Tensor) -> Tensor:
         pairs = numbers.reshape(num_heads, -1, 2, *numbers.shape[1:])
         return pairs.swapaxes(1, 2).reshape(numbers.shape)
 
-    return undo
+    return order
 
 
 def rename(names: Mapping[str, str]) -> Rules:

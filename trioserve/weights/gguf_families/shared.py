@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .rules import Metadata, Unreadable
+from ...types.gguf_rules import Unreadable
+from .rules import Metadata
 
 Shapes = dict[str, tuple[int, ...]]
 

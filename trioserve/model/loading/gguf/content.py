@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import gguf
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 import torch
 from torch import Tensor, nn
 
+import gguf
+
 from ....types.gguf import GgufFile, GgufTensor
+from ...runtimes.choice import NotRecognised
 from ...runtimes.description import make_empty
 from ...runtimes.native.gguf_matrix import GgufMatrix
+from ...runtimes.native.packer import PACKABLE_KINDS
 
 
 class GgufContent:
@@ -22,9 +27,21 @@ class GgufContent:
     def view(self, tensor: GgufTensor) -> NDArray[np.uint8]:
         """Return the blocks of a tensor, (num_rows, bytes of a row), a view of the file."""
         content = self._mapped[tensor.offset : tensor.offset + tensor.num_bytes]
-        rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
-        view: NDArray[np.uint8] = content.reshape(rows, -1).view(np.ndarray)
+        view: NDArray[np.uint8]
+        view = content.reshape(math.prod(tensor.shape[:-1]), -1).view(np.ndarray)
         return view
+
+    def find_matrix(self, tensor: GgufTensor) -> GgufMatrix:
+        """Return the blocks of a tensor; of experts, they follow each other.
+
+        Raises:
+          NotRecognised: they cannot be packed.
+        """
+        if tensor.kind not in PACKABLE_KINDS:
+            raise NotRecognised(f"{tensor.name} has the type {tensor.kind}")
+        return GgufMatrix(
+            kind=tensor.kind, num_inputs=tensor.shape[-1], rows=self.view(tensor)
+        )
 
     def read(self, tensor: GgufTensor) -> NDArray[np.float32]:
         """Return the numbers of a tensor."""

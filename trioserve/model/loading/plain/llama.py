@@ -214,7 +214,7 @@ def _pack(
         llama.library,
         torch.get_num_threads(),
         int8=llama.int8,
-        sources=builder.sources,
+        sources={each.weight: (rows,) for each, rows in builder.sources.items()},
     )
     embedding = tensors.make_embedding() if llama.layers.start == 0 else None
     if file is not None:

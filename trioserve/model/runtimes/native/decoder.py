@@ -25,6 +25,7 @@ from ....kernels.structs import (
 from ...attention.kv_cache import make_zeros
 from ...shards.group import TensorGroup
 from ...step.slots import SlotTables
+from ..choice import NotRecognised
 from ..description import (
     AttentionParts,
     BesideParts,
@@ -38,9 +39,9 @@ from ..description import (
 )
 from ..recognise.formulas import ACTIVATION_CODES
 from .layers import NativeLayers
-from .packer import NUMBERS, Packer, Weights, split
+from .packer import NUMBERS, Packer, Rows, has_other_columns, split, take
 from .scans import NativeScans
-from .states import make_state
+from .states import find_places, make_state
 from .sums import NativeSums
 
 
@@ -53,7 +54,7 @@ class NativeDecoder:
       num_threads: threads that compute a step.
       int8: quantise the weights that are numbers.
       group: the processes that share the layers; None if they are whole.
-      sources: the weights of products that have none themselves.
+      sources: the rows of the parameters that have no numbers themselves.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class NativeDecoder:
         *,
         int8: bool = False,
         group: TensorGroup | None = None,
-        sources: Mapping[nn.Linear, Weights] | None = None,
+        sources: Mapping[Tensor, Rows] | None = None,
     ) -> None:
         self.name = f"native {library.name}{' int8' if int8 else ''}"
         self.num_threads = num_threads
@@ -161,10 +162,10 @@ class NativeDecoder:
             **self._make_mlp(layer.mlp),
             **self._make_beside(layer.beside),
             **self._make_lookup(layer.lookup),
-            inputs=self._pack_inputs(mixer),
+            **self._pack_inputs(mixer),
             inputs_bias=point(_join_biases(mixer)),
             input_norm=point(layer.input_norm),
-            output=self._pack([mixer.output]),
+            output=self._packer.pack(self._find_output(mixer)),
             output_bias=point(mixer.output.bias),
             mixer_post_norm=point(layer.post_mixer_norm),
             mlp_norm=point(layer.mlp_norm),
@@ -207,22 +208,27 @@ class NativeDecoder:
 
     def _make_state(self, mixer: StateParts) -> dict[str, Any]:
         """Return the fields of a layer for its state."""
-        spec = make_state(mixer, self._packer.point)
-        self._held.append(spec)
+        places = find_places(mixer, self._find_output(mixer))
+        spec = make_state(mixer, places, self._packer.point)
+        self._held += [spec, places]
         return {"state": ctypes.addressof(spec)}
 
-    def _pack_inputs(self, mixer: AttentionParts | StateParts) -> MatrixSpec:
-        """Pack the products that a mixer reads, in the order that the kernels want."""
-        if mixer.order is None:
-            return self._pack(mixer.inputs)
-        weights = torch.cat([product.weight.detach() for product in mixer.inputs])
-        return self._packer.pack([weights[mixer.order]])
+    def _pack_inputs(self, mixer: AttentionParts | StateParts) -> dict[str, Any]:
+        """Return the fields of a layer for the products that its mixer reads."""
+        rows = self._join_rows(mixer.inputs)
+        if mixer.order is not None:
+            rows = take(rows, mixer.order.numpy())
+        specs = self._packer.pack_apart(rows)
+        array = (MatrixSpec * len(specs))(*specs)
+        self._held.append(array)
+        return {"inputs": ctypes.addressof(array), "num_inputs": len(specs)}
 
     def _make_mlp(self, mlp: MlpParts | MixtureParts) -> dict[str, Any]:
         """Return the fields of a layer for its feed-forward network."""
         if isinstance(mlp, MlpParts):
-            gate_up = [self._find_weights(product) for product in mlp.gate_up]
-            return self._pack_mlp(gate_up, self._find_weights(mlp.down))
+            return self._pack_mlp(
+                self._join_rows(mlp.gate_up), self._find_rows(mlp.down.weight)
+            )
         return self._make_mixture(mlp)
 
     def _make_beside(self, beside: BesideParts | None) -> dict[str, Any]:
@@ -239,14 +245,16 @@ class NativeDecoder:
         )
 
     def _make_mixture(self, mlp: MixtureParts, **norms: int | None) -> dict[str, Any]:
-        weights = mlp.experts.gate_up_proj.detach(), mlp.experts.down_proj.detach()
-        experts = [self._pack_mlp([gate_up], down) for gate_up, down in zip(*weights)]
+        count = len(mlp.router)
+        gate_ups = split(self._find_rows(mlp.experts.gate_up_proj), count)
+        downs = split(self._find_rows(mlp.experts.down_proj), count)
+        experts = [self._pack_mlp(*each) for each in zip(gate_ups, downs)]
         if mlp.shared is not None:
             experts.append(self._make_mlp(mlp.shared))
         array = (ExpertSpec * len(experts))(*(ExpertSpec(**each) for each in experts))
         gate = mlp.shared_gate
         mixture = MixtureSpec(
-            router=self._packer.pack([mlp.router.detach()], is_exact=True),
+            router=self._packer.pack(self._find_rows(mlp.router), is_exact=True),
             shared_gate=MatrixSpec() if gate is None else self._pack([gate]),
             experts=ctypes.addressof(array),
             num_experts=len(mlp.router),
@@ -262,12 +270,12 @@ class NativeDecoder:
         self._held += [array, mixture]
         return {"mixture": ctypes.addressof(mixture)}
 
-    def _pack_mlp(self, gate_up: Sequence[Weights], down: Weights) -> dict[str, Any]:
-        gate, up = gate_up if len(gate_up) == 2 else split(gate_up[0], 2)
+    def _pack_mlp(self, gate_up: Rows, down: Rows) -> dict[str, Any]:
+        gate, up = split(gate_up, 2)
         return {
-            "gate": self._packer.pack([gate], alike=[up]),
-            "up": self._packer.pack([up], alike=[gate]),
-            "down": self._packer.pack([down]),
+            "gate": self._packer.pack(gate, alike=up),
+            "up": self._packer.pack(up, alike=gate),
+            "down": self._packer.pack(down),
         }
 
     def _make_spec(self, parts: DecoderParts) -> DecoderSpec:
@@ -288,11 +296,30 @@ class NativeDecoder:
 
     def _pack(self, products: Sequence[nn.Linear]) -> MatrixSpec:
         """Pack products whose outputs follow each other."""
-        return self._packer.pack([self._find_weights(each) for each in products])
+        return self._packer.pack(self._join_rows(products))
 
-    def _find_weights(self, product: nn.Linear) -> Weights:
-        source = self._sources.get(product)
-        return product.weight.detach().contiguous() if source is None else source
+    def _join_rows(self, products: Sequence[nn.Linear]) -> Rows:
+        return [row for each in products for row in self._find_rows(each.weight)]
+
+    def _find_output(self, mixer: AttentionParts | StateParts) -> Rows:
+        """Return the rows of a mixer's output; only a state may write in their order."""
+        weight = mixer.output.weight
+        if isinstance(mixer, AttentionParts):
+            return self._find_rows(weight)
+        return self._sources.get(weight) or [weight.detach().contiguous()]
+
+    def _find_rows(self, weight: Tensor) -> Rows:
+        """Return the rows of a parameter; experts follow each other.
+
+        Raises:
+          NotRecognised: its columns lie in another order.
+        """
+        source = self._sources.get(weight)
+        if source is None:
+            return [weight.detach().flatten(0, -2).contiguous()]
+        if any(has_other_columns(each) for each in source):
+            raise NotRecognised("the columns of a product lie in another order")
+        return source
 
 
 def _find_shared(mixer: AttentionParts | StateParts) -> int | None:

@@ -17,21 +17,22 @@ class GgufMatrix:
       rows: (num_outputs, bytes of a row) uint8, usually a view of the mapped file
       order: (num_outputs,) int64; row i of the product is rows[order[i]]. None is the
         order of the file.
+      columns: (num_inputs,) int64; input i of the product is number columns[i] of a row. None
+        is the order of the file. Blocks cannot be packed in another one, so the numbers that
+        the product reads must lie in theirs.
     """
 
     kind: str
     num_inputs: int
     rows: NDArray[np.uint8]
     order: NDArray[np.int64] | None = None
+    columns: NDArray[np.int64] | None = None
 
     @property
     def num_outputs(self) -> int:
         return len(self.rows if self.order is None else self.order)
 
-    def split(self, count: int) -> list[GgufMatrix]:
-        """Return `count` matrices of equal size, whose outputs follow each other."""
-        if self.order is None:
-            parts = np.split(self.rows, count)
-            return [replace(self, rows=part) for part in parts]
-        orders = np.split(self.order, count)
-        return [replace(self, order=np.ascontiguousarray(part)) for part in orders]
+    def take(self, places: NDArray[np.int64]) -> GgufMatrix:
+        """Return the matrix of some outputs, in another order."""
+        order = places if self.order is None else self.order[places]
+        return replace(self, order=np.ascontiguousarray(order))

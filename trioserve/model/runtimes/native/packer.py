@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import ctypes
+from itertools import groupby
 
+import numpy as np
+from numpy.typing import NDArray
 import torch
 from torch import Tensor
 
@@ -14,6 +17,9 @@ from .gguf_matrix import GgufMatrix
 
 # One product's weights: (num_outputs, num_inputs) numbers, or rows of a GGUF file.
 Weights = Tensor | GgufMatrix
+
+# Matrices whose outputs follow each other.
+Rows = Sequence[Weights]
 
 # FormatCode of native/matrix.h.
 _FLOAT32, _BFLOAT16, _INT8, _INT4, _INT8_INPUTS16, _INT4_INPUTS16 = range(6)
@@ -62,9 +68,9 @@ class Packer:
 
     def pack(
         self,
-        weights: Sequence[Weights],
+        weights: Rows,
         *,
-        alike: Sequence[Weights] = (),
+        alike: Rows = (),
         is_exact: bool = False,
     ) -> MatrixSpec:
         """Pack matrices whose outputs follow each other, as one matrix.
@@ -94,6 +100,11 @@ class Packer:
         spec.weights = packed.data_ptr()
         return spec
 
+    def pack_apart(self, weights: Rows) -> list[MatrixSpec]:
+        """Pack matrices whose outputs follow each other, each in the format of its kind."""
+        groups = groupby(weights, lambda each: self._choose_format({name_kind(each)}))
+        return [self.pack([*group]) for _, group in groups]
+
     def point(self, tensor: Tensor | None) -> int | None:
         """Return a pointer to the numbers of a tensor, as float32."""
         if tensor is None:
@@ -115,11 +126,35 @@ class Packer:
         return _INT8 if self._int8 else _INT8_INPUTS16, group_size
 
 
-def split(weights: Weights, count: int) -> Sequence[Weights]:
-    """Return `count` matrices of equal size, whose outputs follow each other."""
-    if isinstance(weights, Tensor):
-        return weights.chunk(count)
-    return weights.split(count)
+def split(weights: Rows, count: int) -> list[Rows]:
+    """Cut matrices whose outputs follow each other into `count` of equal size."""
+    places = np.arange(sum(map(_count_outputs, weights)))
+    return [take(weights, each) for each in np.split(places, count)]
+
+
+def take(weights: Rows, places: NDArray[np.int64]) -> Rows:
+    """Return the matrices of some outputs, in another order.
+
+    Args:
+      places: of the outputs, among those of all matrices.
+    """
+    ends = np.cumsum([*map(_count_outputs, weights)])
+    owners = np.searchsorted(ends, places, side="right")
+    taken: list[Weights] = []
+    for run in np.split(np.arange(len(places)), np.flatnonzero(np.diff(owners)) + 1):
+        owner = owners[run[0]]
+        own = places[run] - (ends[owner - 1] if owner else 0)
+        taken.append(_take_one(weights[owner], own))
+    return taken
+
+
+def _take_one(weights: Weights, places: NDArray[np.int64]) -> Weights:
+    if isinstance(weights, GgufMatrix):
+        return weights.take(places)
+    if np.array_equal(places, np.arange(places[0], places[0] + len(places))):
+        # No copy.
+        return weights[places[0] : places[0] + len(places)]
+    return weights[torch.from_numpy(places)]
 
 
 def _count_outputs(weights: Weights) -> int:
@@ -128,6 +163,11 @@ def _count_outputs(weights: Weights) -> int:
 
 def _count_inputs(weights: Weights) -> int:
     return weights.shape[1] if isinstance(weights, Tensor) else weights.num_inputs
+
+
+def has_other_columns(weights: Weights) -> bool:
+    """Return whether the inputs of a product have another order than their numbers here."""
+    return isinstance(weights, GgufMatrix) and weights.columns is not None
 
 
 def name_kind(weights: Weights) -> str:

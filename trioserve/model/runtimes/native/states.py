@@ -5,21 +5,51 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from ....kernels.structs import StateSpec
+from ..choice import NotRecognised
 from ..description import DeltaParts, ShortConvParts, StateParts
+from .gguf_matrix import GgufMatrix
+from .packer import Rows
 
 # StateKind of native/states.h.
 _DELTA, _MAMBA2, _SHORT_CONV = range(3)
 
 
+def find_places(mixer: StateParts, output: Rows) -> Tensor | None:
+    """Return the place of each head of values among the inputs of a mixer's output.
+
+    Args:
+      output: the rows of that product.
+
+    Returns:
+      (num_value_heads,) int32; None if the heads are in order
+
+    Raises:
+      NotRecognised: the columns of the product are no whole heads.
+    """
+    matrix = output[0]
+    if not isinstance(matrix, GgufMatrix) or matrix.columns is None:
+        return None
+    if isinstance(mixer, DeltaParts):
+        heads = matrix.columns.reshape(-1, mixer.value_dim)
+        if np.all(np.diff(heads) == 1) and not np.any(heads[:, 0] % mixer.value_dim):
+            return torch.from_numpy((heads[:, 0] // mixer.value_dim).astype(np.int32))
+    raise NotRecognised("the columns of a product lie in another order")
+
+
 def make_state(
-    mixer: StateParts, point: Callable[[Tensor | None], int | None]
+    mixer: StateParts,
+    places: Tensor | None,
+    point: Callable[[Tensor | None], int | None],
 ) -> StateSpec:
     """Describe a layer's state.
 
     Args:
+      places: as find_places returns them.
       point: returns a pointer to the numbers of a tensor.
     """
     taps = mixer.convolution.taps
@@ -28,6 +58,7 @@ def make_state(
         tap_bias=point(mixer.convolution.bias),
         num_channels=len(taps),
         num_taps=taps.shape[1],
+        places=None if places is None else places.data_ptr(),
         **_list_fields(mixer, point),
     )
 

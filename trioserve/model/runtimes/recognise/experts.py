@@ -188,10 +188,7 @@ def check_experts(found: MixtureParts, hidden_size: int) -> None:
         or experts.gate_up_proj.shape != (num_experts, 2 * size, hidden_size)
         or experts.down_proj.shape != (num_experts, hidden_size, size)
         or experts.gate_up_proj.dtype != experts.down_proj.dtype
-        # Weights of GGUF files are not the model's own.
         or experts.gate_up_proj.is_meta
-        or not experts.gate_up_proj.is_contiguous()
-        or not experts.down_proj.is_contiguous()
         or not 0 < found.num_chosen <= num_experts
     ):
         raise NotRecognised(f"{name} has weights of an unexpected shape or type")
