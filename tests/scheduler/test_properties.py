@@ -22,6 +22,7 @@ from trioserve.types.client import Client
 from trioserve.types.ids import SequenceId
 from trioserve.types.plan import StepPlan
 from trioserve.types.sampling import SamplingParams
+from trioserve.types.windows import count_window_blocks
 
 BLOCK_SIZE = 4
 
@@ -57,6 +58,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_stages=st.integers(1, 4),
         max_step_seconds=st.sampled_from([math.inf, 0.02, 0.005, 1e-9]),
         num_checkpoints=st.sampled_from([None, 0, 1, 3, 9]),
+        window=st.sampled_from([None, 1, 3, 4, 10, 30]),
+        num_spare_window_blocks=st.integers(0, 12),
     )
     def start(
         self,
@@ -67,12 +70,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_stages: int,
         max_step_seconds: float,
         num_checkpoints: int | None,
+        window: int | None,
+        num_spare_window_blocks: int,
     ) -> None:
         self.budget = max_num_seqs + spare_budget
         self.max_num_seqs = max_num_seqs
         self.max_model_len = num_blocks * BLOCK_SIZE
         self.num_stages = num_stages
         self.depth = min(depth, max(3, num_stages + 1))
+        num_window_blocks = None
+        if window is not None:
+            least = count_window_blocks(window, self.budget, BLOCK_SIZE)
+            num_window_blocks = min(num_blocks, least) + num_spare_window_blocks
         self.scheduler = Scheduler(
             num_blocks=num_blocks,
             block_size=BLOCK_SIZE,
@@ -82,11 +91,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_stages=num_stages,
             max_step_seconds=max_step_seconds,
             num_checkpoints=num_checkpoints,
+            num_window_blocks=num_window_blocks,
+            window=window,
         )
         self.fresh = self.scheduler.statistics()
         self.device = FakeDevice(
             block_size=BLOCK_SIZE,
             reads_blocks=True,
+            window=window,
             keeps_states=num_checkpoints is not None,
         )
         self.in_flight: deque[StepPlan] = deque()

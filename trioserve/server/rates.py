@@ -75,7 +75,7 @@ def _read(engine: TokenEngine | TensorEngine) -> _Totals:
         num_generated=counters.num_sampled_tokens,
         num_queried=counters.num_prefix_queried_tokens,
         num_hits=counters.num_prefix_hit_tokens,
-        kv_usage=scheduler.num_used_blocks / scheduler.num_blocks,
+        kv_usage=scheduler.kv_usage,
     )
 
 

@@ -66,6 +66,8 @@ class _Slot:
     num_prompt: int
     token_ids: list[int]
     block_ids: list[BlockId]
+    window_ids: dict[int, BlockId]
+    num_window_blocks: int
     is_skipped: bool = False
     state: tuple[int, ...] = ()
 
@@ -86,6 +88,8 @@ class FakeDevice:
       block_size: tokens in one KV block; None does not check the blocks.
       reads_blocks: also check that the blocks of a row still hold the tokens of its
         sequence. The cost of a step then grows with the length of its sequences.
+      window: the most keys that a query sees in layers with blocks of their own; their
+        blocks are checked, too. None without such layers.
       keeps_states: also check that the state of a slot has read the tokens before each row.
       is_late: tells whether the grammar of a slot is late. Its rows are skipped then, and
         so are rows that were planned behind a skipped one.
@@ -100,6 +104,7 @@ class FakeDevice:
         *,
         block_size: int | None = None,
         reads_blocks: bool = False,
+        window: int | None = None,
         keeps_states: bool = False,
         is_late: Callable[[int], bool] = lambda slot: False,
         seed_of: Callable[[SlotStart], int] = lambda start: start.seed,
@@ -110,12 +115,14 @@ class FakeDevice:
         self._error = error
         self._block_size = block_size
         self._reads_blocks = reads_blocks
+        self._window = window
         self._keeps_states = keeps_states
         self._copies: dict[int, tuple[int, ...]] = {}
         self._is_late = is_late
         self._slots: dict[int, _Slot] = {}
         # (block, offset) -> (position, token id)
         self._cache: dict[tuple[BlockId, int], tuple[int, int]] = {}
+        self._window_cache: dict[tuple[BlockId, int], tuple[int, int]] = {}
         self.plans: list[StepPlan] = []
 
     def step(self, plan: StepPlan) -> StepResult:
@@ -126,6 +133,8 @@ class FakeDevice:
                 num_prompt=len(start.prompt_token_ids),
                 token_ids=[*start.prompt_token_ids, *start.output_token_ids],
                 block_ids=[],
+                window_ids={},
+                num_window_blocks=start.first_window_block,
             )
             if start.restores is not None:
                 self._slots[start.slot].state = self._copies[start.restores]
@@ -161,6 +170,9 @@ class FakeDevice:
     def _check(self, row: StepRow) -> None:
         slot = self._slots[row.slot]
         slot.block_ids += row.new_block_ids
+        for block_id in row.new_window_ids:
+            slot.window_ids[slot.num_window_blocks] = block_id
+            slot.num_window_blocks += 1
         is_known = row.end <= len(slot.token_ids)
         assert is_known or slot.is_skipped, "a row's tokens are there"
         if self._block_size is not None:
@@ -176,12 +188,19 @@ class FakeDevice:
                 # A row behind a skipped one has the same token again.
                 index = min(position, len(slot.token_ids) - 1)
                 self._cache[cell] = position, slot.token_ids[index]
+                if self._window is not None:
+                    cell = self._find_window_cell(slot, position)
+                    self._window_cache[cell] = position, slot.token_ids[index]
         for row in plan.rows:
             slot = self._slots[row.slot]
             for position in range(min(row.end, len(slot.token_ids))):
                 read = self._cache[self._find_cell(slot, position)]
                 written = position, slot.token_ids[position]
                 assert read == written, "a block was overwritten"
+                if self._window is None or position <= row.start - self._window:
+                    continue
+                read = self._window_cache[self._find_window_cell(slot, position)]
+                assert read == written, "a window block was overwritten"
 
     def _move_state(self, row: StepRow) -> None:
         """Let the state of a slot, the tokens that it has read, read a row."""
@@ -202,6 +221,11 @@ class FakeDevice:
         assert self._block_size is not None, "blocks have a size"
         index, offset = divmod(position, self._block_size)
         return slot.block_ids[index], offset
+
+    def _find_window_cell(self, slot: _Slot, position: int) -> tuple[BlockId, int]:
+        assert self._block_size is not None, "blocks have a size"
+        index, offset = divmod(position, self._block_size)
+        return slot.window_ids[index], offset
 
     def _sample(self, row: StepRow) -> tuple[int, ...]:
         slot = self._slots[row.slot]

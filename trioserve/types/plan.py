@@ -33,6 +33,8 @@ class SlotStart:
       embedded: as in Prompt.
       restores: the copy of states with which it goes on; None if it begins, or if the model
         has no states.
+      first_window_block: the place of the first block in its table of window blocks: the
+        blocks before it lie behind the windows of all tokens to come.
     """
 
     slot: int
@@ -43,6 +45,7 @@ class SlotStart:
     stop_token_ids: frozenset[int] = frozenset()
     embedded: tuple[EmbeddedInput, ...] = ()
     restores: int | None = None
+    first_window_block: int = 0
 
 
 class StepRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -50,7 +53,8 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     The tokens at positions [start, start + num_tokens) of the slot are computed and
     their keys and values are written. `new_block_ids` follow the blocks that the slot's
-    block table holds already. With `sample`, the chunk ends at the last planned token of
+    block table holds already, and `new_window_ids` those of its table of window blocks,
+    which layers with windows have for themselves. With `sample`, the chunk ends at the last planned token of
     the sequence and the next one is sampled; the runner appends it to the slot. `saves`
     names the copy to be made of the states behind the chunk.
     """
@@ -61,6 +65,7 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     new_block_ids: tuple[BlockId, ...]
     sample: bool
     saves: int | None = None
+    new_window_ids: tuple[BlockId, ...] = ()
 
     @property
     def end(self) -> int:

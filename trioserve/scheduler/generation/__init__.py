@@ -9,6 +9,7 @@ draft            a step while it is planned
 micro_batches    the decoding sequences of each step of a pipeline
 time_share       the time of a step, for decoding and for prompts, and the turns of rows
 block_tables     blocks for the tokens of sequences, found by prefix
-blocks           the pool of KV blocks, and their hashes
+window_blocks    blocks of layers with windows, given back behind the windows
+blocks           a pool of KV blocks, and their hashes
 counts           statistics and counters
 """

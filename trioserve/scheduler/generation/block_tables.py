@@ -8,50 +8,47 @@ pipeline, and within a step every layer writes all keys and values before it rea
 * a row's full blocks of known tokens are registered in the prefix cache when the row is
   planned, before it is computed: a sequence that finds such a block reads it in a later
   step, or in a later row of the same step. Each stage of a pipeline holds its own layers'
-  part of the block, and writes it before its own turn at the reader's step.
+  part of the block, and writes it before its own turn at the reader's step;
+* a window block (window_blocks.py) is free as soon as no token that will be planned sees it,
+  even if steps in flight have rows that do: its next owner writes it in a later step than
+  theirs. Nobody tells the device, whose table keeps the old entry and is never read there.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 import itertools
 
 from ...types.ids import BlockId
-from .blocks import BlockPool
+from .blocks import BlockPool, PoolNeed
 from .checkpoints import Checkpoints
 from .sequence import Sequence
+from .window_blocks import WindowBlocks
 
 
 class BlockNeed:
     """The blocks that a waiting sequence needs, and the blocks that are free for it.
 
     Args:
-      num_blocks: the number that it will hold.
-      cached: the blocks with which it begins.
-
-    Attributes:
-      num_missing: blocks that it has to allocate.
+      blocks: for the tokens that it has.
+      windows: for its window, if layers have window blocks.
     """
 
-    def __init__(self, pool: BlockPool, num_blocks: int, cached: list[BlockId]) -> None:
-        self.num_blocks = num_blocks
-        self.cached = cached
-        self.num_missing = num_blocks - len(cached)
-        self._pool = pool
-        self._num_free = pool.num_free - sum(map(pool.is_free, cached))
-        # How many of its holders a block loses; cached blocks are counted already.
-        self._num_released: Counter[BlockId] = Counter()
-        self._found = set(cached)
+    def __init__(self, blocks: PoolNeed, windows: PoolNeed | None) -> None:
+        self.blocks = blocks
+        self.windows = windows
 
-    def release(self, block_ids: list[BlockId]) -> None:
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of both kinds that it will hold."""
+        num_window = 0 if self.windows is None else self.windows.num_blocks
+        return self.blocks.num_blocks + num_window
+
+    def release(self, sequence: Sequence) -> None:
         """Count the blocks that are free once a running sequence has left."""
-        self._num_released.update(block_ids)
-        self._num_free += sum(
-            self._num_released[id] == self._pool.count_holders(id)
-            for id in block_ids
-            if id not in self._found
-        )
+        self.blocks.release(sequence.block_ids)
+        if self.windows is not None:
+            self.windows.release(sequence.window_ids)
 
     def count_lacking(self, num_running: int) -> int:
         """Return how many blocks must become free; zero or less if there are enough.
@@ -59,9 +56,10 @@ class BlockNeed:
         Args:
           num_running: sequences that stay.
         """
-        # One block stays free for each running sequence to grow into. Without it the next
-        # step would preempt the sequence that this one admits.
-        return self.num_missing + num_running - self._num_free
+        lacking = self.blocks.count_lacking(num_running)
+        if self.windows is None:
+            return lacking
+        return max(0, lacking) + max(0, self.windows.count_lacking(num_running))
 
 
 class BlockTables:
@@ -72,6 +70,8 @@ class BlockTables:
       block_size: tokens in one block.
       prefix_caching: share full blocks by content.
       num_checkpoints: copies of states; None if the model has no states.
+      windows: the blocks of layers with windows; None if these have the same blocks as all
+        others.
 
     Attributes:
       num_queried_tokens: tokens of admitted sequences that were looked up.
@@ -84,19 +84,23 @@ class BlockTables:
         block_size: int,
         prefix_caching: bool,
         num_checkpoints: int | None = None,
+        windows: WindowBlocks | None = None,
     ) -> None:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self._pool = BlockPool(num_blocks)
         self._block_size = block_size
         self._prefix_caching = prefix_caching
+        self._windows = windows
         self._num_checkpoints = num_checkpoints
         self._checkpoints = (
             None if num_checkpoints is None else Checkpoints(num_checkpoints)
         )
 
-    def begin_step(self) -> None:
-        """Begin to plan a step."""
+    def begin_step(self, running: Iterable[Sequence]) -> None:
+        """Begin to plan a step: take back the blocks that no row needs any more."""
+        if self._windows is not None:
+            self._windows.give_back(running)
         if self._checkpoints is not None:
             self._checkpoints.begin_step()
 
@@ -107,7 +111,17 @@ class BlockTables:
     @property
     def num_used(self) -> int:
         """Blocks that sequences hold."""
-        return self._pool.num_blocks - self._pool.num_free
+        return self._pool.num_used
+
+    @property
+    def num_window_blocks(self) -> int:
+        """Blocks of layers with windows."""
+        return 0 if self._windows is None else self._windows.pool.num_blocks
+
+    @property
+    def num_used_window_blocks(self) -> int:
+        """Blocks of layers with windows that sequences hold."""
+        return 0 if self._windows is None else self._windows.pool.num_used
 
     @property
     def num_cached(self) -> int:
@@ -134,12 +148,14 @@ class BlockTables:
         need = self.find_need(sequence)
         if need.count_lacking(num_running) > 0:
             return False
-        self._pool.acquire(need.cached)
-        sequence.block_ids = need.cached + self._pool.allocate(need.num_missing)
-        sequence.num_computed = len(need.cached) * self._block_size
-        sequence.num_registered_blocks = len(need.cached)
+        num_found = len(need.blocks.cached)
+        sequence.block_ids = need.blocks.take()
+        sequence.num_computed = num_found * self._block_size
+        sequence.num_registered_blocks = num_found
+        if self._windows is not None and need.windows is not None:
+            self._windows.admit(sequence, need.windows)
         if self._checkpoints is not None:
-            self._restore(sequence, len(need.cached), self._checkpoints)
+            self._restore(sequence, num_found, self._checkpoints)
         return True
 
     def has_room(self, sequence: Sequence, num_running: int) -> bool:
@@ -149,12 +165,21 @@ class BlockTables:
           num_running: running sequences.
         """
         num_blocks = self._count_blocks(sequence.num_tokens)
-        return num_blocks + num_running <= self._pool.num_free
+        if num_blocks + num_running > self._pool.num_free:
+            return False
+        windows = self._windows
+        return windows is None or (
+            windows.count_most(num_blocks) + num_running <= windows.pool.num_free
+        )
 
     def find_need(self, sequence: Sequence) -> BlockNeed:
         """Return the blocks that a waiting sequence needs to be admitted."""
         num_blocks = self._count_blocks(sequence.num_tokens)
-        return BlockNeed(self._pool, num_blocks, self._match_prefix(sequence))
+        cached = self._match_prefix(sequence)
+        windows = None
+        if self._windows is not None:
+            windows = self._windows.find_need(sequence, len(cached), num_blocks)
+        return BlockNeed(PoolNeed(self._pool, num_blocks, cached), windows)
 
     def count_admission(self, sequence: Sequence) -> None:
         """Count the prefix of a sequence that was admitted for the first time."""
@@ -166,21 +191,35 @@ class BlockTables:
         self, decoding: list[Sequence], prompts: list[Sequence]
     ) -> list[Sequence]:
         """Return the sequences that need another block for their planned tokens."""
-        size = self._block_size
-        return [
+        size, windows = self._block_size, self._windows
+        growing = [
             sequence
             for sequence in itertools.chain(decoding, prompts)
             if sequence.num_planned > size * len(sequence.block_ids)
         ]
+        if windows is None:
+            return growing
+        # Most of those that need another block need a window block, too.
+        return growing + [
+            sequence
+            for sequence in itertools.chain(decoding, prompts)
+            if windows.count_missing(sequence) > 0
+            and sequence.num_planned <= size * len(sequence.block_ids)
+        ]
 
     def can_extend(self, sequences: Iterable[Sequence]) -> bool:
         """Return whether there are enough free blocks for `extend`."""
-        return self._pool.num_free >= sum(map(self._count_missing, sequences))
+        sequences, windows = list(sequences), self._windows
+        if self._pool.num_free < sum(map(self._count_missing, sequences)):
+            return False
+        return windows is None or windows.can_extend(sequences)
 
     def extend(self, sequences: Iterable[Sequence]) -> None:
         """Give sequences the blocks that they need for their planned tokens."""
         for sequence in sequences:
             sequence.block_ids += self._pool.allocate(self._count_missing(sequence))
+            if self._windows is not None:
+                self._windows.extend(sequence)
 
     def register(self, sequence: Sequence) -> None:
         """Let other sequences find the full blocks whose tokens are known and planned."""
@@ -191,6 +230,8 @@ class BlockTables:
         for index in range(first, end):
             block_hash = sequence.hash_block(index, self._block_size)
             self._pool.register(sequence.block_ids[index], block_hash)
+            if self._windows is not None:
+                self._windows.register(sequence, index, block_hash)
         sequence.num_registered_blocks = end
 
     def cut_chunk(self, sequence: Sequence, num_tokens: int) -> tuple[int, int | None]:
@@ -218,12 +259,18 @@ class BlockTables:
 
     def release(self, sequence: Sequence) -> None:
         """Take back the slot and the blocks of a sequence."""
+        if self._windows is not None:
+            self._windows.release(sequence)
         self._pool.release(sequence.give_up())
 
     def count_lost(self, sequences: Iterable[Sequence]) -> int:
         """Return how many blocks are not free, though none of these sequences has them."""
+        sequences = list(sequences)
         held = {block_id for each in sequences for block_id in each.block_ids}
-        return self.num_used - len(held)
+        num_lost = self.num_used - len(held)
+        if self._windows is not None:
+            num_lost += self._windows.count_lost(sequences)
+        return num_lost
 
     def check(self, running: Iterable[Sequence]) -> None:
         """Assert every invariant of the blocks."""
@@ -232,6 +279,8 @@ class BlockTables:
         for sequence in running:
             needed = self._count_blocks(sequence.num_computed)
             assert len(sequence.block_ids) >= needed, "computed tokens have blocks"
+        if self._windows is not None:
+            self._windows.check(running)
         if self._checkpoints is not None:
             self._checkpoints.check(self._num_checkpoints or 0)
 
@@ -249,14 +298,19 @@ class BlockTables:
     def _match_prefix(self, sequence: Sequence) -> list[BlockId]:
         """Return the blocks behind which a sequence can go on."""
         matched = self._list_cached(sequence)
-        if self._checkpoints is not None:
-            while matched and not self._has_states(sequence, len(matched)):
-                matched.pop()
+        end = len(matched)
+        if self._windows is None:
+            while end and not self._has_states(sequence, end):
+                end -= 1
+        else:
+            end = self._windows.find_end(sequence, end, self._has_states)
+        del matched[end:]
         return matched
 
     def _has_states(self, sequence: Sequence, num_blocks: int) -> bool:
+        if self._checkpoints is None:
+            return True
         block_hash = sequence.hash_block(num_blocks - 1, self._block_size)
-        assert self._checkpoints is not None, "the model has states"
         return self._checkpoints.find(block_hash) is not None
 
     def _list_cached(self, sequence: Sequence) -> list[BlockId]:
@@ -274,7 +328,8 @@ class BlockTables:
         return matched
 
     def _count_missing(self, sequence: Sequence) -> int:
-        return self._count_blocks(sequence.num_planned) - len(sequence.block_ids)
+        needed = self._count_blocks(sequence.num_planned) - len(sequence.block_ids)
+        return max(0, needed)
 
     def _count_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)

@@ -15,7 +15,7 @@ Blocks of equal content are found by the hashes that sequences compute.
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence as Tokens
 from hashlib import blake2b
 
@@ -131,6 +131,11 @@ class BlockPool:
         return len(self._free)
 
     @property
+    def num_used(self) -> int:
+        """Blocks that sequences hold."""
+        return self.num_blocks - len(self._free)
+
+    @property
     def num_cached(self) -> int:
         """Blocks that can be found by hash, held or free."""
         return len(self._by_hash)
@@ -167,8 +172,12 @@ class BlockPool:
         self._ref_counts[block_id] = 1
         return block_id
 
-    def release(self, block_ids: list[BlockId]) -> None:
-        """Give back one reference to each block of a sequence, in table order."""
+    def release(self, block_ids: list[BlockId], *, makes_way: bool = False) -> None:
+        """Give back one reference to each block of a sequence, in table order.
+
+        Args:
+          makes_way: they are taken before all others.
+        """
         # In reverse, so that the last blocks of a sequence are evicted before its first
         # ones: a chain without its first block can never be matched again.
         for block_id in reversed(block_ids):
@@ -177,7 +186,7 @@ class BlockPool:
             self._ref_counts[block_id] = count - 1
             if count == 1:
                 self._free[block_id] = None
-                if self._hashes[block_id] is None:
+                if makes_way or self._hashes[block_id] is None:
                     self._free.move_to_end(block_id, last=False)
 
     def count_holders(self, block_id: BlockId) -> int:
@@ -207,3 +216,46 @@ class BlockPool:
         assert free == set(self._free), "a block is free if and only if nobody holds it"
         for block_hash, block_id in self._by_hash.items():
             assert self._hashes[block_id] == block_hash, "hash and block agree"
+
+
+class PoolNeed:
+    """The blocks of a pool that a waiting sequence needs, and the free ones.
+
+    Args:
+      num_blocks: the number that it will hold.
+      cached: the blocks with which it begins.
+    """
+
+    def __init__(self, pool: BlockPool, num_blocks: int, cached: list[BlockId]) -> None:
+        self.num_blocks = num_blocks
+        self.cached = cached
+        self._pool = pool
+        self._num_missing = num_blocks - len(cached)
+        self._num_free = pool.num_free - sum(map(pool.is_free, cached))
+        # How many of its holders a block loses; cached blocks are counted already.
+        self._num_released: Counter[BlockId] = Counter()
+        self._found = set(cached)
+
+    def take(self) -> list[BlockId]:
+        """Acquire the cached blocks, and allocate the others."""
+        self._pool.acquire(self.cached)
+        return self.cached + self._pool.allocate(self._num_missing)
+
+    def release(self, block_ids: list[BlockId]) -> None:
+        """Count the blocks that are free once a running sequence has left."""
+        self._num_released.update(block_ids)
+        self._num_free += sum(
+            self._num_released[id] == self._pool.count_holders(id)
+            for id in block_ids
+            if id not in self._found
+        )
+
+    def count_lacking(self, num_running: int) -> int:
+        """Return how many blocks must become free; zero or less if there are enough.
+
+        Args:
+          num_running: sequences that stay.
+        """
+        # One block stays free for each running sequence to grow into. Without it the next
+        # step would preempt the sequence that this one admits.
+        return self._num_missing + num_running - self._num_free

@@ -76,7 +76,7 @@ class ClientPreemption:
         """Add the victims whose blocks the sequence needs, if they are enough."""
         need = self._blocks.find_need(claim.sequence)
         for victim in claim.victims:
-            need.release(victim.block_ids)
+            need.release(victim)
         num_lacking = self._count_lacking(need, claim)
         if num_lacking <= 0:
             return True
@@ -84,7 +84,7 @@ class ClientPreemption:
         if not claim.can_take_blocks(num_lacking, need.num_blocks):
             return False
         for victim in claim.take_blocks(need.num_blocks):
-            need.release(victim.block_ids)
+            need.release(victim)
             if self._count_lacking(need, claim) <= 0:
                 return True
         return False
@@ -149,7 +149,7 @@ class _Claim:
         It reads no block table of another client. By turns, the level does not matter.
         """
         if not self._own and any(
-            len(each.block_ids) >= num_needed and self._has_had_turn(each)
+            each.num_blocks >= num_needed and self._has_had_turn(each)
             for rival in self._rivals
             for each in rival.sequences
         ):
@@ -157,7 +157,7 @@ class _Claim:
         level = self._measure_blocks(num_needed)
         num_spare = 0.0
         for rival in self._rivals:
-            num_held = sum(len(each.block_ids) for each in rival.sequences)
+            num_held = sum(each.num_blocks for each in rival.sequences)
             # One block more need not stay free for each sequence that leaves.
             spare = num_held - level * rival.weight
             num_spare += max(0.0, spare + len(rival.sequences))
@@ -165,7 +165,7 @@ class _Claim:
 
     def _measure_blocks(self, num_needed: int) -> float:
         """Return the blocks of the client with its sequence, for its weight."""
-        own = {id for each in self._own for id in each.block_ids}
+        own = {id for each in self._own for id in each.list_blocks()}
         return (len(own) + num_needed) / self._client.weight
 
     def _take(

@@ -9,13 +9,29 @@ from ...types.ids import SequenceId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStatistics:
-    """The present state; equal to a fresh scheduler's when all is done."""
+    """The present state; equal to a fresh scheduler's when all is done.
+
+    Args:
+      num_used_blocks, num_blocks: of the KV cache; those that sequences hold, and all.
+      num_used_window_blocks, num_window_blocks: the same of the layers with windows, if
+        they have blocks of their own.
+    """
 
     num_running: int
     num_waiting: int
     num_steps_in_flight: int
     num_used_blocks: int
     num_blocks: int
+    num_used_window_blocks: int = 0
+    num_window_blocks: int = 0
+
+    @property
+    def kv_usage(self) -> float:
+        """The part of the KV cache that sequences hold; of its fuller pool."""
+        usage = self.num_used_blocks / self.num_blocks
+        if not self.num_window_blocks:
+            return usage
+        return max(usage, self.num_used_window_blocks / self.num_window_blocks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +39,7 @@ class HeldSequence:
     """The things that a sequence holds.
 
     Args:
-      num_blocks: blocks in its table, which it may share with others.
+      num_blocks: blocks in its tables, which it may share with others.
       has_slot: it runs.
     """
 

@@ -122,6 +122,9 @@ class Draft:
                 new_block_ids=sequence.take_new_block_ids(),
                 sample=samples,
                 saves=saves,
+                new_window_ids=(
+                    sequence.take_new_window_ids() if sequence.window_ids else ()
+                ),
             )
         )
         if samples:

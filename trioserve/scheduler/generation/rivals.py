@@ -43,18 +43,18 @@ class BlockAmount:
     """The blocks that a client holds; one that its sequences share counts once."""
 
     def __init__(self, rival: Rival) -> None:
-        tables = (each.block_ids for each in rival.sequences)
+        tables = (each.list_blocks() for each in rival.sequences)
         self._holders = Counter(itertools.chain.from_iterable(tables))
         self.num_held = len(self._holders)
 
     def count_lost(self, sequence: Sequence) -> int:
         """Return how many the client loses with a sequence."""
-        return sum(self._holders[id] == 1 for id in sequence.block_ids)
+        return sum(self._holders[id] == 1 for id in sequence.list_blocks())
 
     def remove(self, sequence: Sequence) -> None:
         """Count that a sequence leaves."""
         self.num_held -= self.count_lost(sequence)
-        self._holders.subtract(sequence.block_ids)
+        self._holders.subtract(sequence.list_blocks())
 
 
 Amount = SlotAmount | BlockAmount

@@ -120,7 +120,7 @@ class RunningSequences:
 
 def _measure_blocks(sequences: list[Sequence]) -> float:
     """Return the blocks that the sequences of a client hold, for its latest weight."""
-    held = {id for each in sequences for id in each.block_ids}
+    held = {id for each in sequences for id in each.list_blocks()}
     return len(held) / sequences[-1].flow.client.weight
 
 

@@ -73,6 +73,7 @@ from .running import RunningSequences
 from .sequence import Sequence
 from .shared_queue import SharedQueue
 from .time_share import TimeShare
+from .window_blocks import WindowBlocks
 
 
 class Scheduler:
@@ -87,6 +88,8 @@ class Scheduler:
       prefix_caching: share full blocks by content.
       num_checkpoints: copies of states, by which sequences go on behind cached blocks; None
         if the model has no states.
+      num_window_blocks, window: the pool of layers with windows, and the most keys that a
+        query of theirs sees; None if these layers have the same blocks as all others.
       can_recompute: the last token of a sequence can be computed again.
       num_stages: stages of the pipeline that executes the plans.
       max_step_seconds: how long a step may take while a prompt is computed, or while
@@ -104,6 +107,8 @@ class Scheduler:
         max_model_len: int,
         prefix_caching: bool = True,
         num_checkpoints: int | None = None,
+        num_window_blocks: int | None = None,
+        window: int | None = None,
         can_recompute: bool = True,
         num_stages: int = 1,
         max_step_seconds: float = math.inf,
@@ -120,8 +125,15 @@ class Scheduler:
         self._micro_batches = MicroBatches(num_stages)
         self._cost = StepCost()
         self._time = TimeShare(self._cost, max_step_seconds / num_stages)
+        windows = None
+        if num_window_blocks is not None and window is not None:
+            windows = WindowBlocks(
+                num_window_blocks, block_size, window, max_num_batched_tokens
+            )
+            if not windows.has_room_for(-(-max_model_len // block_size)):
+                raise ValueError("the longest sequence must fit the pool alone")
         self._blocks = BlockTables(
-            num_blocks, block_size, prefix_caching, num_checkpoints
+            num_blocks, block_size, prefix_caching, num_checkpoints, windows
         )
         self._sequences: dict[SequenceId, Sequence] = {}
         self._running = RunningSequences(max_num_seqs)
@@ -238,6 +250,8 @@ class Scheduler:
             num_steps_in_flight=len(self._in_flight),
             num_used_blocks=self._blocks.num_used,
             num_blocks=self._blocks.num_blocks,
+            num_used_window_blocks=self._blocks.num_used_window_blocks,
+            num_window_blocks=self._blocks.num_window_blocks,
         )
 
     def counters(self) -> SchedulerCounters:
@@ -265,7 +279,7 @@ class Scheduler:
                 HeldSequence(
                     sequence_id=sequence_id,
                     request_id=sequence.flow.request_id,
-                    num_blocks=len(sequence.block_ids),
+                    num_blocks=sequence.num_blocks,
                     has_slot=sequence.slot is not None,
                 )
                 for sequence_id, sequence in known.items()
@@ -294,7 +308,7 @@ class Scheduler:
     def _draft_step(self) -> Draft:
         step_id = self._num_steps + 1
         waiting = self._waiting
-        self._blocks.begin_step()
+        self._blocks.begin_step(self._running)
         starts = self._make_room(step_id) if waiting.shares.are_shared else []
         while True:
             num_preemptions = self._num_preemptions

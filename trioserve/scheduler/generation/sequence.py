@@ -125,6 +125,8 @@ class Sequence:
       checkpoint: the copy of states with which it goes on since then, if any.
       junction: the end of the blocks that it shares with others, if their states are unknown.
       writes_nothing: it ends when its prompt is read.
+      window_ids: its blocks for layers with windows, if they have blocks of their own.
+      window_begin: the place of the first of them among the blocks of its tokens.
       last_turn: number of the last turn in which it decoded; rises with each step that had
         no time for all sequences.
     """
@@ -160,10 +162,13 @@ class Sequence:
         "sequence_id",
         "slot",
         "started_in",
+        "window_begin",
+        "window_ids",
         "writes_nothing",
         "_hashes",
         "_num_computed_before",
         "_num_planned_blocks",
+        "_num_planned_window_blocks",
         "_num_reported",
         "_repetition",
     )
@@ -195,6 +200,8 @@ class Sequence:
         self.eos_token_ids = frozenset() if sampling.ignore_eos else eos_token_ids
         self.slot: int | None = None
         self.block_ids: list[BlockId] = []
+        self.window_ids: list[BlockId] = []
+        self.window_begin = 0
         assert sampling.max_tokens is not None, "the engine works it out"
         self.max_num_tokens = len(prompt_token_ids) + sampling.max_tokens
         self.writes_nothing = sampling.max_tokens == 0
@@ -217,6 +224,7 @@ class Sequence:
         # Prompt tokens whose log probabilities have been reported.
         self._num_reported = 0
         self._num_planned_blocks = 0
+        self._num_planned_window_blocks = 0
         self._num_computed_before = 0
         # Made with the first token: many sequences may wait.
         self._repetition: RepetitionDetector | None = None
@@ -384,13 +392,30 @@ class Sequence:
             stop_token_ids=self.eos_token_ids | set(self.sampling.stop_token_ids),
             embedded=self.embedded,
             restores=self.checkpoint,
+            first_window_block=self.window_begin,
         )
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that it holds, and may share."""
+        return len(self.block_ids) + len(self.window_ids)
+
+    def list_blocks(self) -> list[int]:
+        """Return numbers of the blocks that it holds, different for all blocks."""
+        return [*self.block_ids, *(~block_id for block_id in self.window_ids)]
 
     def take_new_block_ids(self) -> tuple[BlockId, ...]:
         """Return the blocks that no plan has named since the sequence started."""
         new = self.block_ids[self._num_planned_blocks :]
         self._num_planned_blocks = len(self.block_ids)
         return tuple(new)
+
+    def take_new_window_ids(self) -> tuple[BlockId, ...]:
+        """Return the window blocks that no plan has named since the sequence started."""
+        # Blocks are named before they are given back.
+        num_named = max(0, self._num_planned_window_blocks - self.window_begin)
+        self._num_planned_window_blocks = self.window_begin + len(self.window_ids)
+        return tuple(self.window_ids[num_named:])
 
     def give_up(self) -> list[BlockId]:
         """Forget slot, blocks and computed tokens; returns the blocks that it held."""
@@ -401,6 +426,7 @@ class Sequence:
         self.num_computed = 0
         self.num_registered_blocks = 0
         self._num_planned_blocks = 0
+        self._num_planned_window_blocks = 0
         return block_ids
 
     def hash_block(self, index: int, block_size: int) -> bytes:

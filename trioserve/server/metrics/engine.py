@@ -75,8 +75,7 @@ ENGINE: Rows[TokenEngine | TensorEngine] = (
 
 
 def _find_kv_usage(engine: TokenEngine) -> float:
-    scheduler = engine.statistics().scheduler
-    return scheduler.num_used_blocks / scheduler.num_blocks
+    return engine.statistics().scheduler.kv_usage
 
 
 GENERATION: Rows[TokenEngine] = (
