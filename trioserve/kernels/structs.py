@@ -82,7 +82,7 @@ class LayerSpec(Structure):
         *((name, c_int32) for name in ("num_inputs", "window", "num_heads")),
         *((name, c_int32) for name in ("num_kv_heads", "key_dim", "value_dim")),
         *((name, c_int32) for name in ("rotary_dim", "keys_are_values", "has_gate")),
-        ("shares_cache", c_int32),
+        *((name, c_int32) for name in ("shares_cache", "is_windowed")),
     ]
 
 
@@ -106,7 +106,8 @@ class StepSpec(Structure):
     """One step."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("hidden", "blocks", "rows", "wanted")),
+        *((name, c_void_p) for name in ("hidden", "blocks", "window_blocks")),
+        *((name, c_void_p) for name in ("rows", "wanted")),
         *((name, c_void_p) for name in ("logits", "lookups", "cos", "sin")),
         ("deepstack", c_void_p),
         *((name, c_int32) for name in ("num_tokens", "num_rows", "num_wanted")),

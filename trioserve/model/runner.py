@@ -41,6 +41,8 @@ class ModelRunner:
     Args:
       model: no other runner may step it at the same time.
       num_blocks: blocks of the cache; the ids in plans are smaller.
+      num_window_blocks: blocks of layers with windows; None if these have the same blocks as
+        all others.
       block_size: tokens in one block.
       max_num_seqs: number of slots.
       max_model_len: tokens of prompt and output that a slot can hold.
@@ -65,6 +67,7 @@ class ModelRunner:
         max_num_seqs: int,
         max_model_len: int,
         num_checkpoints: int = 0,
+        num_window_blocks: int | None = None,
         logits_processors: Sequence[type[LogitsProcessor]] = (),
         load_tokenizer: LoadTokenizer | None = None,
         ends: StepEnds | None = None,
@@ -76,6 +79,7 @@ class ModelRunner:
             block_size=block_size,
             device=model.device,
             num_checkpoints=num_checkpoints,
+            has_windows=num_window_blocks is not None,
         )
         ends = ends or WholeModelEnds()
         self._reader = ends.make_reader(model, self._tables)
@@ -84,9 +88,10 @@ class ModelRunner:
         )
         self._writer = ends.make_writer(model, self._tables, extensions)
         self._grid = _make_grid(model)
-        self._layers = _make_layers(model, self._tables, num_blocks)
+        self._layers = _make_layers(model, self._tables, num_blocks, num_window_blocks)
         self._block_size = block_size
-        self._max_warm_up_tokens = min(max_model_len, num_blocks * block_size) - 1
+        fewest = min(num_blocks, num_window_blocks or num_blocks)
+        self._max_warm_up_tokens = min(max_model_len, fewest * block_size) - 1
 
     def step(self, plan: StepPlan) -> StepResult:
         """Run a plan; blocks until its tokens are known."""
@@ -150,7 +155,12 @@ class ModelRunner:
         )
         blocks = tuple(BlockId(i) for i in range(num_tokens // self._block_size + 1))
         chunk = StepRow(
-            slot=0, start=0, num_tokens=num_tokens, new_block_ids=blocks, sample=True
+            slot=0,
+            start=0,
+            num_tokens=num_tokens,
+            new_block_ids=blocks,
+            new_window_ids=blocks,
+            sample=True,
         )
         decode = StepRow(
             slot=0, start=num_tokens, num_tokens=1, new_block_ids=(), sample=False
@@ -175,12 +185,22 @@ def _make_grid(model: LoadedModel) -> GridPositions | None:
     return GridPositions(model.model.config.vision_config.spatial_merge_size)
 
 
-def _make_layers(model: LoadedModel, tables: SlotTables, num_blocks: int) -> Layers:
+def _make_layers(
+    model: LoadedModel,
+    tables: SlotTables,
+    num_blocks: int,
+    num_window_blocks: int | None,
+) -> Layers:
     """Make the layers of a model, and allocate their KV cache.
 
     Raises:
       InvalidConfig: the attention backend that the options name cannot run it.
     """
     if model.native is None:
-        return ModuleLayers(model, tables, num_blocks)
-    return KernelLayers(model, model.native.open(tables, num_blocks=num_blocks))
+        return ModuleLayers(
+            model, tables, num_blocks, num_window_blocks=num_window_blocks
+        )
+    layers = model.native.open(
+        tables, num_blocks=num_blocks, num_window_blocks=num_window_blocks
+    )
+    return KernelLayers(model, layers)

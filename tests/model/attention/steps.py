@@ -9,10 +9,12 @@ from torch import Tensor, nn
 
 from trioserve.model.attention.backend import PagedModel
 from trioserve.model.attention.bridge import AttentionCall
+from trioserve.model.attention.gather import GatherAttention
 from trioserve.model.attention.probe import LayerSpec
 from trioserve.model.attention.self_check import BackendPair, MakeBackend
 from trioserve.model.self_check.steps import make_tables
 from trioserve.model.step.layout import lay_out
+from trioserve.model.step.slots import SlotTables
 from trioserve.types.ids import BlockId
 from trioserve.types.plan import StepPlan, StepRow
 
@@ -139,6 +141,50 @@ def check_sharing(make_backend: MakeBackend) -> None:
         expected = step.attend(nn.Module(), query, keys, keys + 1, call)
         output = step.attend(nn.Module(), query, other, other + 1, call)
         assert torch.equal(output, expected)
+
+
+def check_windows(make_backend: MakeBackend) -> None:
+    """Layers with windows read few blocks of their own, which are taken again and again."""
+    layers = (LAYERS["plain"], LAYERS["window"])
+    model = replace(make_model(), layers=layers, num_blocks=8)
+    sizes = {"max_num_seqs": 1, "max_model_len": 32, "block_size": model.block_size}
+    expected_tables = SlotTables(**sizes, device=DEVICE)
+    expected = GatherAttention(model, expected_tables)
+    tables = SlotTables(**sizes, device=DEVICE, has_windows=True)
+    backend = make_backend(replace(model, num_window_blocks=4), tables)
+    chance = torch.Generator().manual_seed(0)
+    start = 0
+    for num_tokens in (6, 1, 1, 1, 3, 1, 7, 1, 1, 1, 1, 1):
+        end = start + num_tokens
+        new = range(-(-start // 4), -(-end // 4))
+        row = StepRow(
+            slot=0,
+            start=start,
+            num_tokens=num_tokens,
+            new_block_ids=tuple(map(BlockId, new)),
+            # A window and a chunk need four blocks.
+            new_window_ids=tuple(BlockId(i % 4) for i in new),
+            sample=True,
+        )
+        plan = StepPlan(step_id=0, starts=(), rows=(row,))
+        steps = []
+        for own_tables, each in ((expected_tables, expected), (tables, backend)):
+            own_tables.append_blocks([row])
+            inputs = lay_out(plan, own_tables, each.order, DEVICE)
+            steps.append(each.begin(inputs))
+        for layer in layers:
+            heads = (layer.num_heads, layer.num_kv_heads, layer.num_kv_heads)
+            tensors = [
+                torch.randn(num_tokens, count, layer.key_dim, generator=chance)
+                for count in heads
+            ]
+            call = AttentionCall(scaling=layer.scaling, window=layer.window)
+            outputs = [
+                step.attend(nn.Module(), *(each.to(DEVICE) for each in tensors), call)
+                for step in steps
+            ]
+            torch.testing.assert_close(outputs[1], outputs[0], atol=1e-5, rtol=1e-5)
+        start = end
 
 
 LAYERS = {

@@ -20,6 +20,7 @@ from .steps import (
     LAYERS,
     Steps,
     check_sharing,
+    check_windows,
     make_layer,
     make_model,
     run_story,
@@ -60,6 +61,10 @@ def test_all_combinations(
 
 def test_layers_that_share() -> None:
     check_sharing(TritonAttention)
+
+
+def test_layers_with_windows_have_blocks_of_their_own() -> None:
+    check_windows(TritonAttention)
 
 
 def test_a_long_context() -> None:

@@ -16,7 +16,15 @@ from trioserve.model.attention.backend import PagedBackend, PagedModel
 from trioserve.model.attention.paged_varlen import VarlenAttention
 from trioserve.model.step.slots import SlotTables
 
-from .steps import LAYERS, Steps, check_sharing, make_layer, make_model, run_story
+from .steps import (
+    LAYERS,
+    Steps,
+    check_sharing,
+    check_windows,
+    make_layer,
+    make_model,
+    run_story,
+)
 
 
 def attend_as_documented(
@@ -85,6 +93,10 @@ def test_layers_equal_torchs_operators(name: str) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-in is for a CPU")
 def test_layers_that_share() -> None:
     check_sharing(make_backend)
+
+
+def test_layers_with_windows_have_blocks_of_their_own() -> None:
+    check_windows(make_backend)
 
 
 def find_obstacle(**changes: Any) -> str | None:

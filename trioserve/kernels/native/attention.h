@@ -153,7 +153,8 @@ class QueryTile {
   static constexpr float kNone = -std::numeric_limits<float>::infinity();
 
   const Weight* find_head(const Weight* cache, const StepRow& row, int kv_head, int block) {
-    return cache + row.blocks[block] * shape_.block_numbers() + kv_head * shape_.head_size();
+    const std::int64_t place = row.tables[shape_.table][block];
+    return cache + place * shape_.block_numbers() + kv_head * shape_.head_size();
   }
 
   // scores = q K^T for the keys of blocks [block, last)

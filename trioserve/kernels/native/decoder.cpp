@@ -58,8 +58,9 @@ void Decoder<Format>::prepare(const StepSpec& step, int num_threads) {
   row_of_token_.clear();
   for (int i = 0; i < step.num_rows; ++i) {
     const std::int32_t* row = step.rows + 5 * i;
-    rows_.push_back({row[0], row[1], row[2],
-                     step.blocks + static_cast<std::ptrdiff_t>(row[3]) * step.max_blocks});
+    const std::ptrdiff_t place = static_cast<std::ptrdiff_t>(row[3]) * step.max_blocks;
+    const std::int64_t* window_blocks = step.window_blocks ? step.window_blocks + place : nullptr;
+    rows_.push_back({row[0], row[1], row[2], {step.blocks + place, window_blocks}});
     state_rows_.push_back({row[0], row[1], row[3], row[2] == 0, row[4]});
     row_of_token_.insert(row_of_token_.end(), static_cast<std::size_t>(row[1]), i);
   }

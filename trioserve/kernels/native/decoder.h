@@ -54,6 +54,7 @@ struct LayerSpec {
   std::int32_t keys_are_values;  // values are keys before their norm; they have a norm, too
   std::int32_t has_gate;         // sigmoids of gates weigh the outputs of attention
   std::int32_t shares_cache;     // the cache is an earlier layer's, which alone writes it
+  std::int32_t is_windowed;      // its blocks stand in the table of window blocks
 
   // The numbers that the mixer reads of a token.
   int inputs_size() const {
@@ -81,6 +82,7 @@ struct DecoderSpec {
 struct StepSpec {
   float* hidden;  // (num_tokens, hidden_size), replaced by the output of the last layer
   const std::int64_t* blocks;          // (slots, max_blocks)
+  const std::int64_t* window_blocks;   // the same for windowed layers, or null
   // (num_rows, 5): first token, tokens, start, slot, tokens whose states stay (StateRow)
   const std::int32_t* rows;
   const std::int32_t* wanted;          // (num_wanted,) tokens whose logits are wanted
@@ -95,7 +97,8 @@ struct StepSpec {
 
 inline AttentionShape shape_of(const LayerSpec& layer, int block_size) {
   return {layer.num_heads, layer.num_kv_heads, layer.key_dim,  layer.value_dim, block_size,
-          layer.scaling,   layer.softcap,      layer.window, layer.sinks};
+          layer.scaling,   layer.softcap,      layer.window, layer.sinks,
+          layer.is_windowed};
 }
 
 // Format is that of the cache and of attention. Each matrix has a format of its own.

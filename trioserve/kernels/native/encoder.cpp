@@ -40,7 +40,7 @@ void Encoder<Format>::prepare(Pool& pool, const TextsSpec& texts) {
   int first = 0;
   for (int i = 0; i < texts.num_texts; ++i) {
     const int size = texts.texts[2 * i], num_keys = texts.texts[2 * i + 1];
-    rows_.push_back({first, size, 0, blocks, num_keys});
+    rows_.push_back({first, size, 0, {blocks, nullptr}, num_keys});
     row_of_token_.insert(row_of_token_.end(), static_cast<std::size_t>(size), i);
     first += size;
     blocks += (size + kBlockTokens - 1) / kBlockTokens;

@@ -29,6 +29,7 @@ struct AttentionShape {
   float softcap;       // 0: none
   int window;          // keys that a query sees, with its own; 0: all
   const float* sinks;  // num_heads numbers, or null
+  int table = 0;       // which of a row's tables names the blocks
 
   bool has_sizes_of(const AttentionShape& other) const {
     return num_heads == other.num_heads && num_kv_heads == other.num_kv_heads &&
@@ -51,7 +52,7 @@ struct StepRow {
   int first_token;  // among the step's tokens
   int num_tokens;
   int start;  // the position of the first
-  const std::int64_t* blocks;
+  const std::int64_t* tables[2];  // of most layers, and of windowed ones
   int num_keys = 0;  // seen by all of them; 0: each sees the keys up to its own
 
   int count_keys() const { return num_keys ? num_keys : start + num_tokens; }
@@ -66,8 +67,8 @@ inline void write_cache(typename Format::Weight* cache, const AttentionShape& sh
   constexpr int kInputs = Format::kInputs;
   int position = row.start + token;
   int offset = position % shape.block_size;
-  Weight* head = cache + row.blocks[position / shape.block_size] * shape.block_numbers() +
-                 kv_head * shape.head_size();
+  const std::int64_t block = row.tables[shape.table][position / shape.block_size];
+  Weight* head = cache + block * shape.block_numbers() + kv_head * shape.head_size();
   auto convert = [](float number) {
     // Invariant: all numbers in the cache are finite. A masked key or value is multiplied
     // by 0, and 0 times infinity would be NaN, in the next sequence of this block.

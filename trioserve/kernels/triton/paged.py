@@ -44,11 +44,13 @@ class PagedLayer:
     Args:
       cache: (num_blocks, block_size, num_kv_heads, key_dim + value_dim)
       num_cores: multiprocessors of the device.
+      is_windowed: it has the blocks of layers with windows.
     """
 
     spec: AttentionSpec
     cache: Tensor
     num_cores: int
+    is_windowed: bool = False
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -79,16 +81,17 @@ class PagedLayer:
     def write(self, key: Tensor, value: Tensor, tiles: Tiles) -> None:
         """Store the keys and values of a step, (num_tokens, num_kv_heads, dim) each."""
         key, value = _close_rows(key), _close_rows(value)
+        table = tiles.get_table(self.is_windowed)
         write_cache[key.shape[:1]](
             key,
             value,
             self.cache,
-            tiles.tables,
+            table,
             tiles.slots,
             tiles.positions,
             *key.stride()[:2],
             *value.stride()[:2],
-            tiles.tables.stride(0),
+            table.stride(0),
             **self.sizes,
             HEADS_WIDTH=round_up(self.spec.num_kv_heads),
         )
@@ -147,7 +150,7 @@ class PagedLayer:
         splits: int,
         num_queries: int,
     ) -> None:
-        spec = self.spec
+        spec, table = self.spec, tiles.get_table(self.is_windowed)
         rows = round_side(num_queries * self.group)
         size = choose_size(rows, self._width, self.cache.itemsize)
         attend[len(chosen), spec.num_kv_heads, splits](
@@ -156,13 +159,13 @@ class PagedLayer:
             sums,
             peaks,
             self.cache,
-            tiles.tables,
+            table,
             chosen,
             spec.sinks,
             spec.scaling,
             spec.softcap or 1.0,
             *query.stride()[:2],
-            tiles.tables.stride(0),
+            table.stride(0),
             **self.sizes,
             GROUP=self.group,
             WINDOW=spec.window or 0,

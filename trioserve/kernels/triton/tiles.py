@@ -41,6 +41,7 @@ class Tiles:
 
     Attributes:
       tables: (max_num_seqs, max_blocks) int64, the blocks of each slot
+      window_tables: the same for layers with windows; None if they have the same blocks
       slots, positions: (num_tokens,) int64
       decodes, chunks: (num_tiles, 4) int32, as `cut_tiles` cuts them
     """
@@ -50,6 +51,14 @@ class Tiles:
     positions: Tensor
     decodes: Tensor
     chunks: Tensor
+    window_tables: Tensor | None = None
+
+    def get_table(self, is_windowed: bool) -> Tensor:
+        """Return the table of the blocks that a layer has."""
+        if not is_windowed:
+            return self.tables
+        assert self.window_tables is not None, "layers with windows have own blocks"
+        return self.window_tables
 
 
 def cut_tiles(rows: Sequence[Row], num_queries: int) -> tuple[list[Tile], list[Tile]]:

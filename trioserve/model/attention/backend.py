@@ -20,6 +20,7 @@ from ...types.pooling import PoolingInput
 from ..step.layout import StepInputs
 from .bridge import StepAttention
 from .probe import LayerSpec
+from .windows import list_windowed
 
 RowT = TypeVar("RowT", contravariant=True)
 StepT = TypeVar("StepT", contravariant=True)
@@ -51,6 +52,8 @@ class PagedModel:
       layers: its calls of attention, in order.
       num_blocks: blocks of the KV cache, numbered from 0.
       block_size: tokens in one block.
+      num_window_blocks: blocks of the layers with windows; None if they have the same blocks
+        as all others.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -58,3 +61,10 @@ class PagedModel:
     block_size: int
     dtype: torch.dtype
     device: torch.device
+    num_window_blocks: int | None = None
+
+    def list_windowed(self) -> list[bool]:
+        """Return of each layer whether it has the blocks of layers with windows."""
+        if self.num_window_blocks is None:
+            return [False] * len(self.layers)
+        return list_windowed(self.layers)

@@ -52,10 +52,15 @@ class GatherAttention:
     """
 
     def __init__(self, model: PagedModel, tables: SlotTables) -> None:
-        self._layers = model.layers
         self._tables = tables
         self._rules = _make_rules(model)
         self.caches = allocate(model)
+        reads = [
+            _Reads(reach=layer.reach, is_windowed=is_windowed)
+            for layer, is_windowed in zip(model.layers, model.list_windowed())
+        ]
+        self._layers = tuple(zip(model.layers, self.caches, reads))
+        self._reads = tuple(dict.fromkeys(reads))
 
     @staticmethod
     def find_obstacle(model: PagedModel) -> str | None:
@@ -66,30 +71,51 @@ class GatherAttention:
         return sorted(range(len(rows)), key=lambda i: _reading_order(rows[i]))
 
     def begin(self, step: StepInputs) -> _GatherStep:
-        cache_slots = self._tables.find_cache_slots(step.slot_ids, step.position_ids[0])
-        layouts = {
-            reach: _lay_out(step.rows, self._tables, reach, self._rules)
-            for reach in self._rules.reaches
+        positions = step.position_ids[0]
+        cache_slots = {
+            group: self._tables.find_cache_slots(step.slot_ids, positions, group)
+            for group in {reads.is_windowed for reads in self._reads}
         }
-        return _GatherStep(self._layers, self.caches, cache_slots, layouts)
+        layouts = {
+            reads: _lay_out(
+                step.rows,
+                self._tables.get_table(reads.is_windowed),
+                reads.reach,
+                self._rules,
+            )
+            for reads in self._reads
+        }
+        return _GatherStep(self._layers, cache_slots, layouts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reads:
+    """The facts on which the layout of a layer's reads depends.
+
+    Args:
+      is_windowed: it has the blocks of layers with windows.
+    """
+
+    reach: Reach
+    is_windowed: bool
 
 
 class _GatherStep:
     """Attention of one step: each call reads and writes the next layer's cache.
 
     Args:
-      cache_slots: (num_tokens,) int64, block * block_size + offset of each new token
-      layouts: reach of a layer -> the layout of its reads.
+      cache_slots: whether a layer is windowed -> (num_tokens,) int64,
+        block * block_size + offset of each new token
+      layouts: the reads of a layer -> their layout.
     """
 
     def __init__(
         self,
-        layers: tuple[LayerSpec, ...],
-        caches: tuple[LayerCache, ...],
-        cache_slots: Tensor,
-        layouts: dict[Reach, _Layout],
+        layers: tuple[tuple[LayerSpec, LayerCache, _Reads], ...],
+        cache_slots: dict[bool, Tensor],
+        layouts: dict[_Reads, _Layout],
     ) -> None:
-        self._layers = iter(zip(layers, caches, strict=True))
+        self._layers = iter(layers)
         self._cache_slots = cache_slots
         self._layouts = layouts
 
@@ -102,12 +128,12 @@ class _GatherStep:
         call: AttentionCall,
     ) -> Tensor:
         # Invariant: a model calls attention in the order that the probe saw.
-        layer, cache = next(self._layers)
+        layer, cache, reads = next(self._layers)
         # All keys and values are written before any are read, because rows of a step
         # may share a block: then one row reads the keys that another row writes.
         if layer.shares is None:
-            cache.write(self._cache_slots, key, value)
-        layout = self._layouts[layer.reach]
+            cache.write(self._cache_slots[reads.is_windowed], key, value)
+        layout = self._layouts[reads]
         parts = [
             _attend_bucket(query[bucket.begin : bucket.end], cache, bucket, call)
             for bucket in layout.buckets
@@ -173,14 +199,12 @@ class _Rules:
 
     Args:
       block_size: tokens in one KV block.
-      reaches: the keys that queries see, in all the model's layers.
       gather_limit: largest number of tokens to gather at once, padding included. One row
         alone may have more.
       explicit_masks: layers that change scores cannot use an operator's causal flag.
     """
 
     block_size: int
-    reaches: tuple[Reach, ...]
     gather_limit: int
     explicit_masks: bool
     dtype: torch.dtype
@@ -197,7 +221,6 @@ def _make_rules(model: PagedModel) -> _Rules:
     )
     return _Rules(
         block_size=model.block_size,
-        reaches=tuple({layer.reach for layer in model.layers}),
         gather_limit=gather_bytes // token_bytes,
         explicit_masks=any(layer.needs_scores for layer in model.layers),
         dtype=model.dtype,
@@ -210,21 +233,21 @@ def _reading_order(row: StepRow) -> tuple[bool, int]:
 
 
 def _lay_out(
-    rows: Sequence[StepRow], tables: SlotTables, reach: Reach, rules: _Rules
+    rows: Sequence[StepRow], table: Tensor, reach: Reach, rules: _Rules
 ) -> _Layout:
     num_decodes = sum(row.num_tokens == 1 for row in rows)
     ends = list(accumulate(row.num_tokens for row in rows))
     return _Layout(
-        buckets=tuple(_lay_out_buckets(rows[:num_decodes], tables, reach, rules)),
+        buckets=tuple(_lay_out_buckets(rows[:num_decodes], table, reach, rules)),
         chunks=tuple(
-            _lay_out_chunk(row, end, tables, reach, rules)
+            _lay_out_chunk(row, end, table, reach, rules)
             for row, end in zip(rows[num_decodes:], ends[num_decodes:])
         ),
     )
 
 
 def _lay_out_buckets(
-    rows: Sequence[StepRow], tables: SlotTables, reach: Reach, rules: _Rules
+    rows: Sequence[StepRow], table: Tensor, reach: Reach, rules: _Rules
 ) -> Iterator[_Bucket]:
     size = rules.block_size
     first_blocks = [reach.first_key(row.start) // size for row in rows]
@@ -248,7 +271,7 @@ def _lay_out_buckets(
         yield _Bucket(
             begin=begin,
             end=end,
-            block_ids=tables.block_ids[slots, columns].flatten(),
+            block_ids=table[slots, columns].flatten(),
             mask=_to_mask(visible, rules)[:, None, None, :],
         )
 
@@ -275,7 +298,7 @@ def _cut_buckets(num_blocks: list[int], limit: int) -> Iterator[tuple[int, int]]
 
 
 def _lay_out_chunk(
-    row: StepRow, end: int, tables: SlotTables, reach: Reach, rules: _Rules
+    row: StepRow, end: int, table: Tensor, reach: Reach, rules: _Rules
 ) -> _Chunk:
     size = rules.block_size
     num_tokens = row.end
@@ -286,7 +309,7 @@ def _lay_out_chunk(
     )
     queries = _count_up(row.start, num_tokens, rules)[:, None]
     keys = _count_up(first_key, num_tokens, rules)
-    block_ids = tables.block_ids[row.slot, first_block : -(-num_tokens // size)]
+    block_ids = table[row.slot, first_block : -(-num_tokens // size)]
     return _Chunk(
         begin=end - row.num_tokens,
         end=end,

@@ -58,12 +58,14 @@ def allocate(model: PagedModel) -> tuple[LayerCache, ...]:
     NaN times a weight of 0 is NaN.
     """
     caches: list[LayerCache] = []
-    for layer in model.layers:
+    for layer, is_windowed in zip(model.layers, model.list_windowed()):
         if layer.shares is not None:
             caches.append(caches[layer.shares])
             continue
+        num_blocks = model.num_window_blocks if is_windowed else model.num_blocks
+        assert num_blocks is not None, "layers with windows have their own blocks"
         shape = (
-            model.num_blocks,
+            num_blocks,
             model.block_size,
             layer.num_kv_heads,
             layer.key_dim + layer.value_dim,

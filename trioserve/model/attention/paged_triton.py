@@ -46,8 +46,10 @@ class TritonAttention:
         num_cores = count_cores(model.device)
         self._tables = tables
         self.layers = tuple(
-            PagedLayer(spec, cache.blocks, num_cores)
-            for spec, cache in zip(model.layers, self.caches)
+            PagedLayer(spec, cache.blocks, num_cores, is_windowed)
+            for spec, cache, is_windowed in zip(
+                model.layers, self.caches, model.list_windowed()
+            )
         )
         self._num_queries = min(layer.chunk_queries for layer in self.layers)
 
@@ -82,6 +84,7 @@ class TritonAttention:
         tiles = send_ids(numbers, device).to(torch.int32).view(-1, TILE_NUMBERS)
         return Tiles(
             tables=self._tables.block_ids,
+            window_tables=self._tables.window_ids,
             slots=step.slot_ids,
             positions=step.position_ids[0],
             decodes=tiles[: len(decodes)],

@@ -48,8 +48,8 @@ class VarlenAttention:
     ) -> None:
         self._tables = tables
         self._attend = attend or _load_function()
-        self._layers = model.layers
         self.caches = allocate(model)
+        self._layers = tuple(zip(model.layers, self.caches, model.list_windowed()))
 
     @staticmethod
     def find_obstacle(model: PagedModel) -> str | None:
@@ -84,17 +84,23 @@ class VarlenAttention:
         )
         begins_of, ends, slots = numbers.split([len(begins), len(rows), len(rows)])
         longest = max(row.end for row in rows)
-        layout = _Layout(
-            begins=begins_of.to(torch.int32),
-            ends=ends.to(torch.int32),
-            tables=self._tables.block_ids[slots, : -(-longest // size)].to(torch.int32),
-            max_queries=max(row.num_tokens for row in rows),
-            max_keys=longest,
-            cache_slots=self._tables.find_cache_slots(
-                step.slot_ids, step.position_ids[0]
-            ),
-        )
-        return _VarlenStep(self._layers, self.caches, layout, self._attend)
+
+        def lay_out(is_windowed: bool) -> _Layout:
+            table = self._tables.get_table(is_windowed)
+            return _Layout(
+                begins=begins_of.to(torch.int32),
+                ends=ends.to(torch.int32),
+                tables=table[slots, : -(-longest // size)].to(torch.int32),
+                max_queries=max(row.num_tokens for row in rows),
+                max_keys=longest,
+                cache_slots=self._tables.find_cache_slots(
+                    step.slot_ids, step.position_ids[0], is_windowed
+                ),
+            )
+
+        groups = {is_windowed for _, _, is_windowed in self._layers}
+        layouts = {group: lay_out(group) for group in groups}
+        return _VarlenStep(self._layers, layouts, self._attend)
 
 
 def _load_function() -> Attend:
@@ -106,7 +112,7 @@ def _load_function() -> Attend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
-    """The tensors shared by all layers of a step, by the names in PyTorch's function.
+    """The tensors shared by layers of a step with the same blocks, for PyTorch's function.
 
     Attributes:
       begins: (num_rows + 1,) int32, cu_seq_q
@@ -128,14 +134,13 @@ class _VarlenStep:
 
     def __init__(
         self,
-        layers: tuple[LayerSpec, ...],
-        caches: tuple[LayerCache, ...],
-        layout: _Layout,
+        layers: tuple[tuple[LayerSpec, LayerCache, bool], ...],
+        layouts: dict[bool, _Layout],
         attend: Attend,
     ) -> None:
         # Invariant: a model calls attention in the order that the probe saw.
-        self._layers = iter(zip(layers, caches, strict=True))
-        self._layout = layout
+        self._layers = iter(layers)
+        self._layouts = layouts
         self._attend = attend
 
     def attend(
@@ -146,7 +151,8 @@ class _VarlenStep:
         value: Tensor,
         call: AttentionCall,
     ) -> Tensor:
-        (layer, cache), layout = next(self._layers), self._layout
+        layer, cache, is_windowed = next(self._layers)
+        layout = self._layouts[is_windowed]
         if layer.shares is None:
             cache.write(layout.cache_slots, key, value)
         return self._attend(

@@ -31,6 +31,15 @@ class Reach:
     window: int | None = None
     chunk: int | None = None
 
+    @property
+    def num_keys(self) -> int | None:
+        """The most keys that a query sees; None if it may see all.
+
+        A chunk counts as a window of the same length, which sees more.
+        """
+        counts = [each for each in (self.window, self.chunk) if each is not None]
+        return min(counts) if counts and self.is_causal else None
+
     def first_key(self, query: int) -> int:
         """Return the position of the first key that a causal query sees."""
         first = 0 if self.window is None else max(0, query - self.window + 1)

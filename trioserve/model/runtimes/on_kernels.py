@@ -71,8 +71,19 @@ class OnKernels(Protocol):
 class DecoderOnKernels(OnKernels, Protocol):
     """The layers of a decoder, with packed weights."""
 
-    def open(self, tables: SlotTables, *, num_blocks: int) -> LayersOnKernels:
-        """Allocate a KV cache, and return the layers with it."""
+    def open(
+        self,
+        tables: SlotTables,
+        *,
+        num_blocks: int,
+        num_window_blocks: int | None = None,
+    ) -> LayersOnKernels:
+        """Allocate a KV cache, and return the layers with it.
+
+        Args:
+          tables: the blocks of each slot.
+          num_blocks, num_window_blocks: as in PagedModel.
+        """
 
     def make_scans(self) -> Scans:
         """Make the scans of the logits."""

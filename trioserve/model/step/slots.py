@@ -5,11 +5,15 @@ Later tokens are not: the next step needs only the last token of a sequence, whi
 the device, perhaps before the host has read it. The list of a sequence's blocks is on the
 device too, and a step sends only its new blocks. So a step costs the host the same,
 however long an output is.
+
+Layers with windows may have blocks and tables of their own. The scheduler takes back the
+blocks behind all windows, and tells nobody: their entries stay in the table, stale, and
+attention begins to read at the first key that a query sees.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -28,6 +32,8 @@ class SlotTables:
       token_ids: (max_num_seqs, max_model_len) int32, the tokens that each slot started
         with; 0 at places of vectors that have no token
       block_ids: (max_num_seqs, max_blocks) int64, on the device, in the order of positions
+      window_ids: the same for the blocks of layers with windows; None if these have the
+        same blocks as all others
       last_token_ids: (max_num_seqs,) int64, on the device, the last token that each
         slot sampled
       num_prompt_tokens: tokens of each slot's prompt.
@@ -43,6 +49,7 @@ class SlotTables:
         block_size: int,
         device: torch.device,
         num_checkpoints: int = 0,
+        has_windows: bool = False,
     ) -> None:
         max_blocks = -(-max_model_len // block_size)
         self.block_size = block_size
@@ -53,12 +60,14 @@ class SlotTables:
         self.block_ids = torch.zeros(
             (max_num_seqs, max_blocks), dtype=torch.int64, device=device
         )
+        self.window_ids = torch.zeros_like(self.block_ids) if has_windows else None
         self.last_token_ids = torch.zeros(
             max_num_seqs, dtype=torch.int64, device=device
         )
         self.num_prompt_tokens = [0] * max_num_seqs
         self.num_tokens = [0] * max_num_seqs
         self._num_blocks = [0] * max_num_seqs
+        self._num_window_blocks = [0] * max_num_seqs
 
     def start(self, start: SlotStart) -> None:
         """Give a slot to a sequence, in place of its former one."""
@@ -71,24 +80,26 @@ class SlotTables:
         self.num_prompt_tokens[start.slot] = len(start.prompt_token_ids)
         self.num_tokens[start.slot] = len(token_ids)
         self._num_blocks[start.slot] = 0
+        self._num_window_blocks[start.slot] = start.first_window_block
 
-    def append_blocks(self, rows: Iterable[StepRow]) -> None:
+    def append_blocks(self, rows: Sequence[StepRow]) -> None:
         """Append the new blocks of rows to the lists of their slots."""
-        places: list[int] = []
-        block_ids: list[BlockId] = []
-        for row in rows:
-            if row.new_block_ids:
-                begin = row.slot * self.block_ids.shape[1] + self._num_blocks[row.slot]
-                places += range(begin, begin + len(row.new_block_ids))
-                block_ids += row.new_block_ids
-                self._num_blocks[row.slot] += len(row.new_block_ids)
-        if places:
-            device = self.block_ids.device
-            self.block_ids.view(-1).index_copy_(
-                0, send_ids(places, device), send_ids(block_ids, device)
-            )
+        new = [(row.slot, row.new_block_ids) for row in rows if row.new_block_ids]
+        _append(self.block_ids, self._num_blocks, new)
+        if self.window_ids is not None:
+            new = [(row.slot, row.new_window_ids) for row in rows if row.new_window_ids]
+            _append(self.window_ids, self._num_window_blocks, new)
 
-    def find_cache_slots(self, slots: Tensor, positions: Tensor) -> Tensor:
+    def get_table(self, is_windowed: bool) -> Tensor:
+        """Return the table of the blocks that a layer has, (max_num_seqs, max_blocks)."""
+        if not is_windowed:
+            return self.block_ids
+        assert self.window_ids is not None, "layers with windows have their own blocks"
+        return self.window_ids
+
+    def find_cache_slots(
+        self, slots: Tensor, positions: Tensor, is_windowed: bool = False
+    ) -> Tensor:
         """Return the places of tokens in the KV cache.
 
         Args:
@@ -97,8 +108,8 @@ class SlotTables:
         Returns:
           (num_tokens,) int64, block * block_size + offset
         """
-        size = self.block_size
-        return self.block_ids[slots, positions // size] * size + positions % size
+        size, table = self.block_size, self.get_table(is_windowed)
+        return table[slots, positions // size] * size + positions % size
 
     def keep_sampled(self, slots: Tensor, token_ids: Tensor) -> None:
         """Store the last tokens of slots, (num_slots,) int64 both, on the device."""
@@ -115,3 +126,26 @@ class SlotTables:
     def read_tokens(self, slot: int, begin: int, end: int) -> Tensor:
         """Return the token ids at positions [begin, end) of the prompt, int64."""
         return self.token_ids[slot, begin:end].to(torch.int64)
+
+
+def _append(
+    table: Tensor, counts: list[int], new: Iterable[tuple[int, tuple[BlockId, ...]]]
+) -> None:
+    """Append blocks to the lists of slots.
+
+    Args:
+      table: (max_num_seqs, max_blocks) int64, on the device
+      counts: entries of each slot.
+      new: slot, and its new blocks.
+    """
+    places: list[int] = []
+    block_ids: list[BlockId] = []
+    for slot, ids in new:
+        begin = slot * table.shape[1] + counts[slot]
+        places += range(begin, begin + len(ids))
+        block_ids += ids
+        counts[slot] += len(ids)
+    if places:
+        table.view(-1).index_copy_(
+            0, send_ids(places, table.device), send_ids(block_ids, table.device)
+        )

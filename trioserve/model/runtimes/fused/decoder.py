@@ -59,20 +59,30 @@ class FusedDecoder:
         """Make the scans of the logits."""
         return TorchScans()
 
-    def open(self, tables: SlotTables, *, num_blocks: int) -> FusedLayers:
+    def open(
+        self,
+        tables: SlotTables,
+        *,
+        num_blocks: int,
+        num_window_blocks: int | None = None,
+    ) -> FusedLayers:
         """Allocate a KV cache, and return the layers with it.
 
         Args:
           tables: the blocks of each slot.
         """
-        return FusedLayers(self, tables, num_blocks)
+        return FusedLayers(self, tables, num_blocks, num_window_blocks)
 
 
 class FusedLayers:
     """The layers of a FusedDecoder, with a KV cache of their own."""
 
     def __init__(
-        self, decoder: FusedDecoder, tables: SlotTables, num_blocks: int
+        self,
+        decoder: FusedDecoder,
+        tables: SlotTables,
+        num_blocks: int,
+        num_window_blocks: int | None,
     ) -> None:
         self.copies = None
         self._parts = decoder.parts
@@ -86,6 +96,7 @@ class FusedLayers:
             PagedModel(
                 layers=tuple(layer.attention for layer in weights),
                 num_blocks=num_blocks,
+                num_window_blocks=num_window_blocks,
                 block_size=tables.block_size,
                 dtype=weights[0].qkv.dtype,
                 device=weights[0].qkv.device,
@@ -123,6 +134,7 @@ class FusedLayers:
                 self._parts.hidden_size,
                 self._layers[0].dtype,
                 self._tables.block_ids,
+                self._tables.window_ids,
             ),
             self._make_capture(),
             list_sizes(max_num_seqs),

@@ -73,18 +73,23 @@ class DecodeInputs:
 
 
 def make_inputs(
-    size: int, hidden_size: int, dtype: torch.dtype, tables: Tensor
+    size: int,
+    hidden_size: int,
+    dtype: torch.dtype,
+    tables: Tensor,
+    window_tables: Tensor | None = None,
 ) -> DecodeInputs:
     """Make the tensors of a size, all padding.
 
     Args:
-      tables: (max_num_seqs, max_blocks) int64, the blocks of each slot, which all sizes share
+      tables, window_tables: as in Tiles; all sizes share them.
     """
     device = tables.device
     return DecodeInputs(
         vectors=torch.zeros((size, hidden_size), dtype=dtype, device=device),
         tiles=Tiles(
             tables=tables,
+            window_tables=window_tables,
             slots=torch.full((size,), NO_SLOT, device=device),
             positions=torch.zeros(size, dtype=torch.int64, device=device),
             decodes=torch.zeros((size, TILE_NUMBERS), dtype=torch.int32, device=device),

@@ -32,11 +32,14 @@ class ModuleLayers:
         tables: SlotTables,
         num_blocks: int,
         make_attention: Callable[[PagedModel, SlotTables], PagedBackend] | None = None,
+        *,
+        num_window_blocks: int | None = None,
     ) -> None:
         self._model = model
         paged_model = PagedModel(
             layers=model.layers,
             num_blocks=num_blocks,
+            num_window_blocks=num_window_blocks,
             block_size=tables.block_size,
             dtype=model.dtype,
             device=model.device,

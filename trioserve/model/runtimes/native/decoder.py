@@ -23,6 +23,7 @@ from ....kernels.structs import (
     StateSpec,
 )
 from ...attention.kv_cache import make_zeros
+from ...attention.windows import list_windowed
 from ...shards.group import TensorGroup
 from ...step.slots import SlotTables
 from ..choice import NotRecognised
@@ -82,6 +83,7 @@ class NativeDecoder:
         self._plane_rotary = parts.plane_rotary
         self._look_up = parts.look_up
         self._shares = [_find_shared(layer.mixer) for layer in parts.layers]
+        self._windowed = _list_windowed(parts.layers)
         self._layers = (LayerSpec * len(parts.layers))()
         for i, layer in enumerate(parts.layers):
             self._layers[i] = self._make_layer(layer)
@@ -97,21 +99,26 @@ class NativeDecoder:
         """The names of the model and of its kernels, for the log."""
         return f"{self.name}, {self.num_threads} threads"
 
-    def open(self, tables: SlotTables, *, num_blocks: int) -> NativeLayers:
-        """Allocate a KV cache, and return the layers with it.
-
-        Args:
-          tables: the blocks of each slot.
-        """
+    def open(
+        self,
+        tables: SlotTables,
+        *,
+        num_blocks: int,
+        num_window_blocks: int | None = None,
+    ) -> NativeLayers:
+        """Allocate a KV cache, and return the layers with it; see DecoderOnKernels."""
         spec = DecoderSpec.from_buffer_copy(self._spec)
         spec.block_size = tables.block_size
         layers = type(self._layers).from_buffer_copy(self._layers)
         spec.layers = ctypes.addressof(layers)
         spec.sum = None if self._sums is None else self._sums.address
         caches: list[Tensor] = []
-        for layer, shares in zip(layers, self._shares):
+        for layer, shares, is_windowed in zip(layers, self._shares, self._windowed):
+            layer.is_windowed = is_windowed and num_window_blocks is not None
             if shares is None:
-                caches.append(self._make_cache(layer, tables, num_blocks))
+                count = num_window_blocks if layer.is_windowed else num_blocks
+                assert count is not None, "layers with windows have their own blocks"
+                caches.append(self._make_cache(layer, tables, count))
             else:
                 caches.append(caches[shares])
             layer.cache = caches[-1].data_ptr()
@@ -324,6 +331,13 @@ class NativeDecoder:
 
 def _find_shared(mixer: AttentionParts | StateParts) -> int | None:
     return mixer.call.shares if isinstance(mixer, AttentionParts) else None
+
+
+def _list_windowed(layers: Sequence[LayerParts]) -> list[bool]:
+    mixers = [layer.mixer for layer in layers]
+    calls = [each.call for each in mixers if isinstance(each, AttentionParts)]
+    windowed = iter(list_windowed(calls))
+    return [isinstance(each, AttentionParts) and next(windowed) for each in mixers]
 
 
 def _count_activated(layer: LayerParts) -> int:

@@ -99,9 +99,11 @@ class NativeLayers:
             lookups = self._look_up(inputs.input_ids, vectors)
         if deepstack is not None:
             deepstack = deepstack.to(torch.float32).contiguous()
+        window_ids = self._tables.window_ids
         step = StepSpec(
             hidden=hidden.data_ptr(),
             blocks=self._tables.block_ids.data_ptr(),
+            window_blocks=None if window_ids is None else window_ids.data_ptr(),
             rows=rows.data_ptr(),
             wanted=wanted.data_ptr(),
             logits=logits.data_ptr(),
