@@ -17,8 +17,11 @@ from .planning import Planner, make_prompt
 
 every_model = pytest.mark.parametrize("model_type", sorted(TINY_MODELS))
 
-# Without a window, with one, and with sinks. Blocks and slots are the same for all models.
-some_models = pytest.mark.parametrize("model_type", ["llama", "mistral", "gpt_oss"])
+# Without a window, with one, with sinks, and with latents. Blocks and slots are the same for
+# all models.
+some_models = pytest.mark.parametrize(
+    "model_type", ["llama", "mistral", "gpt_oss", "deepseek_v3"]
+)
 
 
 @some_models

@@ -34,6 +34,13 @@ def test_a_token_takes_keys_and_values_of_all_layers(
     assert tiny("gemma2").loaded.info.kv_bytes_per_token == 3 * 2 * 2 * 16 * 4
 
 
+def test_a_token_takes_its_latent_and_one_key_for_all_heads(
+    tiny: Callable[..., Any],
+) -> None:
+    # 2 layers, a latent of 16 numbers and a key of 4 in float32.
+    assert tiny("deepseek_v3").loaded.info.kv_bytes_per_token == 2 * (16 + 4) * 4
+
+
 def test_memory_in_bytes(tiny: Callable[..., Any]) -> None:
     model = tiny("llama")
     block_bytes = 16 * model.loaded.info.kv_bytes_per_token

@@ -115,6 +115,24 @@ TINY_MODELS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     },
+    # Latents in place of keys and values; its second layer has experts in two groups.
+    "deepseek_v3": {
+        **_COMMON,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 12,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 12,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 24,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "n_shared_experts": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
 }
 
 # Models whose layers keep states: Gated DeltaNet, short convolutions, Kimi delta attention,

@@ -102,7 +102,7 @@ async def test_each_stage_gets_its_place_and_the_smallest_cache_counts() -> None
     async with start_stages(answer, begins) as stages:
         pipeline = await load_stages(CONFIG, stages)
     assert pipeline.stages == tuple(stage.peer for stage in stages)
-    assert pipeline.info == LOADED.info
+    assert pipeline.info == replace(LOADED.info, kv_bytes_per_token=303)
     assert pipeline.num_blocks == 8
     begins.sort(key=lambda begin: begin.place.stage)
     places = [

@@ -218,6 +218,11 @@ def test_no_split_weight_is_read_whole(
     [
         ("phi3", 2, "layers cannot be split: its plan for tensor parallelism has the"),
         ("gpt_oss", 2, "layers cannot be split: its plan for tensor parallelism"),
+        (
+            "deepseek_v3",
+            2,
+            "layers cannot be split: its plan .* leaves attention whole",
+        ),
     ],
 )
 def test_a_model_whose_plan_is_unknown_is_refused(

@@ -106,7 +106,9 @@ async def load_stages(
     return Pipeline(
         stages=peers,
         info=replace(
-            loaded[0].info, state_bytes=sum(each.info.state_bytes for each in loaded)
+            loaded[0].info,
+            kv_bytes_per_token=sum(each.info.kv_bytes_per_token for each in loaded),
+            state_bytes=sum(each.info.state_bytes for each in loaded),
         ),
         device_type=prepared[0].device_type,
         num_blocks=min(each.num_blocks for each in loaded),

@@ -9,6 +9,7 @@ gather          the paged backend of torch's own operators, on any device
 paged_triton    the paged backend of Triton's kernels, for GPUs
 paged_varlen    the paged backend of PyTorch's flash attention, for GPUs
 flat            the encoder backend of torch's own operators
+latents         attention over latents, from which all heads' keys and values follow
 scores          attention written out, for layers that change their scores
 kv_cache        the paged cache of keys and values
 cache_memory    the number of KV blocks that fit into memory

@@ -19,6 +19,8 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from .latents import find_projection
+
 _CONTEXT = "trioserve_attention"
 
 # Arguments that models pass to attention and that do not change its result.
@@ -144,6 +146,9 @@ def attend_in_context(
         mask=attention_mask,
         unknown=_name_unknown(dropout, others),
     )
+    projection = find_projection(module)
+    if projection is not None:
+        query = projection.absorb_queries(query)
     context: AttentionContext = getattr(module, _CONTEXT)
     output = context.current.attend(
         module,
@@ -152,6 +157,8 @@ def attend_in_context(
         value[0].transpose(0, 1),  # (num_tokens, num_kv_heads, value_dim)
         call,
     )
+    if projection is not None:
+        output = projection.expand_outputs(output)
     return output.unsqueeze(0), None  # (1, num_tokens, num_heads, value_dim)
 
 

@@ -26,9 +26,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 def count_kv_bytes(layers: tuple[LayerSpec, ...], dtype: torch.dtype) -> int:
     """Return the bytes that all layers keep for one token."""
     return dtype.itemsize * sum(
-        layer.num_kv_heads * (layer.key_dim + layer.value_dim)
-        for layer in layers
-        if layer.shares is None
+        layer.num_kv_heads * layer.kept_dim for layer in layers if layer.shares is None
     )
 
 

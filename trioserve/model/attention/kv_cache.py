@@ -20,8 +20,9 @@ class LayerCache:
     takes a sixth less time than from two tensors.
 
     Args:
-      blocks: (num_blocks, block_size, num_kv_heads, key_dim + value_dim)
-      key_dim: the place in the last dimension at which values begin.
+      blocks: (num_blocks, block_size, num_kv_heads, kept_dim)
+      key_dim: the place in the last dimension at which values begin; all of it, if values
+        are the first numbers of keys.
     """
 
     blocks: Tensor
@@ -34,7 +35,8 @@ class LayerCache:
           cache_slots: (num_tokens,) int64, block * block_size + offset
           key, value: (num_tokens, num_kv_heads, dim) each
         """
-        rows = torch.cat((key, value), dim=-1)  # (num_tokens, num_kv_heads, both)
+        kept = (key,) if self._has_keys_alone else (key, value)
+        rows = torch.cat(kept, dim=-1)  # (num_tokens, num_kv_heads, kept_dim)
         # Invariant: all numbers in the cache are finite. Otherwise a sequence whose
         # numbers overflow would spoil the next sequence in its blocks: 0 times NaN is NaN.
         rows.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
@@ -45,10 +47,17 @@ class LayerCache:
 
         Returns:
           (num_block_ids * block_size, num_kv_heads, key_dim), keys
-          (num_block_ids * block_size, num_kv_heads, value_dim), values
+          (num_block_ids * block_size, num_kv_heads, value_dim), values; the keys again, if
+            values are their first numbers
         """
         rows = self.blocks.index_select(0, block_ids).flatten(0, 1)
+        if self._has_keys_alone:
+            return rows, rows
         return rows[..., : self.key_dim], rows[..., self.key_dim :]
+
+    @property
+    def _has_keys_alone(self) -> bool:
+        return self.blocks.shape[-1] == self.key_dim
 
 
 def allocate(model: PagedModel) -> tuple[LayerCache, ...]:
@@ -68,7 +77,7 @@ def allocate(model: PagedModel) -> tuple[LayerCache, ...]:
             num_blocks,
             model.block_size,
             layer.num_kv_heads,
-            layer.key_dim + layer.value_dim,
+            layer.kept_dim,
         )
         blocks = make_zeros(shape, model.dtype, model.device)
         caches.append(LayerCache(blocks=blocks, key_dim=layer.key_dim))

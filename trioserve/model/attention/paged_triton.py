@@ -65,6 +65,8 @@ class TritonAttention:
         dims = {dim for each in model.layers for dim in (each.key_dim, each.value_dim)}
         if max(dims) > MAX_DIM:
             return f"the heads of the model have more than {MAX_DIM} numbers"
+        if any(layer.values_in_keys for layer in model.layers):
+            return "the model keeps latents"
         if any(layer.chunk is not None for layer in model.layers):
             return "the model's layers see chunks of the text"
         return None

@@ -67,6 +67,8 @@ class VarlenAttention:
                 return "the model changes its scores before the softmax"
             if layer.chunk is not None:
                 return "the model's layers see chunks of the text"
+            if layer.values_in_keys:
+                return "the model keeps latents"
             if layer.key_dim != layer.value_dim or layer.key_dim > _MAX_DIM:
                 return "the heads of the model do not fit"
         return None

@@ -69,6 +69,7 @@ class LayerSpec:
       chunk: a query sees keys of its own chunk of so many tokens, counted from the start of
         the sequence; None is all.
       scaling, softcap, sinks: as in AttentionCall.
+      values_in_keys: values are the first numbers of keys, so that they are kept once.
       shares: the place, among the calls, of the one whose keys and values it reads; None if
         it has its own. Only layers that have their own keep a cache.
     """
@@ -85,6 +86,12 @@ class LayerSpec:
     sinks: Tensor | None = field(default=None, compare=False)
     shares: int | None = None
     chunk: int | None = None
+    values_in_keys: bool = False
+
+    @property
+    def kept_dim(self) -> int:
+        """The numbers that the cache keeps of a token and a head of keys."""
+        return self.key_dim + (0 if self.values_in_keys else self.value_dim)
 
     @property
     def reach(self) -> Reach:
@@ -183,6 +190,7 @@ class _Recorder:
                 softcap=call.softcap,
                 sinks=call.sinks,
                 shares=shares,
+                values_in_keys=_is_start(value, key),
             )
         )
         return query.new_zeros((*query.shape[:2], value.shape[2]))
@@ -212,6 +220,13 @@ def _is_same(first: Tensor, second: Tensor) -> bool:
         and first.storage_offset() == second.storage_offset()
         and first.shape == second.shape
         and first.stride() == second.stride()
+    )
+
+
+def _is_start(value: Tensor, key: Tensor) -> bool:
+    """Return whether values are the first numbers of keys, in the same memory."""
+    return value.shape[2] <= key.shape[2] and _is_same(
+        value, key[..., : value.shape[2]]
     )
 
 

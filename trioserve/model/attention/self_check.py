@@ -108,12 +108,12 @@ class BackendPair:
     def draw_inputs(self, num_tokens: int) -> list[Tensor]:
         """Return random queries, keys and values, (num_tokens, heads, dim) each."""
         (layer,) = self.model.layers
-        shapes = (
-            (layer.num_heads, layer.key_dim),
-            (layer.num_kv_heads, layer.key_dim),
-            (layer.num_kv_heads, layer.value_dim),
-        )
-        return [self.draw((num_tokens, *shape)) for shape in shapes]
+        query = self.draw((num_tokens, layer.num_heads, layer.key_dim))
+        key = self.draw((num_tokens, layer.num_kv_heads, layer.key_dim))
+        if layer.values_in_keys:
+            return [query, key, key[..., : layer.value_dim]]
+        value = self.draw((num_tokens, layer.num_kv_heads, layer.value_dim))
+        return [query, key, value]
 
     def draw(self, shape: tuple[int, ...]) -> Tensor:
         """Return random numbers of the model's type on its device."""

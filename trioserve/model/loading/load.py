@@ -18,6 +18,7 @@ from ..runtimes.deepstack import Deepstack
 from ..runtimes.loaded import LoadedModel
 from ..states.spec import StateSpec, count_state_bytes
 from .adapt.indexers import leave_out_indexers
+from .adapt.latents import keep_latents
 from .adapt.rotary import freeze_rotary
 from .adapt.temperature import follow_positions
 from .check_modules import check_modules
@@ -105,6 +106,7 @@ def make_ready(model: PreTrainedModel, facts: ModelFacts) -> None:
     freeze_rotary(model, facts.max_model_len)
     follow_positions(model)
     leave_out_indexers(model)
+    keep_latents(model)
 
 
 def find_deepstack(model: PreTrainedModel, facts: ModelFacts) -> Deepstack | None:

@@ -23,6 +23,7 @@ from ..attention.probe import NO_INTERFACE, LayerSpec, UnfitLayer
 from ..attention.registered import IMPLEMENTATION
 from ..states.spec import StateSpec, count_state_bytes
 from .adapt.indexers import leave_out_indexers
+from .adapt.latents import keep_latents
 from .dequantise.quantisation import plan_dequantisation
 from .files.architecture import has_attention_interface
 from .files.cache_outline import Outline
@@ -60,6 +61,7 @@ def watch_outline(facts: ModelFacts) -> WatchedModel | None:
         # On this device, products of experts do not run in float32.
         model = build_on_meta(facts, torch.bfloat16)
         leave_out_indexers(model)
+        keep_latents(model)
         return watch_model(model)
     except UnfitLayer as error:
         raise UnsupportedModel(facts.architecture, str(error)) from None

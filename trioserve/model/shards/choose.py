@@ -58,12 +58,15 @@ def cut_layers(layers: tuple[LayerSpec, ...], shard: Shard) -> tuple[LayerSpec, 
     """Return calls of attention with the heads that a shard has.
 
     Raises:
+      UnfitLayer: the heads share what they read.
       InvalidConfig: the heads cannot be split into so many shards.
     """
     return tuple(_cut_layer(layer, shard) for layer in layers)
 
 
 def _cut_layer(layer: LayerSpec, shard: Shard) -> LayerSpec:
+    if layer.values_in_keys:
+        raise UnfitLayer("all its heads share a latent, which cannot be split")
     heads = split_heads(layer.num_heads, layer.num_kv_heads, shard)
     return replace(layer, num_heads=len(heads.queries), num_kv_heads=len(heads.keys))
 

@@ -98,6 +98,12 @@ GENERATION: Rows[TokenEngine] = (
         joins="own",
     ),
     GaugeMetric(
+        "trioserve_kv_cache_bytes_per_token",
+        "Bytes of the KV cache that a token takes, in all layers.",
+        lambda engine: engine.info.kv_bytes_per_token,
+        joins="own",
+    ),
+    GaugeMetric(
         "trioserve_kv_cache_used_blocks",
         "Blocks of the KV cache that running sequences hold.",
         lambda engine: engine.statistics().scheduler.num_used_blocks,
