@@ -75,8 +75,10 @@ def main(capability: int, dtype: torch.dtype, dim: int, window: int | None) -> N
     normalize(hidden, factors, 1e-5)
     normalize(hidden, factors, 1e-5, added=hidden, added_weight=added_weight)
     normalize(hidden, None, 1e-5, added=hidden)
-    for activation in ("silu", "gelu_tanh", "gelu", "relu") if has_all else ("silu",):
-        weigh_gates(torch.zeros(2, 4 * size, dtype=dtype), activation)
+    gates, numbers = torch.zeros(2, 4 * size, dtype=dtype).chunk(2, dim=1)
+    others = ("gelu_tanh", "gelu", "relu", "sigmoid") if has_all else ()
+    for activation in ("silu", *others):
+        weigh_gates(gates, numbers, activation)
 
 
 if __name__ == "__main__":

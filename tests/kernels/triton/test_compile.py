@@ -30,6 +30,7 @@ LAYER_KERNELS = {
     "add_and_normalize",
     "weigh",
 }
+STATE_KERNELS = {"convolve", "recur", "weigh_and_normalize"}
 SAMPLING_KERNELS = {"find_peaks", "sum_levels", "list_tokens", "draw", "penalize"}
 
 
@@ -66,6 +67,10 @@ def test_the_kernels_of_a_layer_compile_for_a_gpu(tmp_path: Path) -> None:
     )
 
 
+def test_the_kernels_of_states_compile_for_a_gpu(tmp_path: Path) -> None:
+    check(compile_kernels(tmp_path, "compile_states.py", 90, "bfloat16"), STATE_KERNELS)
+
+
 def test_the_kernels_of_the_sampler_compile_for_a_gpu(tmp_path: Path) -> None:
     """Once, for batches of all sizes: no step waits for a compiler."""
     kernels = compile_kernels(tmp_path, "compile_sampling.py", 90, 1000)
@@ -85,6 +90,17 @@ def test_all_kernels_compile_for_all_gpus(
     check(
         compile_kernels(tmp_path, "compile_layer.py", capability, dtype, dim, window),
         LAYER_KERNELS,
+    )
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_all_kernels_of_states_compile_for_all_gpus(
+    tmp_path: Path, capability: int, dtype: str
+) -> None:
+    check(
+        compile_kernels(tmp_path, "compile_states.py", capability, dtype), STATE_KERNELS
     )
 
 

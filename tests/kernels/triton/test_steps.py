@@ -42,9 +42,11 @@ def norm(numbers: Tensor, weight: Tensor) -> Tensor:
 def test_what_is_added_is_normalised_and_the_sum_too(size: int) -> None:
     hidden, added = draw(3, size), draw(3, size, seed=1)
     weight, added_weight = draw(size, seed=2), draw(size, seed=3)
-    expected = hidden + norm(added, added_weight)
+    expected = hidden + 0.4 * norm(added, added_weight)
     total = hidden.clone()
-    normed = normalize(total, weight, EPSILON, added=added, added_weight=added_weight)
+    normed = normalize(
+        *(total, weight, EPSILON), added=added, added_weight=added_weight, scale=0.4
+    )
     assert normed is not None
     assert is_close(total, expected) and is_close(normed, norm(expected, weight))
     assert normalize(total, None, EPSILON, added=added) is None
@@ -58,25 +60,29 @@ def test_nothing_is_added_before_the_first_layer() -> None:
     assert torch.equal(hidden, draw(2, 8))
 
 
-@pytest.mark.parametrize("name", ACTIVATION_CODES)
+@pytest.mark.parametrize("name", [*ACTIVATION_CODES, "sigmoid"])
 def test_gates_weigh_numbers(name: str) -> None:
     activate = {
         "silu": functional.silu,
         "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
         "gelu": functional.gelu,
         "relu": functional.relu,
+        "sigmoid": torch.sigmoid,
     }[name]
     gate_up = 3 * draw(2, 2 * 11)
     gates, numbers = gate_up.chunk(2, dim=1)
-    assert is_close(weigh_gates(gate_up, name), activate(gates) * numbers)
+    assert is_close(weigh_gates(gates, numbers, name), activate(gates) * numbers)
 
 
-@pytest.mark.parametrize("rotary_dim", [12, 8])
+@pytest.mark.parametrize("rotary_dim", [12, 8, 0])
 @pytest.mark.parametrize("has_norms", [False, True])
 def test_queries_are_rotated_and_keys_and_values_stored(
     rotary_dim: int, has_norms: bool
 ) -> None:
-    """Some models rotate a part of each head, and some normalise it before."""
+    """Some models rotate a part of each head or nothing, and some normalise it before.
+
+    Some have gates behind the values.
+    """
     num_heads, num_kv_heads, key_dim, value_dim = 3, 1, 12, 10
     spec = LayerSpec(
         module_name="layer",
@@ -104,8 +110,10 @@ def test_queries_are_rotated_and_keys_and_values_stored(
     cos, sin = draw(5, rotary_dim, seed=3), draw(5, rotary_dim, seed=4)
     rows = torch.tensor([4, 2], device=DEVICE)
     sizes = [num_heads * key_dim, num_kv_heads * key_dim, num_kv_heads * value_dim]
-    qkv = draw(2, sum(sizes), seed=5)
-    rotated = layer.run(qkv, tiles, Angles(cos=cos, sin=sin, rows=rows))
+    # With three numbers more, which nothing reads here.
+    inputs = draw(2, sum(sizes) + 3, seed=5)
+    qkv = inputs[:, :-3]
+    rotated = layer.run(inputs, tiles, Angles(cos=cos, sin=sin, rows=rows))
 
     def rotate(heads: Tensor, weight: Tensor | None) -> Tensor:
         heads = heads if weight is None else norm(heads, weight)

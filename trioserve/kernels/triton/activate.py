@@ -1,4 +1,4 @@
-"""The middle of a gated feed-forward network."""
+"""Gates: the middle of a feed-forward network, and the end of some attention."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import triton.language as tl
 
 @triton.jit
 def weigh(
-    gate_up,
+    gates,
+    numbers,
     output,
+    gates_stride,
+    numbers_stride,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -17,15 +20,15 @@ def weigh(
     """Multiply numbers by their activated gates; the grid is (tokens, blocks).
 
     Args:
-      gate_up: (num_tokens, 2 * SIZE), the gates, and then the numbers
+      gates, numbers: (num_tokens, SIZE), whose tokens are a stride apart
       output: (num_tokens, SIZE)
-      ACTIVATION: a name in ACTIVATION_CODES of recognise/formulas.py.
+      ACTIVATION: a name in ACTIVATION_CODES of recognise/formulas.py, or "sigmoid".
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < SIZE
-    source = gate_up + row * 2 * SIZE + columns
-    gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(gates + row * gates_stride + columns, mask=inside, other=0.0)
+    gate = gate.to(tl.float32)
     if ACTIVATION == "silu":
         gate = gate * tl.sigmoid(gate)
     elif ACTIVATION == "gelu_tanh":
@@ -34,11 +37,13 @@ def weigh(
         gate = gate * tl.sigmoid(inner)
     elif ACTIVATION == "gelu":
         gate = 0.5 * gate * (1 + tl.erf(gate * 0.7071067811865476))
+    elif ACTIVATION == "sigmoid":
+        gate = tl.sigmoid(gate)
     else:
         gate = tl.maximum(gate, 0.0)
-    numbers = tl.load(source + SIZE, mask=inside, other=0.0).to(tl.float32)
+    weighed = tl.load(numbers + row * numbers_stride + columns, mask=inside, other=0.0)
     tl.store(
         output + row * SIZE + columns,
-        (gate * numbers).to(output.dtype.element_ty),
+        (gate * weighed.to(tl.float32)).to(output.dtype.element_ty),
         mask=inside,
     )

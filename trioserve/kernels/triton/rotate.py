@@ -40,34 +40,37 @@ def rotate_heads(
     """
     half: tl.constexpr = ROTARY // 2
     heads = tl.arange(0, HEADS_WIDTH)[:, None]
-    pairs = tl.arange(0, HALF_WIDTH)[None, :]
-    is_pair = (heads < num_heads) & (pairs < half)
-    is_angle = pairs < half
     begins = source + heads * head_stride
-    first = tl.load(begins + pairs, mask=is_pair, other=0.0).to(tl.float32)
-    second = tl.load(begins + half + pairs, mask=is_pair, other=0.0).to(tl.float32)
+    squares = tl.zeros((HEADS_WIDTH,), tl.float32)
+    if ROTARY:
+        pairs = tl.arange(0, HALF_WIDTH)[None, :]
+        is_pair = (heads < num_heads) & (pairs < half)
+        is_angle = pairs < half
+        first = tl.load(begins + pairs, mask=is_pair, other=0.0).to(tl.float32)
+        second = tl.load(begins + half + pairs, mask=is_pair, other=0.0).to(tl.float32)
+        squares += tl.sum(first * first, 1) + tl.sum(second * second, 1)
     if REST_WIDTH:
         rest = ROTARY + tl.arange(0, REST_WIDTH)[None, :]
         is_rest = (heads < num_heads) & (rest < DIM)
         others = tl.load(begins + rest, mask=is_rest, other=0.0).to(tl.float32)
+        squares += tl.sum(others * others, 1)
     if HAS_NORM:
-        squares = tl.sum(first * first, 1) + tl.sum(second * second, 1)
-        if REST_WIDTH:
-            squares += tl.sum(others * others, 1)
         scale = tl.rsqrt(squares / DIM + epsilon)[:, None]
-        first *= scale * tl.load(norm + pairs, mask=is_angle, other=0.0)
-        second *= scale * tl.load(norm + half + pairs, mask=is_angle, other=0.0)
+        if ROTARY:
+            first *= scale * tl.load(norm + pairs, mask=is_angle, other=0.0)
+            second *= scale * tl.load(norm + half + pairs, mask=is_angle, other=0.0)
         if REST_WIDTH:
             others *= scale * tl.load(norm + rest, mask=rest < DIM, other=0.0)
-    first_cos = tl.load(cos + pairs, mask=is_angle, other=0.0)
-    first_sin = tl.load(sin + pairs, mask=is_angle, other=0.0)
-    second_cos = tl.load(cos + half + pairs, mask=is_angle, other=0.0)
-    second_sin = tl.load(sin + half + pairs, mask=is_angle, other=0.0)
     targets = target + heads * target_stride
-    turned = (first * first_cos - second * first_sin).to(target.dtype.element_ty)
-    tl.store(targets + pairs, keep_finite(turned), mask=is_pair)
-    turned = (second * second_cos + first * second_sin).to(target.dtype.element_ty)
-    tl.store(targets + half + pairs, keep_finite(turned), mask=is_pair)
+    if ROTARY:
+        first_cos = tl.load(cos + pairs, mask=is_angle, other=0.0)
+        first_sin = tl.load(sin + pairs, mask=is_angle, other=0.0)
+        second_cos = tl.load(cos + half + pairs, mask=is_angle, other=0.0)
+        second_sin = tl.load(sin + half + pairs, mask=is_angle, other=0.0)
+        turned = (first * first_cos - second * first_sin).to(target.dtype.element_ty)
+        tl.store(targets + pairs, keep_finite(turned), mask=is_pair)
+        turned = (second * second_cos + first * second_sin).to(target.dtype.element_ty)
+        tl.store(targets + half + pairs, keep_finite(turned), mask=is_pair)
     if REST_WIDTH:
         same = keep_finite(others.to(target.dtype.element_ty))
         tl.store(targets + rest, same, mask=is_rest)
@@ -87,6 +90,7 @@ def rotate_and_write(
     query_norm,
     key_norm,
     epsilon,
+    qkv_stride,
     slot_stride,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -106,7 +110,8 @@ def rotate_and_write(
     Program 0 rotates the queries, program 1 rotates the keys and writes keys and values.
 
     Args:
-      qkv: (num_tokens, all heads of queries, keys and values, one after the other)
+      qkv: (num_tokens, qkv_stride), whose first numbers are all heads of queries, keys and
+        values, one after the other
       query: (num_tokens, NUM_HEADS, KEY_DIM), rotated
       cache, tables: as in `attend`.
       slots, positions: (num_tokens,) int64, places in the cache; a negative slot belongs
@@ -118,8 +123,7 @@ def rotate_and_write(
     token = tl.program_id(0).to(tl.int64)
     query_size: tl.constexpr = NUM_HEADS * KEY_DIM
     key_size: tl.constexpr = NUM_KV_HEADS * KEY_DIM
-    value_size: tl.constexpr = NUM_KV_HEADS * VALUE_DIM
-    source = qkv + token * (query_size + key_size + value_size)
+    source = qkv + token * qkv_stride
     angle = tl.load(angles + token) * ROTARY
     if tl.program_id(1) == 0:
         rotate_heads(

@@ -25,6 +25,7 @@ def normalize(
     *,
     added: Tensor | None = None,
     added_weight: Tensor | None = None,
+    scale: float = 1.0,
 ) -> Tensor | None:
     """Add to hidden states, in place, and normalise the sums.
 
@@ -32,6 +33,7 @@ def normalize(
       hidden, added: (num_tokens, size), contiguous
       weight: (size,) float32, of the norm; None normalises nothing
       added_weight: (size,) float32, of a norm of `added` before the sum
+      scale: factor of `added`.
 
     Returns:
       (num_tokens, size), the normalised sums; None without a norm
@@ -44,6 +46,7 @@ def normalize(
         added_weight,
         weight,
         output,
+        scale,
         epsilon,
         SIZE=size,
         WIDTH=round_up(size),
@@ -54,21 +57,28 @@ def normalize(
     return output
 
 
-def weigh_gates(gate_up: Tensor, activation: str) -> Tensor:
+def weigh_gates(gates: Tensor, numbers: Tensor, activation: str) -> Tensor:
     """Multiply numbers by their activated gates.
 
     Args:
-      gate_up: (num_tokens, 2 * size), the gates, and then the numbers
-      activation: as in recognise/formulas.py.
+      gates, numbers: (num_tokens, size); they may be parts of wider rows
+      activation: as in recognise/formulas.py, or "sigmoid".
 
     Returns:
       (num_tokens, size)
     """
-    num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
-    output = gate_up.new_empty((num_tokens, size))
+    num_tokens, size = numbers.shape
+    output = numbers.new_empty((num_tokens, size))
     block = min(_WEIGH_BLOCK, round_up(size))
     weigh[num_tokens, -(-size // block)](
-        gate_up, output, SIZE=size, BLOCK=block, ACTIVATION=activation
+        gates,
+        numbers,
+        output,
+        gates.stride(0),
+        numbers.stride(0),
+        SIZE=size,
+        BLOCK=block,
+        ACTIVATION=activation,
     )
     return output
 
@@ -125,7 +135,7 @@ class RotaryLayer:
         """Rotate queries and keys, and write keys and values to the cache.
 
         Args:
-          qkv: (num_tokens, heads of queries, keys and values), contiguous
+          qkv: (num_tokens, heads of queries, keys and values, and perhaps more)
 
         Returns:
           (num_tokens, num_heads, key_dim), the rotated queries
@@ -145,6 +155,7 @@ class RotaryLayer:
             self.query_norm,
             self.key_norm,
             self.epsilon,
+            qkv.stride(0),
             tiles.tables.stride(0),
             **self._sizes,
         )

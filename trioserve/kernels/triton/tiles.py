@@ -8,7 +8,7 @@ A tile has neighbours of one sequence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +17,10 @@ from torch import Tensor
 # A first token, a number of tokens, a slot, and the position of the first token.
 Tile = tuple[int, int, int, int]
 TILE_NUMBERS = 4
+
+# A first token, a number of tokens, a slot, the position of the first token, and the number of
+# tokens whose state the slot keeps.
+ROW_NUMBERS = 5
 
 # Splits of the keys of one decode. More of them cost more to put together than they save.
 _MAX_SPLITS = 32
@@ -44,6 +48,7 @@ class Tiles:
       window_tables: the same for layers with windows; None if they have the same blocks
       slots, positions: (num_tokens,) int64
       decodes, chunks: (num_tiles, 4) int32, as `cut_tiles` cuts them
+      rows: (num_rows, 5) int32, as `list_rows` lists them; None if no layer has states
     """
 
     tables: Tensor
@@ -52,6 +57,7 @@ class Tiles:
     decodes: Tensor
     chunks: Tensor
     window_tables: Tensor | None = None
+    rows: Tensor | None = None
 
     def get_table(self, is_windowed: bool) -> Tensor:
         """Return the table of the blocks that a layer has."""
@@ -85,6 +91,23 @@ def _cut_chunk(row: Row, begin: int, num_queries: int) -> Iterator[Tile]:
     for offset in reversed(range(0, row.num_tokens, num_queries)):
         count = min(num_queries, row.num_tokens - offset)
         yield begin + offset, count, row.slot, row.start + offset
+
+
+def list_rows(rows: Sequence[Row], held: Collection[int]) -> list[tuple[int, ...]]:
+    """Return the rows of a step for layers with states: decodes, then chunks.
+
+    Args:
+      rows: in the order of the flat tokens.
+      held: slots whose last token comes again, so that the slot must not keep it.
+    """
+    decodes, chunks = [], []
+    begin = 0
+    for row in rows:
+        kept = row.num_tokens - (row.slot in held)
+        numbers = begin, row.num_tokens, row.slot, row.start, kept
+        (decodes if row.num_tokens == 1 else chunks).append(numbers)
+        begin += row.num_tokens
+    return decodes + chunks
 
 
 def count_splits(num_programs: int, num_cores: int) -> int:

@@ -51,7 +51,8 @@ class TritonAttention:
                 model.layers, self.caches, model.list_windowed()
             )
         )
-        self._num_queries = min(layer.chunk_queries for layer in self.layers)
+        # A stage of a pipeline may have no attention.
+        self._num_queries = min((each.chunk_queries for each in self.layers), default=1)
 
     @staticmethod
     def find_obstacle(model: PagedModel) -> str | None:

@@ -42,8 +42,8 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-def save(model_type: str, folder: Path) -> Path:
-    changes = CHANGES.get(model_type, {})
+def save(model_type: str, folder: Path, **others: Any) -> Path:
+    changes = {**CHANGES.get(model_type, {}), **others}
     config = make_tiny(
         CONFIG_MAPPING[model_type], **changes, max_position_embeddings=NUM_TOKENS
     )

@@ -4,5 +4,8 @@ It has the same place as native/, which runs decoders on CPUs, and finds the par
 in the same way. A model that is not recognised there runs by transformers' modules.
 
 weights    the weights of a layer, with products that read the same input joined
+mixers     attention, and the mixers that keep a state, with their caches
+layer      one layer
 decoder    the decoder, and its layers with a KV cache
+graphs     decodes as graphs
 """

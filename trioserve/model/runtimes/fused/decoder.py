@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 import logging
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ....kernels.triton.steps import Angles, RotaryLayer, normalize, weigh_gates
-from ....kernels.triton.tiles import Tiles
+from ....kernels.triton.steps import Angles, normalize
+from ....kernels.triton.tiles import ROW_NUMBERS, Tiles, list_rows
 from ....types.plan import StepRow
 from ...attention.backend import PagedModel
 from ...attention.paged_triton import TritonAttention
 from ...device.tensors import send_ids
 from ...shards.group import TensorGroup
+from ...states.pool import StateCopies
 from ...step.layout import StepInputs
 from ...step.scans import TorchScans
 from ...step.slots import SlotTables
-from ..description import DecoderParts
+from ..description import AttentionParts, DecoderParts, StateParts
 from .graphs import Capture, DecodeGraphs, list_sizes, make_inputs
-from .weights import LayerWeights, take_weights
+from .layer import Layer
+from .mixers import Attention, Mixer, make_state_mixer
+from .weights import list_calls, take_weights
 
 logger = logging.getLogger(__name__)
 
@@ -84,40 +88,49 @@ class FusedLayers:
         num_blocks: int,
         num_window_blocks: int | None,
     ) -> None:
-        self.copies = None
-        self._parts = decoder.parts
+        self._parts = parts = decoder.parts
+        self._dtype = parts.dtype
         self._head = decoder.head
         self._group = decoder.group
         self._make_capture = decoder.make_capture
         self._tables = tables
         self._graphs: DecodeGraphs | None = None
-        weights = decoder.weights
+        mixers = [layer.mixer for layer in decoder.weights]
         self._attention = TritonAttention(
             PagedModel(
-                layers=tuple(layer.attention for layer in weights),
+                layers=tuple(list_calls(mixers)),
                 num_blocks=num_blocks,
                 num_window_blocks=num_window_blocks,
                 block_size=tables.block_size,
-                dtype=weights[0].qkv.dtype,
-                device=weights[0].qkv.device,
+                dtype=self._dtype,
+                device=tables.block_ids.device,
             ),
             tables,
         )
+        made = self._make_mixers(mixers)
         self._layers = tuple(
-            _Layer(
-                layer,
-                RotaryLayer(
-                    paged,
-                    rotary_dim=layer.cos.shape[1],
-                    query_norm=layer.query_norm,
-                    key_norm=layer.key_norm,
-                    epsilon=decoder.parts.epsilon,
-                ),
-                decoder.parts,
-                decoder.group,
-            )
-            for layer, paged in zip(weights, self._attention.layers)
+            Layer(weights, mixer, parts, decoder.group)
+            for weights, mixer in zip(decoder.weights, made)
         )
+        states = [each for mixer in made for each in mixer.states]
+        copies = StateCopies(states, first=len(tables.block_ids))
+        self.copies = copies if states else None
+
+    def _make_mixers(
+        self, mixers: Sequence[AttentionParts | StateParts]
+    ) -> list[Mixer]:
+        """Make the mixers of all layers, with their caches."""
+        epsilon = self._parts.epsilon
+        num_places = len(self._tables.block_ids) + self._tables.num_checkpoints
+        paged = iter(self._attention.layers)
+        return [
+            (
+                Attention(mixer, next(paged), epsilon)
+                if isinstance(mixer, AttentionParts)
+                else make_state_mixer(mixer, num_places, self._dtype, epsilon)
+            )
+            for mixer in mixers
+        ]
 
     def order(self, rows: Sequence[StepRow]) -> list[int]:
         """Put single tokens first."""
@@ -132,9 +145,10 @@ class FusedLayers:
             lambda size: make_inputs(
                 size,
                 self._parts.hidden_size,
-                self._layers[0].dtype,
+                self._dtype,
                 self._tables.block_ids,
                 self._tables.window_ids,
+                has_states=self.copies is not None,
             ),
             self._make_capture(),
             list_sizes(max_num_seqs),
@@ -163,7 +177,7 @@ class FusedLayers:
         deepstack: Tensor | None = None,
     ) -> Tensor:
         """Run one step; see LayersOnKernels (on_kernels.py)."""
-        tiles = self._attention.cut(inputs)
+        tiles = self._cut(inputs)
         angles = self._find_angles(vectors, positions)
         output = None
         # Images have angles of their own, so no graph runs a step with `deepstack`.
@@ -179,6 +193,15 @@ class FusedLayers:
             return output.clone()
         return output[send_ids(tokens, output.device)]
 
+    def _cut(self, inputs: StepInputs) -> Tiles:
+        """Cut the tokens of a step into tiles, and list its rows for states."""
+        tiles = self._attention.cut(inputs)
+        if self.copies is None:
+            return tiles
+        rows = [number for row in list_rows(inputs.rows, inputs.held) for number in row]
+        numbers = send_ids(rows, tiles.tables.device).to(torch.int32)
+        return replace(tiles, rows=numbers.view(-1, ROW_NUMBERS))
+
     def _compute(
         self,
         vectors: Tensor,
@@ -188,7 +211,7 @@ class FusedLayers:
     ) -> Tensor:
         """Run the layers; returns (num_tokens, hidden_size)."""
         # A copy, because the layers add to it.
-        hidden = vectors.to(self._layers[0].dtype, copy=True)
+        hidden = vectors.to(self._dtype, copy=True)
         if self._parts.embedding_scale != 1.0:
             # Rounded as the modules round it.
             hidden *= torch.tensor(self._parts.embedding_scale, dtype=hidden.dtype)
@@ -235,77 +258,3 @@ def _watch_memory(device: torch.device) -> Callable[[], bool]:
         return lambda: True
     least = torch.cuda.mem_get_info(device)[0] // 2
     return lambda: torch.cuda.mem_get_info(device)[0] >= least
-
-
-class _Layer:
-    """One layer."""
-
-    def __init__(
-        self,
-        weights: LayerWeights,
-        rotary: RotaryLayer,
-        parts: DecoderParts,
-        group: TensorGroup | None,
-    ) -> None:
-        self._weights = weights
-        self._group = group
-        self._rotary = rotary
-        self._epsilon = parts.epsilon
-        self._activation = parts.activation
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._weights.qkv.dtype
-
-    def enter(self, hidden: Tensor) -> Tensor:
-        """Normalise the input of the first layer."""
-        normed = normalize(hidden, self._weights.input_norm, self._epsilon)
-        assert normed is not None, "there is a norm"
-        return normed
-
-    def run(
-        self,
-        hidden: Tensor,
-        normed: Tensor,
-        tiles: Tiles,
-        angles: Angles | None,
-        following: _Layer | None,
-    ) -> Tensor:
-        """Add to the hidden states, and return the first input of the following layer.
-
-        Args:
-          hidden: (num_tokens, hidden_size), changed in place
-          normed: the same, normalised by this layer's first norm
-          angles: of the tokens; None if they are at their places.
-          following: None at the last layer, whose result means nothing.
-        """
-        weights, paged = self._weights, self._rotary.paged
-        if angles is None:
-            angles = Angles(cos=weights.cos, sin=weights.sin, rows=tiles.positions)
-        qkv = linear(normed, weights.qkv, weights.qkv_bias)
-        query = self._rotary.run(qkv, tiles, angles)
-        attended = paged.attend(query, tiles).flatten(1)
-        added = self._sum(linear(attended, weights.output, weights.output_bias))
-        middle = normalize(
-            hidden,
-            weights.mlp_norm,
-            self._epsilon,
-            added=added,
-            added_weight=weights.post_mixer_norm,
-        )
-        assert middle is not None, "there is a norm"
-        gates = weigh_gates(linear(middle, weights.gate_up), self._activation)
-        result = normalize(
-            hidden,
-            None if following is None else following._weights.input_norm,
-            self._epsilon,
-            added=self._sum(linear(gates, weights.down)),
-            added_weight=weights.post_mlp_norm,
-        )
-        return hidden if result is None else result
-
-    def _sum(self, added: Tensor) -> Tensor:
-        """Add up the parts of all processes that share the layer."""
-        if self._group is not None:
-            self._group.sum(added)
-        return added

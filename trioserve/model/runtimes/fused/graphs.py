@@ -3,7 +3,7 @@
 The launches of a step take the host longer than the device needs for one token of a small
 model. A graph is captured once for each size, and replayed with other numbers in the same
 tensors. A batch takes the next larger size; the rest of its rows are padding, which computes
-something that nobody reads, and writes nothing to the cache.
+something that nobody reads, and writes nothing to the cache and to states.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ....kernels.triton.tiles import TILE_NUMBERS, Tiles
+from ....kernels.triton.tiles import ROW_NUMBERS, TILE_NUMBERS, Tiles
 
 # Sizes up to 8 are powers of two, because a batch of a few rows should not be padded much.
 # Larger ones are multiples, so that a batch of 65 does not cost as much as one of 128.
@@ -70,6 +70,10 @@ class DecodeInputs:
         mine.decodes[:count].copy_(tiles.decodes)
         # No tokens.
         mine.decodes[count:].zero_()
+        if mine.rows is not None:
+            assert tiles.rows is not None, "the model has states"
+            mine.rows[:count].copy_(tiles.rows)
+            mine.rows[count:].zero_()
 
 
 def make_inputs(
@@ -78,13 +82,20 @@ def make_inputs(
     dtype: torch.dtype,
     tables: Tensor,
     window_tables: Tensor | None = None,
+    *,
+    has_states: bool = False,
 ) -> DecodeInputs:
     """Make the tensors of a size, all padding.
 
     Args:
       tables, window_tables: as in Tiles; all sizes share them.
+      has_states: some layers keep states.
     """
     device = tables.device
+
+    def make_numbers(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.int32, device=device)
+
     return DecodeInputs(
         vectors=torch.zeros((size, hidden_size), dtype=dtype, device=device),
         tiles=Tiles(
@@ -92,8 +103,9 @@ def make_inputs(
             window_tables=window_tables,
             slots=torch.full((size,), NO_SLOT, device=device),
             positions=torch.zeros(size, dtype=torch.int64, device=device),
-            decodes=torch.zeros((size, TILE_NUMBERS), dtype=torch.int32, device=device),
-            chunks=torch.zeros((0, TILE_NUMBERS), dtype=torch.int32, device=device),
+            decodes=make_numbers(size, TILE_NUMBERS),
+            chunks=make_numbers(0, TILE_NUMBERS),
+            rows=make_numbers(size, ROW_NUMBERS) if has_states else None,
         ),
     )
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,27 +12,35 @@ from torch import Tensor, nn
 from ...attention.paged_triton import MAX_DIM
 from ...attention.probe import LayerSpec
 from ..choice import NotRecognised
-from ..description import AttentionParts, DecoderParts, LayerParts, MlpParts, release
+from ..description import (
+    AttentionParts,
+    DecoderParts,
+    DeltaParts,
+    LayerParts,
+    Mamba2Parts,
+    MlpParts,
+    ShortConvParts,
+    StateParts,
+    release,
+)
+
+TensorT = TypeVar("TensorT", Tensor, Tensor | None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """One layer. Norms and angles are float32, the others have the model's type.
+    """One layer. Norms are float32, the other weights have the model's type.
 
     Args:
-      qkv: (heads of queries, keys and values, hidden_size)
-      cos, sin: (max_model_len, rotary_dim)
+      mixer: the rest of the mixer's parts; its products have lost their weights.
+      inputs: (num_inputs, hidden_size), in the order that the mixer reads
       gate_up: (2 * intermediate_size, hidden_size), the gates first
     """
 
-    attention: LayerSpec
     input_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    query_norm: Tensor | None
-    key_norm: Tensor | None
-    cos: Tensor
-    sin: Tensor
+    mixer: AttentionParts | StateParts
+    inputs: Tensor
+    inputs_bias: Tensor | None
     output: Tensor
     output_bias: Tensor | None
     post_mixer_norm: Tensor | None
@@ -61,49 +70,56 @@ def check_parts(parts: DecoderParts) -> None:
       NotRecognised: a layer has experts, wide heads, other heads than the first, or norms and
         factors that are not supported.
     """
-    if parts.residual_scale != 1.0:
-        raise NotRecognised("it scales what its layers add")
-    if len({_check_layer(layer) for layer in parts.layers}) > 1:
+    for layer in parts.layers:
+        _check_layer(layer)
+    calls = list_calls(layer.mixer for layer in parts.layers)
+    if len({_list_sizes(call) for call in calls}) > 1:
         raise NotRecognised("its layers have heads of different sizes")
 
 
-def _check_layer(layer: LayerParts) -> tuple[int, ...]:
-    """Refuse what the kernels do not compute; returns the sizes of the layer's heads."""
+def list_calls(mixers: Iterable[AttentionParts | StateParts]) -> list[LayerSpec]:
+    """Return the calls of attention of layers, in order."""
+    return [mixer.call for mixer in mixers if isinstance(mixer, AttentionParts)]
+
+
+def _list_sizes(call: LayerSpec) -> tuple[int, ...]:
+    return call.num_heads, call.num_kv_heads, call.key_dim, call.value_dim
+
+
+def _check_layer(layer: LayerParts) -> None:
     mixer = layer.mixer
-    if not isinstance(mixer, AttentionParts):
-        raise NotRecognised("its layers keep states in place of keys and values")
     if not isinstance(layer.mlp, MlpParts) or layer.beside is not None:
         raise NotRecognised("it has experts")
-    if mixer.has_gate:
-        raise NotRecognised("gates weigh the output of its attention")
     if layer.lookup is not None:
         raise NotRecognised("every layer looks up the tokens again")
-    if mixer.call.shares is not None:
+    if layer.output_scale != 1.0:
+        raise NotRecognised("it scales the output of layers")
+    if isinstance(mixer, AttentionParts):
+        _check_attention(mixer)
+    elif not isinstance(mixer, DeltaParts | Mamba2Parts | ShortConvParts):
+        raise NotRecognised("its layers keep states of a kind that they do not know")
+
+
+def _check_attention(mixer: AttentionParts) -> None:
+    call = mixer.call
+    if call.shares is not None:
         raise NotRecognised("some layers read the keys and values of others")
-    if max(mixer.call.key_dim, mixer.call.value_dim) > MAX_DIM:
+    if max(call.key_dim, call.value_dim) > MAX_DIM:
         raise NotRecognised(f"its heads have more than {MAX_DIM} numbers")
-    if mixer.value_norm is not None or layer.output_scale != 1.0:
-        raise NotRecognised("it normalises values, or scales the output of layers")
+    if mixer.value_norm is not None:
+        raise NotRecognised("it normalises values")
     if (mixer.query_norm is None) != (mixer.key_norm is None):
         raise NotRecognised("it normalises queries or keys alone")
-    call = mixer.call
-    return call.num_heads, call.num_kv_heads, call.key_dim, call.value_dim
 
 
 def _take_layer(layer: LayerParts, angles: _Angles) -> LayerWeights:
     mixer, mlp = layer.mixer, layer.mlp
-    assert isinstance(mixer, AttentionParts), "take_weights has looked at all layers"
     assert isinstance(mlp, MlpParts), "take_weights has looked at all layers"
-    cos, sin = angles.share(mixer.cos, mixer.sin)
     taken = LayerWeights(
-        attention=mixer.call,
         input_norm=layer.input_norm,
-        qkv=_join([each.weight for each in mixer.inputs]),
-        qkv_bias=_join_biases(mixer.inputs),
-        query_norm=mixer.query_norm,
-        key_norm=mixer.key_norm,
-        cos=cos,
-        sin=sin,
+        mixer=angles.share(mixer) if isinstance(mixer, AttentionParts) else mixer,
+        inputs=_put_in_order(_join([each.weight for each in mixer.inputs]), mixer),
+        inputs_bias=_put_in_order(_join_biases(mixer.inputs), mixer),
         output=mixer.output.weight.detach(),
         output_bias=_join_biases([mixer.output]),
         post_mixer_norm=layer.post_mixer_norm,
@@ -114,6 +130,13 @@ def _take_layer(layer: LayerParts, angles: _Angles) -> LayerWeights:
     )
     release([*mixer.inputs, mixer.output, *mlp.gate_up, mlp.down])
     return taken
+
+
+def _put_in_order(joined: TensorT, mixer: AttentionParts | StateParts) -> TensorT:
+    """Put the outputs of joined products in the order that a mixer reads."""
+    if joined is None or mixer.order is None:
+        return joined
+    return joined[mixer.order.to(joined.device)]
 
 
 def _join(weights: Sequence[Tensor]) -> Tensor:
@@ -141,9 +164,9 @@ class _Angles:
     def __init__(self) -> None:
         self._known: list[tuple[Tensor, Tensor]] = []
 
-    def share(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        for known in self._known:
-            if torch.equal(known[0], cos) and torch.equal(known[1], sin):
-                return known
-        self._known.append((cos, sin))
-        return cos, sin
+    def share(self, mixer: AttentionParts) -> AttentionParts:
+        for cos, sin in self._known:
+            if torch.equal(cos, mixer.cos) and torch.equal(sin, mixer.sin):
+                return replace(mixer, cos=cos, sin=sin)
+        self._known.append((mixer.cos, mixer.sin))
+        return mixer

@@ -1,0 +1,129 @@
+"""Triton's kernels of layers with states compute what transformers computes, however cut."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+import math
+from typing import NamedTuple
+
+from hypothesis import given, settings, strategies as st
+from interpreter import require_triton
+import pytest
+import torch
+from torch import Tensor
+
+from ..chance import make_numbers
+from ..test_states import DELTA, EPSILON, MAMBA2, SHORT_CONV, Layer, Row, Sizes
+
+require_triton()
+
+from trioserve.kernels.triton.states import Convolution, Recurrence  # noqa: E402
+from trioserve.kernels.triton.tiles import Tiles, list_rows  # noqa: E402
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+NUM_TOKENS = 7
+
+# Fewer values than one program has, and more of them; the interpreter takes a millisecond for a
+# token of each.
+sizes_by_chance = st.builds(
+    Sizes,
+    # Replaced by each kind.
+    kind=st.just(DELTA),
+    key_heads=st.integers(1, 2),
+    group=st.integers(1, 2),
+    key_dim=st.integers(1, 9),
+    value_dim=st.integers(1, 10),
+    num_taps=st.integers(2, 5),
+)
+
+
+class PlannedRow(NamedTuple):
+    slot: int
+    start: int
+    num_tokens: int
+
+
+class Runner:
+    """A layer with the states of two slots, which held other texts before."""
+
+    def __init__(self, layer: Layer) -> None:
+        self._sizes = sizes = layer.sizes
+        shape = 2, sizes.num_taps - 1, sizes.num_channels
+        self._convolution = Convolution(
+            layer.taps.to(DEVICE),
+            None if layer.bias is None else layer.bias.to(DEVICE),
+            torch.full(shape, math.nan, device=DEVICE),
+        )
+        if sizes.kind == SHORT_CONV:
+            return
+        is_delta = sizes.kind == DELTA
+        places = 2, sizes.value_heads, sizes.value_dim, sizes.key_dim
+        self._recurrence = Recurrence(
+            states=torch.full(places, math.nan, device=DEVICE),
+            num_key_heads=sizes.key_heads,
+            decay=layer.decay.to(DEVICE),
+            decay_bias=layer.decay_bias.to(DEVICE),
+            skip=None if is_delta else layer.skip.to(DEVICE),
+            step_limits=(0.1, 2.0),
+            norm=layer.norm.to(DEVICE) if layer.has_norm else None,
+            num_norm_groups=sizes.value_heads if is_delta else sizes.key_heads,
+            epsilon=EPSILON,
+        )
+
+    def run(self, x: Tensor, *rows: Row) -> list[Tensor]:
+        """Run one step; returns the outputs of each row.
+
+        Args:
+          x: (2, num_tokens, numbers of a token), the texts of the slots
+        """
+        planned = [PlannedRow(row.slot, row.begin, row.end - row.begin) for row in rows]
+        held = {row.slot for row in rows if row.is_held}
+        numbers = torch.tensor(list_rows(planned, held), dtype=torch.int32)
+        num_decodes = sum(row.num_tokens == 1 for row in planned)
+        nothing = torch.zeros((0, 4), dtype=torch.int32, device=DEVICE)
+        tiles = Tiles(
+            tables=nothing,
+            slots=nothing,
+            positions=nothing,
+            # A row without tokens is padding, as graphs have it.
+            decodes=nothing.new_zeros(num_decodes, 4),
+            chunks=nothing,
+            rows=numbers.to(DEVICE),
+        )
+        flat = torch.cat([x[row.slot, row.begin : row.end] for row in rows]).to(DEVICE)
+        if self._sizes.kind == SHORT_CONV:
+            output = self._convolution.run(flat, tiles, is_gated=True)
+        else:
+            mixed = self._convolution.run(flat, tiles)
+            output = self._recurrence.run(mixed, flat, tiles)
+        return list(output.cpu().split([row.num_tokens for row in planned]))
+
+
+@pytest.mark.parametrize("kind", [DELTA, MAMBA2, SHORT_CONV])
+@settings(max_examples=3, derandomize=True)
+@given(
+    sizes=sizes_by_chance,
+    cuts=st.sets(st.integers(1, NUM_TOKENS - 1), max_size=2),
+    seed=st.integers(0, 99),
+)
+def test_a_layer_with_a_state_computes_its_formula_however_a_text_is_cut(
+    kind: int, sizes: Sizes, cuts: set[int], seed: int
+) -> None:
+    """Beside another text, and if the last token of a row comes again."""
+    sizes = replace(sizes, kind=kind)
+    layer = Layer(sizes, seed, has_bias=seed % 2 == 1)
+    x = make_numbers(seed + 9, 2, NUM_TOKENS, sum(sizes.parts))
+    runner = Runner(layer)
+    other, whole = runner.run(x, Row(0, 0, 2), Row(1, 0, NUM_TOKENS))
+    for expected, actual in ((x[0, :2], other), (x[1], whole)):
+        expected = layer.compute(expected)
+        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
+    outputs = []
+    places = [0, *sorted(cuts), NUM_TOKENS]
+    for begin, end in zip(places, places[1:]):
+        # A text that begins in the slot of another one.
+        (held,) = runner.run(x, Row(1, begin, end, is_held=True))
+        again, _ = runner.run(x, Row(1, end - 1, end), Row(0, 2, 4))
+        assert torch.equal(held[-1:], again)
+        outputs.append(held)
+    assert torch.equal(torch.cat(outputs), whole)

@@ -1,0 +1,169 @@
+"""The kernels of layers that keep a state, called with tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .convolve import convolve
+from .recur import recur, weigh_and_normalize
+from .tiles import Tiles
+from .widths import round_up
+
+# Tokens and channels of one program of `convolve`, for decodes and for chunks; and values of a
+# program of `recur`, which is one warp, so that its sums need no shared memory. Usual choices,
+# not measured on a GPU yet.
+_DECODE_TILE = 1, 256
+_CHUNK_TILE = 32, 64
+_VALUES = 8
+
+# Numbers of `weigh_and_normalize` for each warp.
+_WARP_NUMBERS = 256
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution, and the last inputs of all places.
+
+    Args:
+      taps: (num_taps, num_channels) float32, that of the newest input last
+      bias: (num_channels,) float32; None if there is none
+      kept: (num_places, num_taps - 1, num_channels), of the type of its inputs
+    """
+
+    taps: Tensor
+    bias: Tensor | None
+    kept: Tensor
+
+    def run(self, inputs: Tensor, tiles: Tiles, *, is_gated: bool = False) -> Tensor:
+        """Convolve the tokens of a step.
+
+        Args:
+          inputs: (num_tokens, numbers of a token), as `convolve` takes them
+
+        Returns:
+          (num_tokens, num_channels)
+        """
+        output = inputs.new_empty((len(inputs), self.taps.shape[1]))
+        count = len(tiles.decodes)
+        rows = tiles.rows
+        assert rows is not None, "the model has states"
+        for part, tile in ((rows[:count], _DECODE_TILE), (rows[count:], _CHUNK_TILE)):
+            if len(part):
+                self._launch(inputs, part, output, is_gated, *tile)
+        return output
+
+    def _launch(
+        self,
+        inputs: Tensor,
+        rows: Tensor,
+        output: Tensor,
+        is_gated: bool,
+        tokens: int,
+        block: int,
+    ) -> None:
+        num_taps, num_channels = self.taps.shape
+        convolve[len(rows), -(-num_channels // block)](
+            inputs,
+            self.taps,
+            self.bias,
+            self.kept,
+            rows,
+            output,
+            inputs.stride(0),
+            NUM_CHANNELS=num_channels,
+            NUM_TAPS=num_taps,
+            TAPS_WIDTH=round_up(num_taps - 1),
+            IS_GATED=is_gated,
+            HAS_BIAS=self.bias is not None,
+            TOKENS=tokens,
+            BLOCK=block,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recurrence:
+    """The recurrence of a layer's heads, and the states of all places.
+
+    Args:
+      states: (num_places, num_heads, value_dim, key_dim) float32
+      num_key_heads: a head of keys serves as many heads as follow each other.
+      decay, decay_bias: (num_heads,) float32; the first is negative
+      skip: (num_heads,) float32, of Mamba-2; None is the delta rule
+      step_limits: the least and the largest step, of Mamba-2.
+      norm: float32: (value_dim,), before the gates of each head, of the delta rule;
+        (num_heads * value_dim,), behind the gates, of Mamba-2, or None without a norm
+      num_norm_groups: parts of a token that are normalised by themselves.
+    """
+
+    states: Tensor
+    num_key_heads: int
+    decay: Tensor
+    decay_bias: Tensor
+    skip: Tensor | None = None
+    step_limits: tuple[float, float] = (0.0, 0.0)
+    norm: Tensor | None
+    num_norm_groups: int
+    epsilon: float
+
+    def run(self, mixed: Tensor, inputs: Tensor, tiles: Tiles) -> Tensor:
+        """Run the tokens of a step through the states.
+
+        Args:
+          mixed: (num_tokens, num_channels), behind the convolution
+          inputs: (num_tokens, numbers of a token): the channels before the convolution, the
+            gates, and the others that `recur` takes
+
+        Returns:
+          (num_tokens, num_heads * value_dim)
+        """
+        rows = tiles.rows
+        assert rows is not None, "the model has states"
+        _, num_heads, value_dim, key_dim = self.states.shape
+        num_channels, num_values = mixed.shape[1], num_heads * value_dim
+        gates = inputs[:, num_channels:]
+        others = gates[:, num_values:]
+        output = mixed.new_empty((len(mixed), num_values))
+        recur[len(rows), num_heads, -(-value_dim // _VALUES)](
+            mixed,
+            others,
+            self.states,
+            rows,
+            output,
+            self.decay,
+            self.decay_bias,
+            self.skip,
+            *self.step_limits,
+            key_dim**-0.5,
+            inputs.stride(0),
+            NUM_KEY_HEADS=self.num_key_heads,
+            NUM_HEADS=num_heads,
+            KEY_DIM=key_dim,
+            VALUE_DIM=value_dim,
+            KEY_WIDTH=round_up(key_dim),
+            VALUES=_VALUES,
+            IS_DELTA=self.skip is None,
+            num_warps=1,
+        )
+        self._weigh(output, gates)
+        return output
+
+    def _weigh(self, numbers: Tensor, gates: Tensor) -> None:
+        """Weigh numbers by gates, and normalise them, in place."""
+        num_tokens, size = len(numbers), numbers.shape[1] // self.num_norm_groups
+        width = round_up(size)
+        weigh_and_normalize[num_tokens, self.num_norm_groups](
+            numbers,
+            gates,
+            self.norm,
+            numbers,
+            self.epsilon,
+            gates.stride(0),
+            NUM_GROUPS=self.num_norm_groups,
+            SIZE=size,
+            WIDTH=width,
+            GATES_FIRST=self.skip is not None,
+            HAS_NORM=self.norm is not None,
+            num_warps=min(8, max(1, width // _WARP_NUMBERS)),
+        )

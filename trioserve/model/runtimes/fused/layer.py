@@ -1,0 +1,89 @@
+"""One layer of a decoder: a mixer and a feed-forward network, with their norms."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn.functional import linear
+
+from ....kernels.triton.steps import Angles, normalize, weigh_gates
+from ....kernels.triton.tiles import Tiles
+from ...shards.group import TensorGroup
+from ..description import DecoderParts
+from .mixers import Mixer
+from .weights import LayerWeights
+
+
+class Layer:
+    """One layer.
+
+    Args:
+      parts: of the decoder, without the weights of products.
+      group: the processes that share the layer; None if it is whole.
+    """
+
+    def __init__(
+        self,
+        weights: LayerWeights,
+        mixer: Mixer,
+        parts: DecoderParts,
+        group: TensorGroup | None,
+    ) -> None:
+        self._weights = weights
+        self._mixer = mixer
+        self._group = group
+        self._epsilon = parts.epsilon
+        self._activation = parts.activation
+        self._residual_scale = parts.residual_scale
+
+    def enter(self, hidden: Tensor) -> Tensor:
+        """Normalise the input of the first layer."""
+        normed = normalize(hidden, self._weights.input_norm, self._epsilon)
+        assert normed is not None, "there is a norm"
+        return normed
+
+    def run(
+        self,
+        hidden: Tensor,
+        normed: Tensor,
+        tiles: Tiles,
+        angles: Angles | None,
+        following: Layer | None,
+    ) -> Tensor:
+        """Add to the hidden states, and return the first input of the following layer.
+
+        Args:
+          hidden: (num_tokens, hidden_size), changed in place
+          normed: the same, normalised by this layer's first norm
+          angles: of the tokens; None if they are at their places.
+          following: None at the last layer, whose result means nothing.
+        """
+        weights = self._weights
+        mixed = self._mixer.run(
+            linear(normed, weights.inputs, weights.inputs_bias), tiles, angles
+        )
+        middle = normalize(
+            hidden,
+            weights.mlp_norm,
+            self._epsilon,
+            added=self._sum(linear(mixed, weights.output, weights.output_bias)),
+            added_weight=weights.post_mixer_norm,
+            scale=self._residual_scale,
+        )
+        assert middle is not None, "there is a norm"
+        gates, numbers = linear(middle, weights.gate_up).chunk(2, dim=1)
+        gated = weigh_gates(gates, numbers, self._activation)
+        result = normalize(
+            hidden,
+            None if following is None else following._weights.input_norm,
+            self._epsilon,
+            added=self._sum(linear(gated, weights.down)),
+            added_weight=weights.post_mlp_norm,
+            scale=self._residual_scale,
+        )
+        return hidden if result is None else result
+
+    def _sum(self, added: Tensor) -> Tensor:
+        """Add up the parts of all processes that share the layer."""
+        if self._group is not None:
+            self._group.sum(added)
+        return added
