@@ -11,6 +11,7 @@ from typing import Any
 from interpreter import require_triton
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from trioserve.config import ModelConfig
@@ -19,9 +20,13 @@ from trioserve.model.loading.files.facts import read_facts
 from trioserve.model.loading.load import load_modules
 from trioserve.model.runtimes.loaded import LoadedModel
 from trioserve.model.self_check import steps
+from trioserve.model.step.layout import lay_out
+from trioserve.model.step.slots import SlotTables
+from trioserve.types.ids import BlockId
+from trioserve.types.plan import StepPlan, StepRow
 
 from ...conftest import Tiny, load_oracle
-from ...planning import Planner, make_prompt
+from ...planning import Planner, make_prompt, make_start
 from ..native.test_native_states import save
 from .test_decoder import DEVICE, GRAPHS, capture
 
@@ -96,3 +101,73 @@ def test_a_model_writes_what_generate_writes(
     planner.preempt(sequences[1], slot=2)
     planner.run(*sequences, num_tokens=2)
     model.check(former, *sequences)
+
+
+class Steps:
+    """Steps of two sequences with the same prompt, in slots 0 and 1, beside one copy."""
+
+    def __init__(self, loaded: LoadedModel, num_tokens: int) -> None:
+        self._tables = SlotTables(
+            max_num_seqs=2,
+            max_model_len=num_tokens,
+            block_size=num_tokens,
+            device=loaded.device,
+            num_checkpoints=1,
+        )
+        for slot in (0, 1):
+            prompt = make_prompt(num_tokens)
+            self._tables.start(make_start(slot=slot, prompt=prompt))
+        assert loaded.native is not None, "the kernels run it"
+        self.layers = loaded.native.open(self._tables, num_blocks=2)
+        self._embed = loaded.model.get_input_embeddings()
+
+    @torch.inference_mode()
+    def run(self, *rows: StepRow, held: tuple[int, ...] = ()) -> Tensor:
+        """Run one step; returns the logits of all its tokens."""
+        self._tables.append_blocks(rows)
+        plan = StepPlan(step_id=0, starts=(), rows=rows)
+        inputs = lay_out(
+            plan, self._tables, self.layers.order, self._tables.block_ids.device, held
+        )
+        vectors = self._embed(inputs.input_ids)[0]
+        tokens = range(len(vectors))
+        return self.layers.run(vectors, inputs, tokens, inputs.position_ids)
+
+
+def make_row(slot: int, begin: int, end: int, **others: Any) -> StepRow:
+    return StepRow(
+        slot=slot,
+        start=begin,
+        num_tokens=end - begin,
+        new_block_ids=() if begin else (BlockId(slot),),
+        sample=True,
+        **others,
+    )
+
+
+# Padding computes with what its memory held before.
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_graphs_leave_states_of_held_rows_and_of_padding_and_copies_move_them(
+    build: Callable[[str], Tiny],
+) -> None:
+    loaded = build("qwen3_5_text").loaded
+    expected = Steps(loaded, 4).run(make_row(0, 0, 4))
+    steps = Steps(loaded, 4)
+    steps.layers.prepare(2)
+    num_graphs = len(GRAPHS)
+    chunks = make_row(0, 0, 2, saves=0), make_row(1, 0, 2)
+    steps.run(*chunks)
+    copies = steps.layers.copies
+    assert copies is not None, "the model has states"
+    copies.save(chunks)
+    # The last token of slot 0 comes again, and slot 1 is not in the second step.
+    both = steps.run(make_row(0, 2, 3), make_row(1, 2, 3), held=(0,))
+    torch.testing.assert_close(both, expected[[2, 2]], rtol=1e-4, atol=1e-4)
+    alone = steps.run(make_row(0, 2, 3))
+    torch.testing.assert_close(alone, expected[2:3], rtol=1e-4, atol=1e-4)
+    both = steps.run(make_row(0, 3, 4), make_row(1, 3, 4))
+    torch.testing.assert_close(both, expected[[3, 3]], rtol=1e-4, atol=1e-4)
+    copies.restore([make_start(slot=1, restores=0)])
+    again = steps.run(make_row(1, 2, 3))
+    torch.testing.assert_close(again, expected[2:3], rtol=1e-4, atol=1e-4)
+    assert sum(graph.num_replays for graph in GRAPHS[num_graphs - 2 :]) == 4
