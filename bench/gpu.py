@@ -9,10 +9,11 @@ Question
 
       python bench/gpu.py --json gpu.json --plot gpu.png
       python bench/gpu.py --shapes 1B --minutes 4
+      python bench/gpu.py --shapes Qwen3.5-0.8B,Qwen3.5-9B
 
 Machine
-  One GPU with nothing else on it, and for the shape 8B 40 GB of memory and 20 GB of disk in
-  --folder. It needs no network, and trioserve need not be installed: PYTHONPATH may name a
+  One GPU with nothing else on it, and for the shapes 8B and Qwen3.5-9B 40 GB of memory and
+  20 GB of disk in --folder each. It needs no network, and trioserve need not be installed: PYTHONPATH may name a
   checkout. Without a GPU it measures a tiny model on the CPU, which tests this script and
   says nothing about trioserve.
 
@@ -23,7 +24,8 @@ How to read it
   decode N    time of one step of N sequences: answers of two lengths, subtracted; of
               transformers' continuous batching, the times of its tokens
   prefill N   time to the first token of a prompt of N tokens
-  share       the least time that the two rates allow, over the measured time
+  share       the least time that the two rates allow, over the measured time. A decode reads
+              the weights, and reads and writes the states of each sequence
   drawn       the same with temperature and top-p
   sampling    time of the choice of tokens alone, by the kernels and by torch, of peaked and of
               flat logits; a line says where tokens differ from a CPU's tokens
@@ -50,7 +52,7 @@ from tempfile import TemporaryDirectory
 import time
 from typing import Any
 
-from kit.gpu_parts import SHAPES, run_part
+from kit.gpu_parts import SHAPES, count_attention, run_part
 from kit.options import add_outputs, make_parser, read_choice, read_positive
 from kit.process import BENCH_FOLDER, find_on_path, tell
 import torch
@@ -104,6 +106,23 @@ SECONDS: dict[str, dict[str, int]] = {
         "varlen": 22,
         "gather": 25,
     },
+    # Not measured yet. transformers' continuous batching knows no states.
+    "Qwen3.5-0.8B": {
+        "model": 15,
+        "native": 40,
+        "native-no-graphs": 25,
+        "native-depth-1": 25,
+        "streams": 45,
+        "generate": 60,
+        "gather": 60,
+    },
+    "Qwen3.5-9B": {
+        "model": 40,
+        "native": 60,
+        "streams": 45,
+        "generate": 60,
+    },
+    "tiny-hybrid": {"model": 60, "native": 60},
     "tiny": {
         "model": 60,
         "native": 60,
@@ -242,21 +261,27 @@ def list_rows(results: Figures) -> Iterator[tuple[str, str, float, float]]:
         model = parts[f"{shape}: model"]
         for kind in ("decode", "prefill"):
             for count, seconds in figures[kind].items():
-                bound = find_bound(kind, int(count), SHAPES[shape], model, rates)
+                bound = find_bound(kind, int(count), shape, model, rates)
                 yield title, f"{kind} {count}", seconds, bound / seconds
 
 
 def find_bound(
-    kind: str, count: int, shape: dict[str, int], model: Figures, rates: Figures
+    kind: str, count: int, shape: str, model: Figures, rates: Figures
 ) -> float:
     """Return the least seconds of a decode of `count` sequences, or a prompt of as many."""
-    read = 2 * model["read_in_a_step"] / rates["bytes_per_second"]
+    num_bytes = 2 * model["read_in_a_step"]
+    if kind == "decode":
+        num_bytes += 2 * count * model["state_bytes"]
+    read = num_bytes / rates["bytes_per_second"]
     flops = 2.0 * count * model["read_in_a_step"]
     if kind == "prefill":
         # Only the last token has logits, and a token sees half of the others.
-        hidden, vocabulary = shape["hidden_size"], shape["vocab_size"]
-        flops -= 2.0 * (count - 1) * hidden * vocabulary
-        flops += 2.0 * shape["num_hidden_layers"] * hidden * count**2
+        fields = SHAPES[shape]
+        flops -= 2.0 * (count - 1) * fields["hidden_size"] * fields["vocab_size"]
+        width = fields["num_attention_heads"] * fields.get(
+            "head_dim", fields["hidden_size"] // fields["num_attention_heads"]
+        )
+        flops += 2.0 * count_attention(shape) * width * count**2
     return max(read, flops / rates["flops_per_second"])
 
 

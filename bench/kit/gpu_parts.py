@@ -16,8 +16,21 @@ import torch
 
 Figures = dict[str, Any]
 
-# Fields of LlamaConfig. The large ones describe Llama 3.2 1B and Llama 3.1 8B.
-SHAPES: dict[str, dict[str, int]] = {
+# Fields of configurations, of LlamaConfig without a type. The large ones describe Llama 3.2 1B
+# and Llama 3.1 8B, and the text parts of Qwen3.5 0.8B and 9B, whose layers keep states but for
+# each fourth one.
+_QWEN3_5: dict[str, Any] = {
+    "model_type": "qwen3_5_text",
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "vocab_size": 248_320,
+}
+SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {
         "hidden_size": 128,
         "intermediate_size": 256,
@@ -41,6 +54,36 @@ SHAPES: dict[str, dict[str, int]] = {
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
         "vocab_size": 128_256,
+    },
+    "tiny-hybrid": {
+        **_QWEN3_5,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "vocab_size": 1024,
+    },
+    "Qwen3.5-0.8B": {
+        **_QWEN3_5,
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 8,
+        "tie_word_embeddings": True,
+    },
+    "Qwen3.5-9B": {
+        **_QWEN3_5,
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "linear_num_value_heads": 32,
     },
 }
 
@@ -93,12 +136,11 @@ def find_device() -> torch.device:
 
 
 def save_model(shape: str, folder: Path) -> Figures:
-    """Save a Llama with random weights, made on the device."""
-    from transformers import AutoModelForCausalLM, LlamaConfig
+    """Save a model with random weights, made on the device."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    is_tiny = shape == "tiny"
-    config = LlamaConfig(
-        **SHAPES[shape],
+    config = AutoConfig.for_model(
+        **{"model_type": "llama", **SHAPES[shape]},
         max_position_embeddings=20_000,
         bos_token_id=0,
         eos_token_id=1,
@@ -106,14 +148,36 @@ def save_model(shape: str, folder: Path) -> Figures:
     )
     with find_device():
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    if is_tiny:
+    if shape.startswith("tiny"):
         # Two of them are enough for the test of this bench.
         model = model.float()
     model.save_pretrained(folder, max_shard_size="50GB")
     save_tokenizer(folder, config.vocab_size)
     weights = sum(parameter.numel() for parameter in model.parameters())
     embeddings = model.get_input_embeddings().weight.numel()
-    return {"parameters": weights, "read_in_a_step": weights - embeddings}
+    # A step reads the vectors of a few tokens, and all of them if they are the head, too.
+    unread = 0 if config.tie_word_embeddings else embeddings
+    return {
+        "parameters": weights,
+        "read_in_a_step": weights - unread,
+        "state_bytes": count_state_bytes(shape),
+    }
+
+
+def count_attention(shape: str) -> int:
+    """Return how many layers of a model have attention."""
+    fields = SHAPES[shape]
+    return int(fields["num_hidden_layers"]) // fields.get("full_attention_interval", 1)
+
+
+def count_state_bytes(shape: str) -> int:
+    """Return the bytes of the recurrent states of a sequence, which are float32."""
+    fields = SHAPES[shape]
+    num_layers = fields["num_hidden_layers"] - count_attention(shape)
+    if not num_layers:
+        return 0
+    heads, dims = fields["linear_num_value_heads"], fields["linear_key_head_dim"]
+    return int(4 * num_layers * heads * dims * fields["linear_value_head_dim"])
 
 
 def save_tokenizer(folder: Path, vocab_size: int) -> None:
@@ -202,7 +266,7 @@ def run_part(
       emit: takes all figures of the part whenever there are more, so that those before its
         time is over count.
     """
-    load = TINY if shape == "tiny" else LARGE
+    load = TINY if shape.startswith("tiny") else LARGE
     match name:
         case "rates":
             emit(measure_rates())

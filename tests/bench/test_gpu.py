@@ -12,20 +12,33 @@ from kit import gpu_engine
 from kit.gpu_parts import run_part
 import pytest
 
-SHAPE = {"hidden_size": 10, "num_hidden_layers": 2, "vocab_size": 100}
-MODEL = {"parameters": 3000, "read_in_a_step": 2000}
+MODEL = {"parameters": 3000, "read_in_a_step": 2000, "state_bytes": 0}
 RATES = {"bytes_per_second": 1e6, "flops_per_second": 1e6}
 
 
 def test_a_small_batch_is_bound_by_memory_and_a_large_one_by_products() -> None:
-    assert gpu.find_bound("decode", 1, SHAPE, MODEL, RATES) == pytest.approx(4e-3)
-    assert gpu.find_bound("decode", 100, SHAPE, MODEL, RATES) == pytest.approx(0.4)
+    assert gpu.find_bound("decode", 1, "tiny", MODEL, RATES) == pytest.approx(4e-3)
+    assert gpu.find_bound("decode", 100, "tiny", MODEL, RATES) == pytest.approx(0.4)
+
+
+def test_a_decode_reads_and_writes_the_states_of_each_sequence(tmp_path: Path) -> None:
+    figures: list[Any] = []
+    run_part("model", "tiny-hybrid", tmp_path, {}, figures.append)
+    # Three of four layers keep 4 heads of 8 x 8 numbers.
+    assert figures[0]["state_bytes"] == 3 * 4 * 4 * 8 * 8
+    model = {**MODEL, "state_bytes": 1000}
+    rates = {"bytes_per_second": 1e6, "flops_per_second": 1e9}
+    found = gpu.find_bound("decode", 3, "tiny-hybrid", model, rates)
+    assert found == pytest.approx((2 * 2000 + 2 * 3 * 1000) / 1e6)
 
 
 def test_of_a_prompt_one_token_has_logits_and_each_sees_half_of_the_others() -> None:
-    expected = (2 * 100 * 2000 - 2 * 99 * 1000 + 4 * 2 * 10 * 100**2 / 2) / 1e6
-    found = gpu.find_bound("prefill", 100, SHAPE, MODEL, RATES)
-    assert found == pytest.approx(expected)
+    hidden, vocabulary = 128, 1024
+    read = {**MODEL, "read_in_a_step": 200_000}
+    expected = 2 * 100 * 200_000 - 2 * 99 * hidden * vocabulary
+    expected += 4 * 2 * hidden * 100**2 / 2
+    found = gpu.find_bound("prefill", 100, "tiny", read, RATES)
+    assert found == pytest.approx(expected / 1e6)
 
 
 LEVEL = {
