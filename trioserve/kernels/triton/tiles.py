@@ -100,7 +100,8 @@ def list_rows(rows: Sequence[Row], held: Collection[int]) -> list[tuple[int, ...
       rows: in the order of the flat tokens.
       held: slots whose last token comes again, so that the slot must not keep it.
     """
-    decodes, chunks = [], []
+    decodes: list[tuple[int, ...]] = []
+    chunks: list[tuple[int, ...]] = []
     begin = 0
     for row in rows:
         kept = row.num_tokens - (row.slot in held)
