@@ -142,11 +142,12 @@ class RotaryLayer:
         """
         spec = self.paged.spec
         query = qkv.new_empty((len(qkv), spec.num_heads, spec.key_dim))
+        table = tiles.get_table(self.paged.is_windowed)
         rotate_and_write[len(qkv), 2](
             qkv,
             query,
             self.paged.cache,
-            tiles.tables,
+            table,
             tiles.slots,
             tiles.positions,
             angles.cos,
@@ -156,7 +157,7 @@ class RotaryLayer:
             self.key_norm,
             self.epsilon,
             qkv.stride(0),
-            tiles.tables.stride(0),
+            table.stride(0),
             **self._sizes,
         )
         return query
