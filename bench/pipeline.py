@@ -185,13 +185,13 @@ async def open_pipeline_core(
 ) -> AsyncIterator[tuple[LocalCore, ModelInfo]]:
     """Open a core as open_core does, for a pipeline."""
     async with open_pipeline(config) as pipeline:
-        room = pipeline.num_blocks * config.cache.block_size
+        room = pipeline.blocks.num_blocks * config.cache.block_size
         info = replace(
             pipeline.info, max_model_len=min(pipeline.info.max_model_len, room)
         )
         executor = await pipeline.connect(config, info.max_model_len)
         scheduler = Scheduler(
-            num_blocks=pipeline.num_blocks,
+            num_blocks=pipeline.blocks.num_blocks,
             block_size=config.cache.block_size,
             max_num_seqs=MAX_NUM_SEQS,
             max_num_batched_tokens=CHUNK_TOKENS,

@@ -139,7 +139,7 @@ def test_the_cache_takes_its_share_of_the_devices_memory(
             max_num_seqs=10**6,
             max_model_len=96,
             device=model.loaded.device,
-        )
+        ).num_blocks
         for fraction in (0.01, 0.02)
     )
     assert 0 < few < more

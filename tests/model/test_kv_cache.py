@@ -24,7 +24,7 @@ def count(model: Any, **fields: object) -> int:
         max_num_seqs=4,
         max_model_len=100,
         device=model.loaded.device,
-    )
+    ).num_blocks
 
 
 def test_a_token_takes_keys_and_values_of_all_layers(
@@ -68,7 +68,7 @@ def test_less_than_a_sequence_of_512_tokens_is_refused_with_the_least_that_would
             max_num_seqs=128,
             max_model_len=8192,
             device=torch.device("cpu"),
-        )
+        ).num_blocks
 
     with pytest.raises(InvalidConfig) as caught:
         count("1MiB")

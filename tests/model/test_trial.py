@@ -147,7 +147,7 @@ def count(free: int, step_bytes: int, **fields: Any) -> int:
             max_model_len=10**6,
             device=torch.device("cpu"),
             step_bytes=step_bytes,
-        )
+        ).num_blocks
 
 
 def test_the_cache_takes_what_steps_leave_of_its_fraction() -> None:

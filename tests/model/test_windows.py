@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from trioserve.model.attention.windows import find_window, list_windowed
+from trioserve.model.attention.windows import find_windows, list_windowed
 from trioserve.model.runner import ModelRunner
 from trioserve.model.runtimes.loaded import LoadedModel
 from trioserve.scheduler.generation.scheduler import Scheduler
 from trioserve.scheduler.generation.sequence import Sequence as Scheduled
 from trioserve.types.ids import SequenceId
 from trioserve.types.sampling import SamplingParams
+from trioserve.types.windows import WindowLayers
 
 from .planning import make_prompt, run_steps
 
@@ -41,7 +42,8 @@ class Server:
             "max_model_len": 120,
         }
         self.runner = ModelRunner(model, **sizes)
-        window = find_window(model.layers)
+        assert model.info.windows is not None
+        window = model.info.windows.window
         assert window == 8
         self.scheduler = Scheduler(**sizes, window=window, max_num_batched_tokens=17)
         self.runner.warm_up()
@@ -110,10 +112,13 @@ def test_a_layer_belongs_to_the_group_of_the_layer_whose_cache_it_reads(
     # A query that sees all keys needs them, wherever they are.
     mixed = [sliding, replace(full, shares=0), replace(sliding, window=3)]
     assert list_windowed(mixed) == [False, False, True]
-    assert find_window(mixed) == 3
-    chunked = replace(full, chunk=16)
-    assert find_window([sliding, chunked]) == 16
-    assert find_window([full, replace(sliding, is_causal=False)]) == 0
+    # 2 heads of 16, keys and values of two bytes.
+    layers = [sliding, full, replace(full, chunk=16)]
+    windows = find_windows(layers, torch.float16)
+    assert windows == WindowLayers(window=16, kv_bytes_per_token=2 * 2 * 2 * 16 * 2)
+    assert (
+        find_windows([full, replace(sliding, is_causal=False)], torch.float16) is None
+    )
 
 
 def test_window_blocks_take_their_own_memory_alone(tiny: Callable[..., Any]) -> None:

@@ -85,7 +85,7 @@ def test_a_kv_cache_fits_the_limit_of_address_space() -> None:
             max_num_seqs=1000,
             max_model_len=1000,
             device=torch.device("cpu"),
-        )
+        ).num_blocks
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
     # Other allocations may have taken some of it.

@@ -15,9 +15,11 @@ from ..executor.pipeline.pipeline import Pipeline
 from ..types.gguf import GgufFile
 from ..types.logits import LogitsProcessor
 from ..types.model_info import ModelInfo
+from ..types.windows import CacheBlocks
 from ..weights import Weights, complete_weights, read_gguf
 from .limits import (
     check_room,
+    count_step_tokens,
     limit_length,
     limit_sequences,
     make_scheduler,
@@ -48,20 +50,23 @@ def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
     model, weights = _load(config.model, source.weights, file)
     source = replace(source, weights=weights)
     config = limit_sequences(config, model)
-    num_blocks = count_fitting_blocks(
+    blocks = count_fitting_blocks(
         model.info.kv_bytes_per_token,
         config.cache,
+        windows=model.info.windows,
+        max_chunk=count_step_tokens(config.scheduler, model.device.type),
         state_bytes=model.info.state_bytes,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=model.info.max_model_len,
         device=model.device,
         step_bytes=measure_step_bytes(config, model),
     )
-    info = _complete_info(config, source, model.info, num_blocks, processors)
-    scheduler = make_scheduler(config, info, num_blocks, model.device.type)
+    info = _complete_info(config, source, model.info, blocks, processors)
+    scheduler = make_scheduler(config, info, blocks, model.device.type)
     runner = ModelRunner(
         model,
-        num_blocks=num_blocks,
+        num_blocks=blocks.num_blocks,
+        num_window_blocks=blocks.num_window_blocks,
         block_size=config.cache.block_size,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=info.max_model_len,
@@ -70,7 +75,7 @@ def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
         load_tokenizer=partial(load_grammar_tokenizer, source.weights.folder, info),
     )
     runner.warm_up()
-    _log_loaded(info, config, num_blocks)
+    _log_loaded(info, config, blocks)
     executor = make_local_executor(
         runner, model.device.type, depth=1 + config.scheduler.async_scheduling
     )
@@ -104,11 +109,11 @@ async def build_pipeline_core(
     processors: Sequence[type[LogitsProcessor]],
 ) -> LoadedCore:
     config = set_max_num_seqs(config, pipeline.max_num_seqs)
-    num_blocks = pipeline.num_blocks
-    info = _complete_info(config, source, pipeline.info, num_blocks, processors)
+    blocks = pipeline.blocks
+    info = _complete_info(config, source, pipeline.info, blocks, processors)
     executor = await pipeline.connect(config, info.max_model_len)
-    scheduler = make_scheduler(config, info, num_blocks, pipeline.device_type)
-    _log_loaded(info, config, num_blocks)
+    scheduler = make_scheduler(config, info, blocks, pipeline.device_type)
+    _log_loaded(info, config, blocks)
     core = LocalCore(scheduler, executor, info=info)
     return LoadedCore(core=core, info=info)
 
@@ -117,14 +122,14 @@ def _complete_info(
     config: EngineConfig,
     source: Source,
     info: ModelInfo,
-    num_blocks: int,
+    blocks: CacheBlocks,
     processors: Sequence[type[LogitsProcessor]],
 ) -> ModelInfo:
     """Add to a model's facts the facts that depend on the configuration."""
     template = read_template(config.model.chat_template)
     ends = find_turn_ends(source.weights, info, template)
     return replace(
-        limit_length(info, config, num_blocks),
+        limit_length(info, config, blocks.num_blocks),
         eos_token_ids=info.eos_token_ids | ends,
         default_sampling=info.default_sampling or config.model.own_sampling,
         stop_repetition=config.model.repetition_detection,
@@ -134,7 +139,7 @@ def _complete_info(
     )
 
 
-def _log_loaded(info: ModelInfo, config: EngineConfig, num_blocks: int) -> None:
+def _log_loaded(info: ModelInfo, config: EngineConfig, blocks: CacheBlocks) -> None:
     block_size = config.cache.block_size
     logger.info("loaded %s", info.name)
     logger.info("longest sequence: %d tokens", info.max_model_len)
@@ -147,7 +152,12 @@ def _log_loaded(info: ModelInfo, config: EngineConfig, num_blocks: int) -> None:
             "sequences end after %d copies of a pattern of %d to %d tokens",
             *(rule.min_count, rule.min_pattern_size, rule.max_pattern_size),
         )
-    logger.info("KV cache: %d blocks of %d tokens", num_blocks, block_size)
+    logger.info("KV cache: %d blocks of %d tokens", blocks.num_blocks, block_size)
+    if blocks.num_window_blocks is not None and info.windows is not None:
+        logger.info(
+            "layers with windows of up to %d tokens: %d blocks of their own",
+            *(info.windows.window, blocks.num_window_blocks),
+        )
     if info.state_bytes:
         logger.info(
             "states: %.1f MiB for each of %d sequences, and %d copies for prefixes",

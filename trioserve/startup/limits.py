@@ -12,6 +12,7 @@ from ..scheduler.generation.scheduler import Scheduler
 from ..scheduler.pooling.scheduler import PoolingScheduler
 from ..types.model_info import ModelInfo
 from ..types.sampling import DEFAULT_MAX_LOGPROBS
+from ..types.windows import CacheBlocks
 
 if TYPE_CHECKING:
     from ..model.loading.files.cache_outline import Outline
@@ -45,9 +46,11 @@ def check_room(
         count_fitting_states,
     )
 
-    num_blocks = count_fitting_blocks(
+    blocks = count_fitting_blocks(
         outline.kv_bytes_per_token,
         config.cache,
+        windows=outline.windows,
+        max_chunk=count_step_tokens(config.scheduler, outline.device.type),
         state_bytes=outline.state_bytes,
         max_num_seqs=count_fitting_states(
             outline.state_bytes,
@@ -60,7 +63,7 @@ def check_room(
         device=outline.device,
         num_sharing=num_sharing,
     )
-    _check_length(config, num_blocks)
+    _check_length(config, blocks.num_blocks)
 
 
 def limit_sequences(
@@ -138,11 +141,13 @@ def measure_step_bytes(config: EngineConfig, model: LoadedModel) -> int:
 
 
 def make_scheduler(
-    config: EngineConfig, info: ModelInfo, num_blocks: int, device_type: str
+    config: EngineConfig, info: ModelInfo, blocks: CacheBlocks, device_type: str
 ) -> Scheduler:
     num_stages = config.parallel.pipeline_parallel_size
     return Scheduler(
-        num_blocks=num_blocks,
+        num_blocks=blocks.num_blocks,
+        num_window_blocks=blocks.num_window_blocks,
+        window=None if info.windows is None else info.windows.window,
         block_size=config.cache.block_size,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=count_step_tokens(config.scheduler, device_type),

@@ -52,9 +52,11 @@ from ..processes.threads.fresh_thread import run_in_fresh_thread
 from ..types.not_loaded import NotLoaded
 from ..types.output import StepResult
 from ..types.version import __version__
+from ..types.windows import CacheBlocks
 from ..weights import complete_weights
 from .limits import (
     check_room,
+    count_step_tokens,
     limit_sequences,
     measure_step_bytes,
     set_max_num_seqs,
@@ -173,14 +175,14 @@ class _Stage:
     config: EngineConfig
     model: LoadedStage
     folder: Path
-    num_blocks: int
+    blocks: CacheBlocks
     channels: Channels
     held: ExitStack
 
     def describe(self) -> StageLoaded:
         return StageLoaded(
             info=self.model.info,
-            num_blocks=self.num_blocks,
+            blocks=self.blocks,
             max_num_seqs=self.config.scheduler.max_num_seqs,
         )
 
@@ -200,7 +202,8 @@ class _Stage:
             ends = StageEnds(make_links(self.model, self.channels))
         runner = ModelRunner(
             self.model,
-            num_blocks=allocate.num_blocks,
+            num_blocks=allocate.blocks.num_blocks,
+            num_window_blocks=allocate.blocks.num_window_blocks,
             block_size=config.cache.block_size,
             max_num_seqs=config.scheduler.max_num_seqs,
             num_checkpoints=config.cache.count_checkpoints(
@@ -318,9 +321,11 @@ def _load(prepared: _Prepared, load: Load) -> _Stage:
         group=channels.shards,
     )
     config = limit_sequences(config, model, num_sharing=begin.num_local_ranks)
-    num_blocks = count_fitting_blocks(
+    blocks = count_fitting_blocks(
         model.info.kv_bytes_per_token,
         config.cache,
+        windows=model.info.windows,
+        max_chunk=count_step_tokens(config.scheduler, model.device.type),
         state_bytes=model.info.state_bytes,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=model.info.max_model_len,
@@ -333,7 +338,7 @@ def _load(prepared: _Prepared, load: Load) -> _Stage:
         config=config,
         model=model,
         folder=weights.folder,
-        num_blocks=num_blocks,
+        blocks=blocks,
         channels=channels,
         held=held,
     )

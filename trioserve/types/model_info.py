@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from .repetition import RepetitionDetection
 from .sampling import DEFAULT_MAX_LOGPROBS
+from .windows import WindowLayers
 
 # The refusal of an image by a model of text.
 SEES_NO_IMAGES = "this model sees no images"
@@ -25,6 +26,7 @@ class ModelInfo:
         generation_config sets.
       stop_repetition: rule for sequences whose requests have none; None lets them go on.
       kv_bytes_per_token: bytes of keys and values that all layers keep for a token.
+      windows: the layers with windows, which keep only the last tokens.
       state_bytes: bytes of states that all layers keep for a sequence.
       hidden_size: width of the vectors that the first layer reads.
       dtype: torch's name of their type.
@@ -43,6 +45,7 @@ class ModelInfo:
     default_sampling: tuple[tuple[str, float], ...] = ()
     stop_repetition: RepetitionDetection | None = None
     kv_bytes_per_token: int = 0
+    windows: WindowLayers | None = None
     state_bytes: int = 0
     hidden_size: int = 0
     dtype: str = "float32"

@@ -6,9 +6,38 @@ number of them, while it holds blocks of all its tokens for the other layers.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 # The most tokens of a sequence that steps in flight sample and nobody knows yet. Their steps
 # may be planned again, so the blocks of the last known token's window stay.
 _MAX_PLACEHOLDERS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowLayers:
+    """The layers of a model that have window blocks.
+
+    Args:
+      window: the most keys that a query sees.
+      kv_bytes_per_token: bytes of keys and values that these layers keep for a token.
+    """
+
+    window: int
+    kv_bytes_per_token: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheBlocks:
+    """The size of a KV cache.
+
+    Args:
+      num_blocks: its blocks.
+      num_window_blocks: the window blocks beside them; None if layers with windows have the
+        same blocks as all others.
+    """
+
+    num_blocks: int
+    num_window_blocks: int | None = None
 
 
 def count_window_blocks(window: int, max_chunk: int, block_size: int) -> int:

@@ -34,6 +34,7 @@ from trioserve.types.plan import SlotStart, StepPlan
 from trioserve.types.prompt import EmbeddedInput
 from trioserve.types.sampling import SamplingParams
 from trioserve.types.tensors import TensorBytes
+from trioserve.types.windows import CacheBlocks
 
 
 class FakeStage:
@@ -327,7 +328,7 @@ def make_pipeline(stages: Stages) -> Pipeline:
         stages=tuple(stages.peers),
         info=make_info(),
         device_type="cpu",
-        num_blocks=5,
+        blocks=CacheBlocks(num_blocks=5),
         max_num_seqs=4,
     )
 
@@ -344,7 +345,9 @@ async def test_stages_are_connected_all_at_once_and_then_driven(
     async with open_stages(3, is_ready=False) as stages:
         executor = await make_pipeline(stages).connect(config, 77)
         assert executor.depth == 3 + runs_ahead
-        expected = Allocate(num_blocks=5, max_num_seqs=4, max_model_len=77)
+        expected = Allocate(
+            blocks=CacheBlocks(num_blocks=5), max_num_seqs=4, max_model_len=77
+        )
         assert [fake.allocated for fake in stages.fakes] == [expected] * 3
         async with trio.open_nursery() as nursery:
             await nursery.start(executor.run)

@@ -30,6 +30,7 @@ from trioserve.testing.fake_device import make_info
 from trioserve.testing.processes import open_streams
 from trioserve.types.not_loaded import NotLoaded
 from trioserve.types.stage_place import StagePlace
+from trioserve.types.windows import CacheBlocks, WindowLayers
 
 CONFIG = EngineConfig(
     model=ModelConfig(model="some-model"),
@@ -38,7 +39,9 @@ CONFIG = EngineConfig(
 
 PREPARED = Prepared(version="1.0", device_type="cpu", port=4321)
 LOADED = StageLoaded(
-    info=replace(make_info(), kv_bytes_per_token=100), num_blocks=10, max_num_seqs=8
+    info=replace(make_info(), kv_bytes_per_token=100),
+    blocks=CacheBlocks(num_blocks=10),
+    max_num_seqs=8,
 )
 
 # For None the stage hangs up.
@@ -89,13 +92,50 @@ async def start_stages(
             nursery.cancel_scope.cancel()
 
 
+def load_windows(*windows: tuple[int, int] | None) -> Answer:
+    """Return the answers of stages whose layers have windows.
+
+    Args:
+      windows: the window of each stage, and its window blocks.
+    """
+
+    def answer(number: int) -> StageLoaded:
+        own = windows[number]
+        if own is None:
+            return change(LOADED, blocks=CacheBlocks(num_blocks=50))
+        layers = WindowLayers(window=own[0], kv_bytes_per_token=60)
+        return change(
+            LOADED,
+            info=replace(LOADED.info, windows=layers),
+            blocks=CacheBlocks(num_blocks=40, num_window_blocks=own[1]),
+        )
+
+    return answer
+
+
+async def test_window_blocks_fit_into_each_stage() -> None:
+    async with start_stages(load_windows(None, (8, 20), (8, 30)), []) as stages:
+        pipeline = await load_stages(CONFIG, stages)
+    assert pipeline.blocks == CacheBlocks(num_blocks=40, num_window_blocks=20)
+    assert pipeline.info.windows == WindowLayers(window=8, kv_bytes_per_token=120)
+
+
+async def test_stages_of_different_windows_have_the_same_blocks_for_all_layers() -> (
+    None
+):
+    async with start_stages(load_windows(None, (8, 20), (4, 10)), []) as stages:
+        pipeline = await load_stages(CONFIG, stages)
+    # 40 blocks of 40 bytes a token, and 10 of 60.
+    assert pipeline.blocks == CacheBlocks(num_blocks=22)
+
+
 async def test_each_stage_gets_its_place_and_the_smallest_cache_counts() -> None:
     def answer(number: int) -> StageLoaded:
         # Each stage holds the keys and values of its own layers.
         return change(
             LOADED,
             info=replace(LOADED.info, kv_bytes_per_token=100 + number),
-            num_blocks=10 - number,
+            blocks=CacheBlocks(num_blocks=10 - number),
         )
 
     begins: list[Prepare] = []
@@ -103,7 +143,7 @@ async def test_each_stage_gets_its_place_and_the_smallest_cache_counts() -> None
         pipeline = await load_stages(CONFIG, stages)
     assert pipeline.stages == tuple(stage.peer for stage in stages)
     assert pipeline.info == replace(LOADED.info, kv_bytes_per_token=303)
-    assert pipeline.num_blocks == 8
+    assert pipeline.blocks == CacheBlocks(num_blocks=8)
     begins.sort(key=lambda begin: begin.place.stage)
     places = [
         (b.place.stage, b.place.num_stages, b.local_rank, b.num_local_ranks)

@@ -18,6 +18,7 @@ from trioserve.model.loading.outline import outline_model
 from trioserve.model.stages.loading import outline_stage
 from trioserve.testing.models import save_tiny_model
 from trioserve.types.stage_place import StagePlace
+from trioserve.types.windows import CacheBlocks
 
 CPU = ModelConfig(device="cpu")
 
@@ -93,4 +94,4 @@ def test_a_stage_that_keeps_more_than_its_memory_is_known_without_weights(
     )
     with pytest.raises(InvalidConfig, match="at least 128 must fit"):
         count(CacheConfig(kv_cache_memory="16000"))
-    assert count(CacheConfig(kv_cache_memory="16KiB")) == 8
+    assert count(CacheConfig(kv_cache_memory="16KiB")) == CacheBlocks(num_blocks=8)

@@ -110,7 +110,7 @@ def test_states_take_their_room_before_keys_and_values() -> None:
             max_num_seqs=fitting,
             max_model_len=2**20,
             device=CPU_DEVICE,
-        )
+        ).num_blocks
         return fitting, num_blocks
 
     # A block takes 16 KiB; one state more belongs to nobody.
@@ -136,7 +136,7 @@ def test_the_advised_memory_is_enough() -> None:
             max_num_seqs=fitting,
             max_model_len=4096,
             device=CPU_DEVICE,
-        )
+        ).num_blocks
 
     for state_bytes in (1000, 2**16, 2**20, 2**24):
         with pytest.raises(InvalidConfig) as caught:

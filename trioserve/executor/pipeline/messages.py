@@ -22,6 +22,7 @@ from ...types.not_loaded import NotLoaded
 from ...types.output import StepResult
 from ...types.plan import StepPlan
 from ...types.stage_place import StagePlace
+from ...types.windows import CacheBlocks
 
 
 class Prepare(Message, frozen=True, kw_only=True):
@@ -74,19 +75,19 @@ class StageLoaded(Message, frozen=True, kw_only=True):
 
     Args:
       info: the whole model's.
-      num_blocks: KV blocks that fit into its memory.
+      blocks: the KV cache that fits into its memory.
       max_num_seqs: sequences whose states fit into its memory.
     """
 
     info: ModelInfo
-    num_blocks: int
+    blocks: CacheBlocks
     max_num_seqs: int
 
 
 class Allocate(Message, frozen=True, kw_only=True):
     """Allocate the KV cache, and run a first step with the other processes."""
 
-    num_blocks: int
+    blocks: CacheBlocks
     max_num_seqs: int
     max_model_len: int
 

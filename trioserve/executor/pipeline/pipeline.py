@@ -14,6 +14,7 @@ from ...config import EngineConfig
 from ...errors import InvalidConfig, StagesNotMet, StartupError, find_first
 from ...types.model_info import ModelInfo
 from ...types.not_loaded import NotLoaded
+from ...types.windows import CacheBlocks, WindowLayers
 from .executor import PipelineExecutor, StageDied, StagePeer
 from .messages import Allocate, Load, Prepare, Prepared, Ready, StageLoaded
 from .stages import StartedStage, open_stages
@@ -29,14 +30,14 @@ class Pipeline:
       stages: in their order.
       info: the whole model's.
       device_type: torch's; the same for all stages.
-      num_blocks: KV blocks that fit into the memory of each stage.
+      blocks: the KV cache that fits into the memory of each stage.
       max_num_seqs: sequences whose states fit into the memory of each stage.
     """
 
     stages: tuple[StagePeer, ...]
     info: ModelInfo
     device_type: str
-    num_blocks: int
+    blocks: CacheBlocks
     max_num_seqs: int
 
     async def connect(
@@ -48,7 +49,7 @@ class Pipeline:
           StartupError, StageDied
         """
         allocate = Allocate(
-            num_blocks=self.num_blocks,
+            blocks=self.blocks,
             max_num_seqs=self.max_num_seqs,
             max_model_len=max_model_len,
         )
@@ -97,6 +98,7 @@ async def load_stages(
         alike = replace(
             other.info,
             kv_bytes_per_token=loaded[0].info.kv_bytes_per_token,
+            windows=loaded[0].info.windows,
             state_bytes=loaded[0].info.state_bytes,
         )
         if alike != loaded[0].info:
@@ -109,11 +111,47 @@ async def load_stages(
             loaded[0].info,
             kv_bytes_per_token=sum(each.info.kv_bytes_per_token for each in loaded),
             state_bytes=sum(each.info.state_bytes for each in loaded),
+            windows=_join_windows(loaded),
         ),
         device_type=prepared[0].device_type,
-        num_blocks=min(each.num_blocks for each in loaded),
+        blocks=_join_blocks(loaded),
         max_num_seqs=min(each.max_num_seqs for each in loaded),
     )
+
+
+def _join_windows(loaded: Sequence[StageLoaded]) -> WindowLayers | None:
+    windows = [each.info.windows for each in loaded if each.info.windows is not None]
+    if not windows:
+        return None
+    return WindowLayers(
+        window=max(each.window for each in windows),
+        kv_bytes_per_token=sum(each.kv_bytes_per_token for each in windows),
+    )
+
+
+def _join_blocks(loaded: Sequence[StageLoaded]) -> CacheBlocks:
+    """Return the KV cache that fits into the memory of each process."""
+    windows = {each.info.windows.window for each in loaded if each.info.windows}
+    blocks = [each.blocks for each in loaded]
+    if len(windows) > 1:
+        # The processes have divided their memory for windows of their own layers.
+        blocks = [_undivide(each) for each in loaded]
+    counts = [each.num_window_blocks for each in blocks]
+    divided = [count for count in counts if count is not None]
+    return CacheBlocks(
+        num_blocks=min(each.num_blocks for each in blocks),
+        num_window_blocks=min(divided, default=None),
+    )
+
+
+def _undivide(stage: StageLoaded) -> CacheBlocks:
+    """Return the blocks of a process if all its layers have the same blocks."""
+    windows, blocks = stage.info.windows, stage.blocks
+    if windows is None or blocks.num_window_blocks is None:
+        return CacheBlocks(num_blocks=blocks.num_blocks)
+    whole, part = stage.info.kv_bytes_per_token, windows.kv_bytes_per_token
+    num_bytes = blocks.num_blocks * (whole - part) + blocks.num_window_blocks * part
+    return CacheBlocks(num_blocks=num_bytes // whole)
 
 
 async def _prepare(

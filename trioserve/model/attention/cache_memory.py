@@ -9,6 +9,8 @@ import torch
 
 from ...config import CacheConfig, parse_bytes
 from ...errors import InvalidConfig
+from ...types.windows import CacheBlocks, WindowLayers
+from .cache_division import CacheDivision
 from .probe import LayerSpec
 
 # A smaller cache would refuse every chat: a template and a question take a few hundred
@@ -64,20 +66,24 @@ def count_fitting_blocks(
     kv_bytes_per_token: int,
     config: CacheConfig,
     *,
+    windows: WindowLayers | None = None,
+    max_chunk: int = 0,
     state_bytes: int = 0,
     max_num_seqs: int,
     max_model_len: int,
     device: torch.device,
     num_sharing: int = 1,
     step_bytes: int = 0,
-) -> int:
+) -> CacheBlocks:
     """Return the number of KV blocks for a ModelRunner: all that fit, if they can be used.
 
-    They may be too few for one sequence of `max_model_len` tokens. Then the caller lowers
+    They may be too few for a sequence of `max_model_len` tokens. Then the caller lowers
     max_model_len to num_blocks * block_size.
 
     Args:
       kv_bytes_per_token: keys and values of all layers.
+      windows: the layers with windows among them.
+      max_chunk: tokens of a sequence in one step.
       state_bytes: states of a sequence in all layers, which take their room first.
       num_sharing: processes that share a CPU's memory.
       step_bytes: part of --kv-cache-fraction that steps need themselves.
@@ -86,7 +92,13 @@ def count_fitting_blocks(
       InvalidConfig: the memory does not hold one sequence of 512 tokens, or of fewer if
         the model takes no more.
     """
-    block_bytes = kv_bytes_per_token * config.block_size
+    division = CacheDivision(
+        kv_bytes_per_token,
+        config.block_size,
+        windows=windows,
+        max_chunk=max_chunk,
+        max_model_len=max_model_len,
+    )
     memory_bytes, field = _share_memory(config, device, num_sharing)
     beside = ""
     if state_bytes:
@@ -99,15 +111,15 @@ def count_fitting_blocks(
             f" (steps need {_format_bytes(step_bytes)} more; fewer "
             "--max-num-batched-tokens or --max-num-seqs need less)"
         )
-    enough = max_num_seqs * -(-max_model_len // config.block_size)
-    if not block_bytes:
+    enough = max_num_seqs * division.longest
+    if not kv_bytes_per_token:
         # All layers here keep states alone.
-        return enough
-    num_blocks = memory_bytes // block_bytes
+        return CacheBlocks(num_blocks=enough)
+    num_blocks = division.count_longest(memory_bytes)
     num_tokens = min(_MIN_TOKENS, max_model_len)
     least = -(-num_tokens // config.block_size)
     if num_blocks < least:
-        wanted = least * block_bytes
+        wanted = division.count_bytes(least)
         if state_bytes:
             # States take at most half, but at least as much as one sequence needs.
             one = state_bytes * _count_states(1, config)
@@ -119,7 +131,7 @@ def count_fitting_blocks(
             f"fit: give {_format_bytes(wanted)} or more by "
             f"--kv-cache-memory{beside}",
         )
-    return min(num_blocks, enough)
+    return division.divide(memory_bytes, enough)
 
 
 def _format_bytes(size: int) -> str:

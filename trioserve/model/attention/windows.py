@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
+from ...types.windows import WindowLayers
+from .cache_memory import count_kv_bytes
 from .probe import LayerSpec
 
 
@@ -24,11 +28,16 @@ def list_windowed(layers: Sequence[LayerSpec]) -> list[bool]:
     ]
 
 
-def find_window(layers: Sequence[LayerSpec]) -> int:
-    """Return the most keys that a query of a windowed layer sees; 0 without such layers."""
-    counts = [
-        layer.reach.num_keys or 0
-        for layer, is_windowed in zip(layers, list_windowed(layers))
-        if is_windowed
+def find_windows(
+    layers: Sequence[LayerSpec], dtype: torch.dtype
+) -> WindowLayers | None:
+    """Describe the windowed layers; None if there are none."""
+    windowed = [
+        layer for layer, has in zip(layers, list_windowed(layers), strict=True) if has
     ]
-    return max(counts, default=0)
+    if not windowed:
+        return None
+    return WindowLayers(
+        window=max(layer.reach.num_keys or 0 for layer in windowed),
+        kv_bytes_per_token=count_kv_bytes(tuple(windowed), dtype),
+    )

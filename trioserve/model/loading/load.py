@@ -14,6 +14,7 @@ from ...errors import UnsupportedModel, shorten_message
 from ...types.model_info import ModelInfo
 from ..attention.cache_memory import count_kv_bytes
 from ..attention.probe import LayerSpec, UnfitLayer
+from ..attention.windows import find_windows
 from ..runtimes.deepstack import Deepstack
 from ..runtimes.loaded import LoadedModel
 from ..states.spec import StateSpec, count_state_bytes
@@ -141,6 +142,7 @@ def describe_model(
         eos_token_ids=find_eos(model),
         default_sampling=facts.default_sampling,
         kv_bytes_per_token=count_kv_bytes(layers, model.dtype),
+        windows=find_windows(layers, model.dtype),
         state_bytes=count_state_bytes(states, model.dtype),
         hidden_size=_count_hidden(whole or model),
         dtype=str(model.dtype).removeprefix("torch."),

@@ -21,6 +21,7 @@ from ...errors import UnsupportedModel
 from ..attention.cache_memory import count_kv_bytes
 from ..attention.probe import NO_INTERFACE, LayerSpec, UnfitLayer
 from ..attention.registered import IMPLEMENTATION
+from ..attention.windows import find_windows
 from ..states.spec import StateSpec, count_state_bytes
 from .adapt.indexers import leave_out_indexers
 from .adapt.latents import keep_latents
@@ -88,6 +89,7 @@ def describe_outline(
         return None
     return Outline(
         kv_bytes_per_token=count_kv_bytes(layers, dtype),
+        windows=find_windows(layers, dtype),
         state_bytes=count_state_bytes(states, dtype),
         max_model_len=facts.max_model_len,
         device=facts.device,
