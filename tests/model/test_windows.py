@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,62 +10,12 @@ import pytest
 import torch
 
 from trioserve.model.attention.windows import find_windows, list_windowed
-from trioserve.model.runner import ModelRunner
-from trioserve.model.runtimes.loaded import LoadedModel
-from trioserve.scheduler.generation.scheduler import Scheduler
-from trioserve.scheduler.generation.sequence import Sequence as Scheduled
-from trioserve.types.ids import SequenceId
-from trioserve.types.sampling import SamplingParams
 from trioserve.types.windows import WindowLayers
 
-from .planning import make_prompt, run_steps
+from .planning import make_prompt
+from .windowed import WindowedServer
 
-BLOCK_SIZE = 4
 MODELS = ["mistral", "gemma3_text", "gemma4_text", "gpt_oss"]
-
-
-class Server:
-    """A runner and its scheduler, with a pool of window blocks.
-
-    Args:
-      num_blocks, num_window_blocks: sizes of the pools.
-    """
-
-    def __init__(
-        self, model: LoadedModel, *, num_blocks: int = 120, num_window_blocks: int
-    ) -> None:
-        sizes: dict[str, Any] = {
-            "num_blocks": num_blocks,
-            "num_window_blocks": num_window_blocks,
-            "block_size": BLOCK_SIZE,
-            "max_num_seqs": 4,
-            "max_model_len": 120,
-        }
-        self.runner = ModelRunner(model, **sizes)
-        assert model.info.windows is not None
-        window = model.info.windows.window
-        assert window == 8
-        self.scheduler = Scheduler(**sizes, window=window, max_num_batched_tokens=17)
-        self.runner.warm_up()
-        self._num_added = 0
-
-    def answer(self, *prompts: Sequence[int], num_tokens: int = 20) -> list[list[int]]:
-        """Return the greedy answers to prompts beside each other."""
-        sequences = []
-        for prompt in prompts:
-            self._num_added += 1
-            sequence = Scheduled(
-                sequence_id=SequenceId(self._num_added),
-                prompt_token_ids=tuple(prompt),
-                sampling=SamplingParams(temperature=0.0, max_tokens=num_tokens),
-                seed=0,
-                arrival=self._num_added,
-            )
-            self.scheduler.add(sequence)
-            sequences.append(sequence)
-        for _ in run_steps(self.scheduler, self.runner.launch, depth=2):
-            pass
-        return [sequence.output_token_ids for sequence in sequences]
 
 
 @pytest.mark.parametrize("model_type", MODELS)
@@ -75,11 +25,11 @@ def test_prompts_longer_than_the_window_write_what_generate_writes(
     """Alone, in chunks of 17, behind a prefix, and beside each other."""
     model = tiny_by_kernels(model_type)
     # A window and a chunk have 24 tokens.
-    alone = Server(model.loaded, num_window_blocks=7)
+    alone = WindowedServer(model.loaded, num_window_blocks=7)
     prompt = make_prompt(70)
     (output,) = alone.answer(prompt)
     model.check_behind(prompt, output)
-    server = Server(model.loaded, num_window_blocks=24)
+    server = WindowedServer(model.loaded, num_window_blocks=24)
     (same,) = server.answer(prompt)
     assert same == output
     prompts = [[*prompt, *output, 5, 6, 7], make_prompt(33, 1), make_prompt(5, 2)]
@@ -95,7 +45,7 @@ def test_preempted_sequences_write_what_generate_writes(
     tiny_by_kernels: Callable[[str], Any], model_type: str
 ) -> None:
     model = tiny_by_kernels(model_type)
-    server = Server(model.loaded, num_blocks=30, num_window_blocks=12)
+    server = WindowedServer(model.loaded, num_blocks=30, num_window_blocks=12)
     prompts = [make_prompt(length, length) for length in (25, 20, 15)]
     for prompt, answer in zip(prompts, server.answer(*prompts, num_tokens=30)):
         model.check_behind(prompt, answer)
@@ -123,7 +73,7 @@ def test_a_layer_belongs_to_the_group_of_the_layer_whose_cache_it_reads(
 
 def test_window_blocks_take_their_own_memory_alone(tiny: Callable[..., Any]) -> None:
     model = tiny("gemma3_text").loaded
-    runner = Server(model, num_blocks=50, num_window_blocks=9).runner
+    runner = WindowedServer(model, num_blocks=50, num_window_blocks=9).runner
     counts = [len(cache.blocks) for cache in runner._layers._attention.caches]  # type: ignore[attr-defined]
     assert counts == [9, 50, 9]
     assert torch.equal(runner._tables.get_table(False), runner._tables.block_ids)

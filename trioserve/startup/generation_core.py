@@ -58,6 +58,7 @@ def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
         state_bytes=model.info.state_bytes,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=model.info.max_model_len,
+        wanted_len=config.model.max_model_len,
         device=model.device,
         step_bytes=measure_step_bytes(config, model),
     )

@@ -60,6 +60,7 @@ def check_room(
             num_sharing=num_sharing,
         ),
         max_model_len=outline.max_model_len,
+        wanted_len=config.model.max_model_len,
         device=outline.device,
         num_sharing=num_sharing,
     )

@@ -329,6 +329,7 @@ def _load(prepared: _Prepared, load: Load) -> _Stage:
         state_bytes=model.info.state_bytes,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=model.info.max_model_len,
+        wanted_len=config.model.max_model_len,
         device=model.device,
         num_sharing=begin.num_local_ranks,
         # A stage of a pipeline alone has no input, and cannot try a step.

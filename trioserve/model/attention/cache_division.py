@@ -1,7 +1,8 @@
 """The division of the KV cache's memory between blocks and window blocks.
 
-Sequences of a typical length fill both at the same time. A cache that would be too small for
-the longest sequence gets more blocks, and only as many window blocks as one sequence needs.
+Sequences of a typical length fill both at the same time. If the cache would be too small for a
+length that somebody asks for, it gets more blocks, and fewer window blocks: at least as many as
+one sequence needs.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class CacheDivision:
         max_model_len: int,
     ) -> None:
         self.longest = -(-max_model_len // block_size)
+        self._block_size = block_size
         self._windows = windows
         self._block_bytes = kv_bytes_per_token * block_size
         self._window_bytes = self._most_held = 0
@@ -70,11 +72,14 @@ class CacheDivision:
         rest = memory_bytes - self._most_held * self._window_bytes
         return rest // self._block_bytes
 
-    def divide(self, memory_bytes: int, enough: int) -> CacheBlocks:
+    def divide(
+        self, memory_bytes: int, enough: int, wanted: int | None = None
+    ) -> CacheBlocks:
         """Divide memory.
 
         Args:
           enough: the most blocks that sequences can hold at once.
+          wanted: tokens of a sequence that must fit, if it can.
         """
         num_blocks = min(enough, self.count_longest(memory_bytes))
         if self._windows is None:
@@ -83,8 +88,12 @@ class CacheDivision:
             self._typical * self._block_bytes + self._held * self._window_bytes
         )
         if self._block_bytes:
-            even = memory_bytes * self._typical // typical_bytes
-            num_blocks = min(num_blocks, max(even, self.longest))
+            # Beside the chunk of a prompt.
+            shared_bytes = max(0, memory_bytes - self._chunk * self._window_bytes)
+            even = shared_bytes * self._typical // typical_bytes
+            undivided = memory_bytes // (self._block_bytes + self._window_bytes)
+            least = -(-(wanted or 0) // self._block_size)
+            num_blocks = min(num_blocks, max(even, undivided, least))
         rest = memory_bytes - num_blocks * self._block_bytes
         useful = -(-num_blocks * self._held // self._typical) + self._chunk
         return CacheBlocks(

@@ -71,6 +71,7 @@ def count_fitting_blocks(
     state_bytes: int = 0,
     max_num_seqs: int,
     max_model_len: int,
+    wanted_len: int | None = None,
     device: torch.device,
     num_sharing: int = 1,
     step_bytes: int = 0,
@@ -85,6 +86,8 @@ def count_fitting_blocks(
       windows: the layers with windows among them.
       max_chunk: tokens of a sequence in one step.
       state_bytes: states of a sequence in all layers, which take their room first.
+      wanted_len: tokens of a sequence for which window blocks make room, if an option asks
+        for it.
       num_sharing: processes that share a CPU's memory.
       step_bytes: part of --kv-cache-fraction that steps need themselves.
 
@@ -131,7 +134,7 @@ def count_fitting_blocks(
             f"fit: give {_format_bytes(wanted)} or more by "
             f"--kv-cache-memory{beside}",
         )
-    return division.divide(memory_bytes, enough)
+    return division.divide(memory_bytes, enough, wanted_len)
 
 
 def _format_bytes(size: int) -> str:

@@ -24,6 +24,7 @@ from trioserve.model.runtimes.fused.graphs import find_size, list_sizes
 from trioserve.model.runtimes.loaded import LoadedModel
 
 from ...planning import Planner, make_prompt
+from ...windowed import WindowedServer
 
 require_triton()
 
@@ -100,6 +101,16 @@ def test_graphs_write_the_same_with_padding(tiny: Callable[..., Any]) -> None:
     model.check(*sequences)
     # Three rows in a graph of four.
     assert sum(graph.num_replays for graph in GRAPHS) == 1
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_window_blocks_are_given_back_and_taken_again(tiny: Callable[..., Any]) -> None:
+    model = tiny("gemma3_text", DEVICE)
+    # Its window and a chunk alone.
+    server = WindowedServer(load(model), num_window_blocks=7, max_num_seqs=1)
+    prompt = make_prompt(33)
+    (output,) = server.answer(prompt, num_tokens=2)
+    model.check_behind(prompt, output)
 
 
 def test_sizes_of_graphs() -> None:
