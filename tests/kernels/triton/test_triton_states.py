@@ -109,18 +109,37 @@ class Runner:
 def test_a_layer_with_a_state_computes_its_formula_however_a_text_is_cut(
     kind: int, sizes: Sizes, cuts: set[int], seed: int
 ) -> None:
-    """Beside another text, and if the last token of a row comes again."""
-    sizes = replace(sizes, kind=kind)
+    check_cuts(replace(sizes, kind=kind), sorted(cuts), NUM_TOKENS, seed)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        Sizes(DELTA, key_heads=2, group=2, key_dim=128, value_dim=128, num_taps=4),
+        Sizes(MAMBA2, key_heads=1, group=8, key_dim=128, value_dim=64, num_taps=4),
+        Sizes(SHORT_CONV, key_heads=1, group=1, key_dim=1, value_dim=2048, num_taps=3),
+    ],
+)
+def test_heads_of_real_models(sizes: Sizes) -> None:
+    check_cuts(sizes, [1, 2, 34, 100], 200, seed=1)
+
+
+def check_cuts(sizes: Sizes, cuts: list[int], num_tokens: int, seed: int) -> None:
+    """Compare a text with its formula, and its bits in parts with its bits at once.
+
+    Beside another text, and if the last token of a row comes again.
+    """
     layer = Layer(sizes, seed, has_bias=seed % 2 == 1)
-    x = make_numbers(seed + 9, 2, NUM_TOKENS, sum(sizes.parts))
+    x = make_numbers(seed + 9, 2, num_tokens, sum(sizes.parts))
     runner = Runner(layer)
-    other, whole = runner.run(x, Row(0, 0, 2), Row(1, 0, NUM_TOKENS))
+    other, whole = runner.run(x, Row(0, 0, 2), Row(1, 0, num_tokens))
     for expected, actual in ((x[0, :2], other), (x[1], whole)):
         expected = layer.compute(expected)
         torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
     outputs = []
-    places = [0, *sorted(cuts), NUM_TOKENS]
-    for begin, end in zip(places, places[1:]):
+    for begin, end in zip([0, *cuts], [*cuts, num_tokens]):
         # A text that begins in the slot of another one.
         (held,) = runner.run(x, Row(1, begin, end, is_held=True))
         again, _ = runner.run(x, Row(1, end - 1, end), Row(0, 2, 4))

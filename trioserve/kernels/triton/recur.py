@@ -5,7 +5,10 @@
 
 A state is a matrix of VALUE_DIM rows and KEY_DIM columns. Tokens follow each other one by one,
 in prompts too, and a program has the same shape for a chunk and for a decode. So a sequence
-gets the same numbers however its tokens are spread over steps.
+gets the same numbers however its tokens are spread over steps. The price is the time of a long
+prompt that comes alone: a warp waits for the numbers of each token, and computes some 550
+instructions for it. Chunks of 64 tokens would be matrix products, but a chunk that a step cuts
+would need the numbers of its first part again.
 
 Source: Yang et al. 2025 (Gated Delta Networks), equation 10; Dao and Gu 2024 (Mamba-2),
 section 3.
@@ -96,6 +99,7 @@ def recur(
     state = tl.load(places, mask=is_old, other=0.0)
     factor = tl.load(decay + head)
     bias = tl.load(decay_bias + head)
+    skipped = 0.0 if IS_DELTA else tl.load(skip + head)
     key_place = head // (NUM_HEADS // NUM_KEY_HEADS) * KEY_DIM
     value_place = head * VALUE_DIM
     for t in range(count):
@@ -123,7 +127,7 @@ def recur(
             result = lasting * asked + match * added
         else:
             added = value * rate
-            result = lasting * asked + match * added + tl.load(skip + head) * value
+            result = lasting * asked + match * added + skipped * value
         state = lasting * state + added[:, None] * key[None, :]
         tl.store(
             output + (begin + t) * num_values + value_place + values,

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from trioserve.config import ModelConfig
 from trioserve.model.loading.choose_runtime import make_decoder
 from trioserve.model.loading.files.facts import read_facts
-from trioserve.model.loading.load import load_modules
+from trioserve.model.loading.load import load_model, load_modules
 from trioserve.model.runtimes.loaded import LoadedModel
 from trioserve.model.self_check import steps
 from trioserve.model.step.layout import lay_out
@@ -171,3 +171,28 @@ def test_graphs_leave_states_of_held_rows_and_of_padding_and_copies_move_them(
     again = steps.run(make_row(1, 2, 3))
     torch.testing.assert_close(again, expected[2:3], rtol=1e-4, atol=1e-4)
     assert sum(graph.num_replays for graph in GRAPHS[num_graphs - 2 :]) == 4
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model_type", TYPES)
+def test_a_gpu_runs_the_kernels_in_graphs(
+    build: Callable[[str], Tiny], model_type: str, dtype: Any
+) -> None:
+    """A load compares the kernels with the modules; in 16 bits other tokens may win."""
+    model = build(model_type)
+    config = ModelConfig(device=DEVICE, dtype=dtype, kernels="native")
+    loaded = load_model(model.folder, config, name="tiny")
+    assert loaded.info.kernels == "native triton"
+    planner = Planner(loaded)
+    planner.runner.warm_up()
+    sequences = [
+        planner.begin(make_prompt(length, slot), slot=slot)
+        for slot, length in enumerate((33, 1, 12))
+    ]
+    planner.step((sequences[0], 20))
+    planner.step((sequences[1], 1), (sequences[0], 13), (sequences[2], 5))
+    planner.run(*sequences, num_tokens=16)
+    if dtype == "float32":
+        model.check(*sequences)
