@@ -15,9 +15,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from trioserve.config import ModelConfig
+from trioserve.kernels.triton.tiles import ROW_NUMBERS, TILE_NUMBERS, Tiles
 from trioserve.model.loading.choose_runtime import make_decoder
 from trioserve.model.loading.files.facts import read_facts
 from trioserve.model.loading.load import load_model, load_modules
+from trioserve.model.runtimes.fused.graphs import make_inputs
 from trioserve.model.runtimes.loaded import LoadedModel
 from trioserve.model.self_check import steps
 from trioserve.model.step.layout import lay_out
@@ -171,6 +173,27 @@ def test_graphs_leave_states_of_held_rows_and_of_padding_and_copies_move_them(
     again = steps.run(make_row(1, 2, 3))
     torch.testing.assert_close(again, expected[2:3], rtol=1e-4, atol=1e-4)
     assert sum(graph.num_replays for graph in GRAPHS[num_graphs - 2 :]) == 4
+
+
+def test_rows_behind_a_batch_are_padding() -> None:
+    """They have no tokens and keep nothing, whatever row was there before."""
+    nothing = torch.zeros((0, TILE_NUMBERS), dtype=torch.int32)
+    mine = make_inputs(3, 8, torch.float32, torch.zeros(3, 1), has_states=True)
+
+    def make_tiles(count: int) -> Tiles:
+        return Tiles(
+            tables=mine.tiles.tables,
+            slots=torch.arange(count),
+            positions=torch.arange(count),
+            decodes=torch.ones((count, TILE_NUMBERS), dtype=torch.int32),
+            chunks=nothing,
+            rows=torch.ones((count, ROW_NUMBERS), dtype=torch.int32),
+        )
+
+    for count in (3, 1):
+        mine.fill(torch.ones(count, 8), make_tiles(count))
+        assert mine.tiles.rows is not None, "it has states"
+        assert mine.tiles.rows.sum(dim=1).tolist() == [5] * count + [0] * (3 - count)
 
 
 @pytest.mark.gpu
