@@ -13,16 +13,21 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers.models.kimi_linear.modeling_kimi_linear import (
+    recurrent_kimi_delta_attention,
+)
 from transformers.models.qwen3_next.modeling_qwen3_next import (
     torch_recurrent_gated_delta_rule,
 )
 
-from trioserve.kernels.structs import StateSpec
+from trioserve.kernels.structs import MatrixSpec, SourceSpec, StateSpec
 
 from .chance import by_chance, make_numbers
 
 EPSILON = 1e-6
-DELTA, MAMBA2, SHORT_CONV = range(3)
+DELTA, MAMBA2, SHORT_CONV, KIMI = range(4)
+# Numbers of a token from which the decays and the gates of KIMI are made.
+NARROW = 6, 4
 
 
 @dataclass
@@ -59,6 +64,8 @@ class Sizes:
         """The sizes of what a token reads."""
         if self.kind == SHORT_CONV:
             return [self.num_values] * 3
+        if self.kind == KIMI:
+            return [self.num_channels, self.value_heads, *NARROW]
         num_others = 2 if self.kind == DELTA else 1
         return [
             *(self.num_channels, self.num_values),
@@ -68,7 +75,7 @@ class Sizes:
 
 kinds = st.builds(
     Sizes,
-    kind=st.sampled_from([DELTA, MAMBA2, SHORT_CONV]),
+    kind=st.sampled_from([DELTA, MAMBA2, SHORT_CONV, KIMI]),
     key_heads=st.integers(1, 3),
     group=st.integers(1, 3),
     key_dim=st.integers(1, 20),
@@ -86,12 +93,21 @@ class Layer:
         self.taps = make_numbers(seed, sizes.num_taps, sizes.num_channels)
         self.bias = make_numbers(seed + 1, sizes.num_channels) if has_bias else None
         self.decay = -make_numbers(seed + 2, heads).exp()
-        self.decay_bias = make_numbers(seed + 3, heads)
+        num_decays = heads * sizes.key_dim if sizes.kind == KIMI else heads
+        self.decay_bias = make_numbers(seed + 3, num_decays)
         self.skip = make_numbers(seed + 4, heads)
-        num_weights = sizes.value_dim if sizes.kind == DELTA else sizes.num_values
+        is_mamba = sizes.kind == MAMBA2
+        num_weights = sizes.num_values if is_mamba else sizes.value_dim
         self.norm = make_numbers(seed + 5, num_weights)
-        # A decoder of Falcon-H1 has no norm.
-        self.has_norm = sizes.kind == DELTA or has_bias
+        # A decoder of Falcon-H1 may have no norm, or its gate behind the norm.
+        self.has_norm = not is_mamba or has_bias
+        self.has_gate_behind = self.has_norm and seed % 4 == 1
+        self.widening: list[Tensor] = []
+        if sizes.kind == KIMI:
+            self.widening = [
+                make_numbers(seed + 6, num_decays, NARROW[0]),
+                make_numbers(seed + 7, sizes.num_values, NARROW[1]),
+            ]
 
     def describe(self) -> StateSpec:
         sizes = self.sizes
@@ -110,6 +126,7 @@ class Layer:
             key_dim=sizes.key_dim,
             value_dim=sizes.value_dim,
             num_norm_groups=sizes.key_heads,
+            has_gate_behind=self.has_gate_behind,
             min_step=0.1,
             max_step=2.0,
         )
@@ -120,6 +137,10 @@ class Layer:
         if self.sizes.kind == SHORT_CONV:
             before, behind, values = parts
             return behind * self._convolve(before * values)
+        if self.sizes.kind == KIMI:
+            channels, rates, *narrow = parts
+            wide = [each @ matrix.T for each, matrix in zip(narrow, self.widening)]
+            return self._forget(functional.silu(self._convolve(channels)), rates, *wide)
         return self._mix(functional.silu(self._convolve(parts[0])), *parts[1:])
 
     def _convolve(self, x: Tensor) -> Tensor:
@@ -129,12 +150,7 @@ class Layer:
 
     def _mix(self, x: Tensor, gates: Tensor, *others: Tensor) -> Tensor:
         sizes = self.sizes
-        keys = sizes.num_keys
-        queries, keys, values = x.split([keys, keys, sizes.num_values], dim=-1)
-        queries, keys = (
-            each.unflatten(1, (-1, sizes.key_dim)) for each in (queries, keys)
-        )
-        values = values.unflatten(1, (-1, sizes.value_dim))
+        queries, keys, values = self._split(x)
         steps = functional.softplus(others[-1] + self.decay_bias)
         if sizes.kind == DELTA:
             mixed, _ = torch_recurrent_gated_delta_rule(
@@ -150,12 +166,45 @@ class Layer:
             )
             return normed.flatten(1) * functional.silu(gates)
         mixed = self._scan(queries, keys, values, steps.clamp(0.1, 2.0))
+        if self.has_gate_behind:
+            return self._normalize_groups(mixed.flatten(1)) * functional.silu(gates)
         gated = mixed.flatten(1) * functional.silu(gates)
-        if not self.has_norm:
-            return gated
-        groups = gated.unflatten(1, (sizes.key_heads, -1))
+        return self._normalize_groups(gated) if self.has_norm else gated
+
+    def _normalize_groups(self, x: Tensor) -> Tensor:
+        groups = x.unflatten(1, (self.sizes.key_heads, -1))
         normed = functional.rms_norm(groups, groups.shape[-1:], None, EPSILON)
         return normed.flatten(1) * self.norm
+
+    def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        sizes = self.sizes
+        queries, keys, values = x.split([*[sizes.num_keys] * 2, sizes.num_values], -1)
+        queries, keys = (
+            each.unflatten(1, (-1, sizes.key_dim)) for each in (queries, keys)
+        )
+        return queries, keys, values.unflatten(1, (-1, sizes.value_dim))
+
+    def _forget(
+        self, x: Tensor, rates: Tensor, decays: Tensor, gates: Tensor
+    ) -> Tensor:
+        """Compute Kimi delta attention by transformers' own function."""
+        sizes = self.sizes
+        queries, keys, values = self._split(x)
+        steps = functional.softplus(decays + self.decay_bias)
+        factors = self.decay.repeat_interleave(sizes.key_dim)
+        queries, keys = (
+            each.repeat_interleave(sizes.group, dim=1) for each in (queries, keys)
+        )
+        mixed, _ = recurrent_kimi_delta_attention(
+            *(queries[None], keys[None], values[None]),
+            g=(steps * factors).unflatten(1, (-1, sizes.key_dim))[None],
+            beta=rates.sigmoid()[None],
+            initial_state=None,
+            output_final_state=False,
+            use_qk_l2norm_in_kernel=True,
+        )
+        normed = functional.rms_norm(mixed[0], (sizes.value_dim,), self.norm, EPSILON)
+        return normed.flatten(1) * gates.sigmoid()
 
     def _scan(
         self, queries: Tensor, keys: Tensor, values: Tensor, steps: Tensor
@@ -196,8 +245,28 @@ class Runner:
         self._num_threads = num_threads
         kernels.test_count_state.restype = c_int64
         self._spec = layer.describe()
+        kernels.test_pack_numbers.restype = c_int64
+        self._packed: list[Tensor] = []
+        if layer.widening:
+            matrices = [self._pack(each) for each in layer.widening]
+            self._spec.widen_decays, self._spec.widen_gates = matrices
         size = kernels.test_count_state(ctypes.byref(self._spec))
         self.states = torch.full((2, size), math.nan)
+
+    def _pack(self, weight: Tensor) -> MatrixSpec:
+        num_outputs, num_inputs = weight.shape
+        spec = MatrixSpec(num_outputs=num_outputs, num_inputs=num_inputs)
+        source = SourceSpec(
+            rows=weight.data_ptr(), row_bytes=4 * num_inputs, num_outputs=num_outputs
+        )
+        pointers = ctypes.byref(spec), ctypes.byref(source)
+        size = self._kernels.test_pack_numbers(*pointers, None)
+        self._packed.append(torch.empty(size))
+        self._kernels.test_pack_numbers(
+            *pointers, c_void_p(self._packed[-1].data_ptr())
+        )
+        spec.weights = self._packed[-1].data_ptr()
+        return spec
 
     def run(self, x: Tensor, rows: list[Row]) -> list[Tensor]:
         """Run one step; returns the outputs of each row.
@@ -215,7 +284,10 @@ class Runner:
                     row.end - row.begin - row.is_held,
                 )
             )
-        flat = torch.cat(tokens).clone()
+        flat = torch.cat(tokens)
+        # Room for what is made of narrow numbers.
+        num_wide = sum(len(each) for each in self._layer.widening)
+        flat = functional.pad(flat, (0, num_wide), value=math.nan).clone()
         size = self._layer.sizes.num_values
         out = torch.full((len(flat), size + 1), math.nan)
         places = torch.tensor(table, dtype=torch.int32)

@@ -16,10 +16,10 @@ from typing import Any
 
 from .structs import (
     SPECS,
+    AttentionSpec,
     DecoderSpec,
     EncoderSpec,
     ExchangeSpec,
-    LayerSpec,
     LogitsSpec,
     MatrixSpec,
     SourceSpec,
@@ -76,7 +76,9 @@ class Library:
         self.pack = declare(
             "pack", None, c_void_p, matrix, POINTER(SourceSpec), c_int32, c_void_p
         )
-        self.count_cache = declare("count_cache", c_int64, POINTER(LayerSpec), c_int32)
+        self.count_cache = declare(
+            "count_cache", c_int64, POINTER(AttentionSpec), c_int32
+        )
         self.count_state = declare("count_state", c_int64, POINTER(StateSpec))
         self.open_decoder = declare(
             "open_decoder", c_void_p, c_int32, POINTER(DecoderSpec)

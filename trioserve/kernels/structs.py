@@ -53,36 +53,46 @@ class MixtureSpec(Structure):
 
 
 class StateSpec(Structure):
-    """The state that a layer keeps in place of keys and values."""
+    """The state that a sublayer keeps in place of keys and values."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("taps", "tap_bias", "decay", "decay_bias")),
-        *((name, c_void_p) for name in ("skip", "norm", "places")),
+        *((name, c_void_p) for name in ("skip", "norm")),
+        *((name, MatrixSpec) for name in ("widen_decays", "widen_gates")),
+        ("places", c_void_p),
         *((name, c_int32) for name in ("kind", "num_channels", "num_taps")),
         *((name, c_int32) for name in ("num_key_heads", "num_value_heads")),
         *((name, c_int32) for name in ("key_dim", "value_dim", "num_norm_groups")),
+        ("has_gate_behind", c_int32),
         *((name, c_float) for name in ("min_step", "max_step")),
     ]
 
 
-class LayerSpec(Structure):
-    """One layer; a null pointer is a part that the model does not have."""
+class AttentionSpec(Structure):
+    """Attention of a sublayer; a null pointer is a part that it does not have."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("query_norm", "key_norm", "value_norm")),
+        *((name, c_void_p) for name in ("cos", "sin", "sinks")),
+        *((name, c_float) for name in ("scaling", "softcap")),
+        *((name, c_int32) for name in ("window", "num_heads", "num_kv_heads")),
+        *((name, c_int32) for name in ("key_dim", "value_dim", "rotary_dim")),
+        *((name, c_int32) for name in ("keys_are_values", "has_gate")),
+        *((name, c_int32) for name in ("shares_cache", "is_windowed")),
+    ]
+
+
+class SublayerSpec(Structure):
+    """One sublayer; a null pointer is a part that it does not have."""
 
     _fields_ = [
         ("inputs", c_void_p),
-        *((name, MatrixSpec) for name in ("output", "gate", "up", "down")),
-        *((name, MatrixSpec) for name in ("lookup_gate", "lookup_projection")),
-        *((name, c_void_p) for name in ("lookup_norm", "mixture", "state")),
-        *((name, c_void_p) for name in ("input_norm", "inputs_bias", "query_norm")),
-        *((name, c_void_p) for name in ("key_norm", "value_norm")),
-        *((name, c_void_p) for name in ("cos", "sin", "sinks")),
-        *((name, c_void_p) for name in ("output_bias", "mixer_post_norm")),
-        *((name, c_void_p) for name in ("mlp_norm", "mlp_post_norm", "cache")),
-        *((name, c_float) for name in ("scaling", "softcap", "output_scale")),
-        *((name, c_int32) for name in ("num_inputs", "window", "num_heads")),
-        *((name, c_int32) for name in ("num_kv_heads", "key_dim", "value_dim")),
-        *((name, c_int32) for name in ("rotary_dim", "keys_are_values", "has_gate")),
-        *((name, c_int32) for name in ("shares_cache", "is_windowed")),
+        *((name, MatrixSpec) for name in ("gate", "output")),
+        *((name, c_void_p) for name in ("norm", "inputs_scale", "inputs_bias")),
+        *((name, c_void_p) for name in ("output_bias", "post_norm")),
+        *((name, c_void_p) for name in ("attention", "state", "mixture", "cache")),
+        *((name, c_float) for name in ("gate_scale", "scale", "output_scale")),
+        *((name, c_int32) for name in ("kind", "num_inputs", "layer")),
     ]
 
 
@@ -90,14 +100,13 @@ class DecoderSpec(Structure):
     """A model."""
 
     _fields_ = [
-        ("layers", c_void_p),
+        ("sublayers", c_void_p),
         ("head", MatrixSpec),
         ("final_norm", c_void_p),
-        *((name, c_int32) for name in ("num_layers", "hidden_size")),
-        *((name, c_int32) for name in ("intermediate_size", "vocab_size")),
+        *((name, c_int32) for name in ("num_sublayers", "num_layers")),
+        *((name, c_int32) for name in ("hidden_size", "vocab_size")),
         *((name, c_int32) for name in ("block_size", "activation")),
-        ("epsilon", c_float),
-        *((name, c_float) for name in ("logit_softcap", "residual_scale")),
+        *((name, c_float) for name in ("epsilon", "logit_softcap")),
         ("sum", c_void_p),
     ]
 
@@ -171,7 +180,7 @@ class ExchangeSpec(Structure):
 
 # As native/api_sizes.cpp lists them.
 SPECS = (
-    *(MatrixSpec, SourceSpec, ExpertSpec, MixtureSpec, StateSpec, LayerSpec),
-    *(DecoderSpec, StepSpec, EncoderLayerSpec, EncoderSpec, TextsSpec),
+    *(MatrixSpec, SourceSpec, ExpertSpec, MixtureSpec, StateSpec, AttentionSpec),
+    *(SublayerSpec, DecoderSpec, StepSpec, EncoderLayerSpec, EncoderSpec, TextsSpec),
     *(LogitsSpec, ExchangeSpec),
 )

@@ -5,7 +5,7 @@
 
 namespace trioserve {
 
-enum class Activation : int { kSilu = 0, kGeluTanh = 1, kGelu = 2, kRelu = 3 };
+enum class Activation : int { kSilu = 0, kGeluTanh = 1, kGelu = 2, kRelu = 3, kRelu2 = 4 };
 
 inline Vec sigmoid(Vec x) { return Vec::all(1.0f) / (Vec::all(1.0f) + exp(Vec::zero() - x)); }
 
@@ -58,9 +58,11 @@ inline Vec activate(Activation kind, Vec x) {
     case Activation::kGelu:
       return gelu(x);
     case Activation::kRelu:
+    case Activation::kRelu2:
       break;
   }
-  return Vec::max(x, Vec::zero());
+  const Vec positive = Vec::max(x, Vec::zero());
+  return kind == Activation::kRelu ? positive : positive * positive;
 }
 
 }  // namespace trioserve

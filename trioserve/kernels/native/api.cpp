@@ -53,8 +53,8 @@ void trioserve_pack(Pool* pool, const MatrixSpec* spec, const SourceSpec* source
 }
 
 // Numbers of one block of a layer's KV cache.
-std::int64_t trioserve_count_cache(const LayerSpec* layer, std::int32_t block_size) {
-  return shape_of(*layer, block_size).block_numbers();
+std::int64_t trioserve_count_cache(const AttentionSpec* spec, std::int32_t block_size) {
+  return shape_of(*spec, block_size).block_numbers();
 }
 
 // Numbers of one slot of a layer's states.

@@ -22,21 +22,14 @@ void rotate(float* head, const float* cos, const float* sin, int size) {
 
 template <class Format>
 Decoder<Format>::Decoder(const DecoderSpec& spec) : spec_(spec) {
-  for (int i = 0; i < spec.num_layers; ++i) {
-    const LayerSpec& layer = spec.layers[i];
-    mixer_inputs_ = std::max(mixer_inputs_, layer.inputs_size());
-    mixer_outputs_ = std::max(mixer_outputs_, layer.output.num_inputs);
-    query_size_ = std::max(query_size_, layer.num_heads * layer.key_dim);
-    if (layer.state) {
-      attention_of_layer_.push_back(-1);
-      continue;
-    }
-    const AttentionShape own = shape(layer);
-    auto known = std::find_if(attentions_.begin(), attentions_.end(), [&](const auto& other) {
-      return own.has_sizes_of(other.shape);
-    });
-    attention_of_layer_.push_back(static_cast<int>(known - attentions_.begin()));
-    if (known == attentions_.end()) attentions_.push_back({own, {}});
+  for (int i = 0; i < spec.num_sublayers; ++i) {
+    const SublayerSpec& sublayer = spec.sublayers[i];
+    most_inputs_ = std::max<std::ptrdiff_t>(most_inputs_, sublayer.width());
+    most_mixed_ = std::max(most_mixed_, row_stride(sublayer.output.num_inputs));
+    if (!sublayer.attention) continue;
+    const AttentionShape shape = shape_of(*sublayer.attention, spec.block_size);
+    most_queries_ = std::max<std::ptrdiff_t>(most_queries_, shape.num_heads * shape.key_dim);
+    if (find_planned(shape) == attentions_.end()) attentions_.push_back({shape, {}});
   }
 }
 
@@ -44,9 +37,11 @@ template <class Format>
 void Decoder<Format>::run(Pool& pool, const StepSpec& step) {
   Pool::Step awake(pool);
   prepare(step, pool.num_threads());
-  for (int i = 0; i < spec_.num_layers; ++i) {
-    run_layer(pool, spec_.layers[i], step);
-    if (i < step.num_deepstack) add_deepstack(pool, step, i);
+  for (int i = 0; i < spec_.num_sublayers; ++i) {
+    const int layer = spec_.sublayers[i].layer;
+    run_sublayer(pool, spec_.sublayers[i], step);
+    const bool is_last = i + 1 == spec_.num_sublayers || spec_.sublayers[i + 1].layer != layer;
+    if (is_last && layer < step.num_deepstack) add_deepstack(pool, step, layer);
   }
   if (spec_.final_norm) write_logits(pool, step);
 }
@@ -67,56 +62,58 @@ void Decoder<Format>::prepare(const StepSpec& step, int num_threads) {
   for (PlannedAttention& each : attentions_) each.attention.plan(each.shape, rows_, num_threads);
   std::ptrdiff_t tokens = std::max(step.num_tokens, step.num_wanted);
   fit(normed_, tokens * row_stride(spec_.hidden_size));
-  fit(inputs_, tokens * mixer_inputs_);
-  fit(queries_, tokens * query_size_);
-  fit(mixed_, tokens * row_stride(mixer_outputs_));
-  fit(activated_, tokens * row_stride(spec_.intermediate_size));
+  fit(inputs_, tokens * most_inputs_);
+  fit(queries_, tokens * most_queries_);
+  fit(mixed_, tokens * most_mixed_);
   fit(added_, tokens * spec_.hidden_size);
 }
 
 template <class Format>
-void Decoder<Format>::run_layer(Pool& pool, const LayerSpec& layer, const StepSpec& step) {
-  normalize_rows(pool, step, layer.input_norm);
-  multiply_inputs(pool, layer, step);
-  if (layer.state) {
-    states_.run(pool, *layer.state, state_rows_, step.num_tokens, spec_.epsilon,
-                static_cast<float*>(layer.cache), inputs_.data(), layer.inputs_size(),
-                mixed_.data(), row_stride(layer.output.num_inputs));
-  } else {
-    attend(pool, layer, step);
+void Decoder<Format>::run_sublayer(Pool& pool, const SublayerSpec& sublayer,
+                                   const StepSpec& step) {
+  if (sublayer.norm) normalize_rows(pool, step, sublayer.norm);
+  switch (sublayer.kind) {
+    case SublayerKind::kAttention: attend(pool, sublayer, step); break;
+    case SublayerKind::kState: mix_states(pool, sublayer, step); break;
+    case SublayerKind::kNetwork: activate_network(pool, sublayer, step); break;
+    case SublayerKind::kMixture: return add_mixture(pool, sublayer, step);
+    case SublayerKind::kBeside: return add_beside(pool, sublayer, step);
+    case SublayerKind::kLookup: weigh_lookups(pool, sublayer, step); break;
   }
-  add_product(pool, step, mixed_, layer.output, layer.output_bias, layer.mixer_post_norm, 1.0f);
-  if (!layer.lookup_norm) return feed_forward(pool, layer, step, layer.output_scale);
-  feed_forward(pool, layer, step, 1.0f);
-  add_lookup(pool, layer, step);
+  add_product(pool, sublayer, step);
 }
 
+// The first product, whose rows are sublayer.width() numbers apart.
 template <class Format>
-void Decoder<Format>::multiply_inputs(Pool& pool, const LayerSpec& layer, const StepSpec& step) {
-  const std::ptrdiff_t size = layer.inputs_size();
-  const Rows normed{normed_.data(), row_stride(spec_.hidden_size), step.num_tokens};
-  int begin = 0;  // of the matrix's outputs
-  for (int i = 0; i < layer.num_inputs; ++i) {
-    multiply(pool, operands_, normed,
+void Decoder<Format>::read_inputs(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step) {
+  const std::ptrdiff_t width = sublayer.width();
+  int begin = 0;  // of a matrix's outputs
+  for (int i = 0; i < sublayer.num_inputs; ++i) {
+    const float* scale = sublayer.inputs_scale ? sublayer.inputs_scale + begin : nullptr;
+    const float* bias = sublayer.inputs_bias ? sublayer.inputs_bias + begin : nullptr;
+    multiply(pool, operands_, normed(step),
              [&](int row, int first, int count, const float* values) {
-               float* to = &inputs_[row * size + begin + first];
-               const float* bias = layer.inputs_bias ? layer.inputs_bias + begin + first : nullptr;
-               for (int j = 0; j < count; ++j) to[j] = values[j] + (bias ? bias[j] : 0.0f);
+               float* to = &inputs_[row * width + begin + first];
+               for (int j = 0; j < count; ++j) {
+                 const float value = scale ? values[j] * scale[first + j] : values[j];
+                 to[j] = value + (bias ? bias[first + j] : 0.0f);
+               }
              },
-             layer.inputs[i]);
-    begin += layer.inputs[i].num_outputs;
+             sublayer.inputs[i]);
+    begin += sublayer.inputs[i].num_outputs;
   }
 }
 
 template <class Format>
-void Decoder<Format>::attend(Pool& pool, const LayerSpec& layer, const StepSpec& step) {
-  const int size = layer.output.num_inputs;
-  place_tokens(pool, layer, step);
-  attentions_[attention_of_layer_[&layer - spec_.layers]].attention.run(
-      pool, shape(layer), static_cast<const typename Format::Weight*>(layer.cache),
-      queries_.data(), mixed_.data(), row_stride(size));
-  if (!layer.has_gate) return;
-  const std::ptrdiff_t stride = layer.inputs_size();
+void Decoder<Format>::attend(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step) {
+  const int size = sublayer.output.num_inputs;
+  read_inputs(pool, sublayer, step);
+  place_tokens(pool, sublayer, step);
+  const AttentionShape shape = shape_of(*sublayer.attention, spec_.block_size);
+  find_planned(shape)->attention.run(pool, shape, static_cast<const Weight*>(sublayer.cache),
+                                     queries_.data(), mixed_.data(), row_stride(size));
+  if (!sublayer.attention->has_gate) return;
+  const std::ptrdiff_t stride = sublayer.inputs_size();
   run_tokens(pool, step.num_tokens, [&](int token) {
     const float* gate = &inputs_[(token + 1) * stride - size];
     float* mixed = &mixed_[token * row_stride(size)];
@@ -127,89 +124,95 @@ void Decoder<Format>::attend(Pool& pool, const LayerSpec& layer, const StepSpec&
   });
 }
 
-// Source: Meng et al. 2024 (DeepStack), section 3.
-template <class Format>
-void Decoder<Format>::add_deepstack(Pool& pool, const StepSpec& step, int layer) {
-  const std::ptrdiff_t size = spec_.hidden_size;
-  const float* vectors = step.deepstack + layer * step.num_tokens * size;
-  run_tokens(pool, step.num_tokens, [&](int token) {
-    for (std::ptrdiff_t i = token * size; i < (token + 1) * size; ++i) step.hidden[i] += vectors[i];
-  });
-}
-
 // All keys and values are written before any is read: a row may read what another row of
 // the step writes, if both share a block.
 template <class Format>
-void Decoder<Format>::place_tokens(Pool& pool, const LayerSpec& layer, const StepSpec& step) {
+void Decoder<Format>::place_tokens(Pool& pool, const SublayerSpec& sublayer,
+                                   const StepSpec& step) {
   run_tokens(pool, step.num_tokens, [&](int token) {
     const StepRow& row = rows_[row_of_token_[token]];
-    place_token(layer, step, row, token - row.first_token);
+    place_token(sublayer, step, row, token - row.first_token);
   });
 }
 
 template <class Format>
-void Decoder<Format>::place_token(const LayerSpec& layer, const StepSpec& step,
+void Decoder<Format>::place_token(const SublayerSpec& sublayer, const StepSpec& step,
                                   const StepRow& row, int token) {
+  const AttentionSpec& spec = *sublayer.attention;
   const std::ptrdiff_t flat = row.first_token + token;
-  const std::ptrdiff_t angle = (step.cos ? flat : row.start + token) * layer.rotary_dim;
-  const float* cos = (step.cos ? step.cos : layer.cos) + angle;
-  const float* sin = (step.cos ? step.sin : layer.sin) + angle;
-  const int key_dim = layer.key_dim, value_dim = layer.value_dim;
-  float* const inputs = &inputs_[flat * layer.inputs_size()];
+  const std::ptrdiff_t angle = (step.cos ? flat : row.start + token) * spec.rotary_dim;
+  const float* cos = (step.cos ? step.cos : spec.cos) + angle;
+  const float* sin = (step.cos ? step.sin : spec.sin) + angle;
+  const int key_dim = spec.key_dim, value_dim = spec.value_dim;
+  float* const inputs = &inputs_[flat * sublayer.inputs_size()];
   float* head = inputs;
   auto place = [&](const float* norm) {
     if (norm) normalize(head, norm, key_dim, spec_.epsilon, head);
-    rotate(head, cos, sin, layer.rotary_dim);
+    rotate(head, cos, sin, spec.rotary_dim);
   };
-  auto* query = &queries_[flat * layer.num_heads * key_dim];
-  for (int h = 0; h < layer.num_heads; ++h, head += key_dim, query += key_dim) {
-    place(layer.query_norm);
+  auto* query = &queries_[flat * spec.num_heads * key_dim];
+  for (int h = 0; h < spec.num_heads; ++h, head += key_dim, query += key_dim) {
+    place(spec.query_norm);
     convert(head, key_dim, query);
   }
-  if (layer.shares_cache) return;
-  const float* values = layer.keys_are_values ? head : head + layer.num_kv_heads * key_dim;
-  AttentionShape attention = shape(layer);
-  for (int h = 0; h < layer.num_kv_heads; ++h, head += key_dim) {
+  if (spec.shares_cache) return;
+  const float* values = spec.keys_are_values ? head : head + spec.num_kv_heads * key_dim;
+  AttentionShape attention = shape_of(spec, spec_.block_size);
+  for (int h = 0; h < spec.num_kv_heads; ++h, head += key_dim) {
     const float* value = values + h * value_dim;
-    if (layer.value_norm) {
+    if (spec.value_norm) {
       // Before the key takes its own norm in the same place. The queries are not read again.
-      normalize(value, layer.value_norm, value_dim, spec_.epsilon, inputs);
+      normalize(value, spec.value_norm, value_dim, spec_.epsilon, inputs);
       value = inputs;
     }
-    place(layer.key_norm);
-    write_cache<Format>(static_cast<typename Format::Weight*>(layer.cache), attention, row, token,
-                        h, head, value);
+    place(spec.key_norm);
+    write_cache<Format>(static_cast<Weight*>(sublayer.cache), attention, row, token, h, head,
+                        value);
   }
 }
 
 template <class Format>
-void Decoder<Format>::feed_forward(Pool& pool, const LayerSpec& layer, const StepSpec& step,
-                                   float scale) {
-  normalize_rows(pool, step, layer.mlp_norm);
-  const auto activation = static_cast<Activation>(spec_.activation);
-  const Rows normed{normed_.data(), row_stride(spec_.hidden_size), step.num_tokens};
-  if (layer.mixture && !layer.mixture->router_norm) {
-    mixture_.run(pool, operands_, *layer.mixture, activation, normed, normed, added_.data());
-    sum_added(step);
-    add_normalized(pool, step, layer.mlp_post_norm, scale);
-    return;
+void Decoder<Format>::mix_states(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step) {
+  read_inputs(pool, sublayer, step);
+  states_.run(pool, operands_, *sublayer.state, state_rows_, step.num_tokens, spec_.epsilon,
+              static_cast<float*>(sublayer.cache), inputs_.data(), sublayer.width(),
+              mixed_.data(), row_stride(sublayer.output.num_inputs));
+}
+
+template <class Format>
+void Decoder<Format>::activate_network(Pool& pool, const SublayerSpec& sublayer,
+                                       const StepSpec& step) {
+  multiply_gated(pool, operands_, normed(step), activation(), sublayer.gate_scale, sublayer.gate,
+                 *sublayer.inputs, mixed_.data());
+}
+
+template <class Format>
+void Decoder<Format>::add_mixture(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step) {
+  const MixtureSpec& mixture = *sublayer.mixture;
+  if (!sublayer.output.weights) {
+    mixture_.run(pool, operands_, mixture, activation(), normed(step), normed(step),
+                 added_.data());
+    return add_sums(pool, sublayer, step);
   }
-  multiply_gated(pool, operands_, normed, activation, layer.gate, layer.up, activated_.data());
-  if (layer.mixture) return add_beside(pool, layer, step, scale);
-  add_product(pool, step, activated_, layer.down, nullptr, layer.mlp_post_norm, scale);
+  // Experts that read and write fewer numbers.
+  read_inputs(pool, sublayer, step);
+  mixture_.run(pool, operands_, mixture, activation(),
+               {inputs_.data(), sublayer.width(), step.num_tokens}, normed(step), mixed_.data());
+  add_product(pool, sublayer, step);
 }
 
 // The second half of a network, and the mixture beside it, which reads the same hidden states.
 template <class Format>
-void Decoder<Format>::add_beside(Pool& pool, const LayerSpec& layer, const StepSpec& step,
-                                 float scale) {
-  const MixtureSpec& mixture = *layer.mixture;
+void Decoder<Format>::add_beside(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step) {
+  const MixtureSpec& mixture = *sublayer.mixture;
+  const MatrixSpec& output = sublayer.output;
   const std::ptrdiff_t size = spec_.hidden_size, stride = row_stride(spec_.hidden_size);
-  multiply(pool, operands_, {activated_.data(), row_stride(layer.down.num_inputs), step.num_tokens},
+  activate_network(pool, sublayer, step);
+  multiply(pool, operands_, {mixed_.data(), row_stride(output.num_inputs), step.num_tokens},
            [&](int row, int first, int count, const float* values) {
              std::copy_n(values, count, &added_[row * size + first]);
            },
-           layer.down);
+           output);
   fit(routed_, step.num_tokens * stride);
   fit(chosen_, step.num_tokens * size);
   auto norm = [&](const float* from, const float* weight, float* to) {
@@ -220,8 +223,7 @@ void Decoder<Format>::add_beside(Pool& pool, const LayerSpec& layer, const StepS
     norm(hidden, mixture.router_norm, &routed_[token * stride]);
     norm(hidden, mixture.input_norm, &normed_[token * stride]);
   });
-  mixture_.run(pool, operands_, mixture, static_cast<Activation>(spec_.activation),
-               {normed_.data(), stride, step.num_tokens},
+  mixture_.run(pool, operands_, mixture, activation(), normed(step),
                {routed_.data(), stride, step.num_tokens}, chosen_.data());
   run_tokens(pool, step.num_tokens, [&](std::ptrdiff_t token) {
     float* added = &added_[token * size];
@@ -230,71 +232,75 @@ void Decoder<Format>::add_beside(Pool& pool, const LayerSpec& layer, const StepS
     norm(chosen, mixture.output_norm, chosen);
     for (std::ptrdiff_t i = 0; i < size; ++i) added[i] += chosen[i];
   });
-  add_normalized(pool, step, layer.mlp_post_norm, scale);
+  add_sums(pool, sublayer, step);
 }
 
-// hidden = (hidden + norm((activation(hidden G^T) * lookup) P^T)) * scale
+// mixed = activation(hidden G^T) * lookup
 template <class Format>
-void Decoder<Format>::add_lookup(Pool& pool, const LayerSpec& layer, const StepSpec& step) {
-  const auto activation = static_cast<Activation>(spec_.activation);
-  const std::ptrdiff_t size = layer.lookup_gate.num_outputs;
-  const float* lookups = step.lookups + (&layer - spec_.layers) * size;
+void Decoder<Format>::weigh_lookups(Pool& pool, const SublayerSpec& sublayer,
+                                    const StepSpec& step) {
+  const std::ptrdiff_t size = sublayer.inputs->num_outputs, stride = row_stride(size);
+  const float* lookups = step.lookups + sublayer.layer * size;
   multiply(pool, operands_, {step.hidden, spec_.hidden_size, step.num_tokens},
            [&](int row, int first, int count, const float* values) {
              float gates[kBlock];
              for (int i = 0; i < kBlock; i += Vec::kLanes) {
-               activate(activation, Vec::load(values + i)).store(gates + i);
+               activate(activation(), Vec::load(values + i)).store(gates + i);
              }
              const float* lookup = lookups + row * spec_.num_layers * size + first;
-             float* to = &activated_[row * size + first];
+             float* to = &mixed_[row * stride + first];
              for (int i = 0; i < count; ++i) to[i] = gates[i] * lookup[i];
            },
-           layer.lookup_gate);
-  add_product(pool, step, activated_, layer.lookup_projection, nullptr, layer.lookup_norm,
-              layer.output_scale);
+           *sublayer.inputs);
 }
 
-// hidden = (hidden + residual_scale * norm(x W^T + bias)) * scale, or without the norm if there
-// is none
+// hidden = (hidden + scale * post_norm(mixed W^T + bias)) * output_scale
 template <class Format>
-void Decoder<Format>::add_product(Pool& pool, const StepSpec& step, const std::vector<float>& x,
-                                  const MatrixSpec& matrix, const float* bias,
-                                  const float* post_norm, float scale) {
+void Decoder<Format>::add_product(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step) {
   const int size = spec_.hidden_size;
-  const bool is_apart = post_norm || spec_.sum || scale != 1.0f;
-  multiply(pool, operands_, {x.data(), row_stride(matrix.num_inputs), step.num_tokens},
+  const MatrixSpec& output = sublayer.output;
+  const float* bias = sublayer.output_bias;
+  const float scale = sublayer.scale;
+  if (const int end = output.num_inputs; end % 2) {
+    // The number between rows, which is multiplied by 0, may be of another sublayer.
+    for (int row = 0; row < step.num_tokens; ++row) mixed_[row * row_stride(end) + end] = 0.0f;
+  }
+  const bool is_apart = sublayer.post_norm || spec_.sum || sublayer.output_scale != 1.0f;
+  multiply(pool, operands_, {mixed_.data(), row_stride(output.num_inputs), step.num_tokens},
            [&](int row, int first, int count, const float* values) {
              float* to = (is_apart ? added_.data() : step.hidden) +
                          static_cast<std::ptrdiff_t>(row) * size + first;
              for (int i = 0; i < count; ++i) {
                const float value = values[i] + (bias ? bias[first + i] : 0.0f);
-               to[i] = is_apart ? value : to[i] + spec_.residual_scale * value;
+               to[i] = is_apart ? value : to[i] + scale * value;
              }
            },
-           matrix);
-  if (!is_apart) return;
-  sum_added(step);
-  add_normalized(pool, step, post_norm, scale);
+           output);
+  if (is_apart) add_sums(pool, sublayer, step);
 }
 
+// hidden = (hidden + scale * post_norm(added)) * output_scale
 template <class Format>
-void Decoder<Format>::sum_added(const StepSpec& step) {
-  if (!spec_.sum) return;
-  spec_.sum(added_.data(), static_cast<std::int64_t>(step.num_tokens) * spec_.hidden_size);
-}
-
-// hidden = (hidden + residual_scale * norm(added_)) * scale, or without the norm if there is none
-template <class Format>
-void Decoder<Format>::add_normalized(Pool& pool, const StepSpec& step, const float* post_norm,
-                                     float scale) {
+void Decoder<Format>::add_sums(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step) {
   const int size = spec_.hidden_size;
+  if (spec_.sum) spec_.sum(added_.data(), static_cast<std::int64_t>(step.num_tokens) * size);
   run_tokens(pool, step.num_tokens, [&](int token) {
     float* added = &added_[static_cast<std::ptrdiff_t>(token) * size];
     float* hidden = step.hidden + static_cast<std::ptrdiff_t>(token) * size;
-    if (post_norm) normalize(added, post_norm, size, spec_.epsilon, added);
+    if (sublayer.post_norm) normalize(added, sublayer.post_norm, size, spec_.epsilon, added);
     for (int i = 0; i < size; ++i) {
-      hidden[i] = (hidden[i] + spec_.residual_scale * added[i]) * scale;
+      hidden[i] = (hidden[i] + sublayer.scale * added[i]) * sublayer.output_scale;
     }
+  });
+}
+
+// Source: Meng et al. 2024 (DeepStack), section 3.
+template <class Format>
+void Decoder<Format>::add_deepstack(Pool& pool, const StepSpec& step, int layer) {
+  const std::ptrdiff_t size = spec_.hidden_size;
+  const float* vectors = step.deepstack + layer * step.num_tokens * size;
+  run_tokens(pool, step.num_tokens, [&](int token) {
+    for (std::ptrdiff_t i = token * size; i < (token + 1) * size; ++i) step.hidden[i] += vectors[i];
   });
 }
 

@@ -1,9 +1,15 @@
 // The layers of a decoder, run over one step.
 //
-//     hidden -> norm -> Q, K, V -> rotary -> cache -> attention -> O -> + hidden
-//            -> norm -> gate, up -> activation -> down -> + hidden
+// A layer is a list of sublayers, which add to the hidden states one after the other:
 //
-// A layer may mix its tokens by a state (state_mixer.h) in place of attention.
+//     hidden = (hidden + scale * post_norm(body(norm(hidden)))) * output_scale
+//
+//     kAttention   inputs -> rotary -> cache -> attention -> output
+//     kState       inputs -> state_mixer.h -> output
+//     kNetwork     gate, inputs -> activation -> output
+//     kMixture     experts.h, between inputs and output if the sublayer has them
+//     kBeside      kNetwork and a mixture beside it
+//     kLookup      inputs of the hidden states -> activation -> * vector of the token -> output
 //
 // Hidden states are float32 throughout, whatever the type of the weights.
 #pragma once
@@ -16,66 +22,74 @@
 
 namespace trioserve {
 
-// One layer, as Python fills it in. Null pointers are parts that the model does not have.
-// Everything but matrices is float32. The gate has the format of `up`.
-struct LayerSpec {
-  // Queries, keys and values, as far as the layer has products for them, and gates, if its
-  // attention has those. StateSpec draws what a layer with a state has in place of them. Their
-  // matrices follow each other: num_inputs of them, each in a format of its own.
-  const MatrixSpec* inputs;
-  MatrixSpec output;
-  MatrixSpec gate;
-  MatrixSpec up;
-  MatrixSpec down;
-  MatrixSpec lookup_gate;        // lookup_size outputs; null if tokens are not looked up again
-  MatrixSpec lookup_projection;  // hidden_size outputs
-  const float* lookup_norm;      // before the residual is added
-  const MixtureSpec* mixture;    // in place of gate, up and down, or beside them
-  const StateSpec* state;        // in place of attention
-  const float* input_norm;       // (hidden_size,)
-  const float* inputs_bias;
-  const float* query_norm;       // (key_dim,)
+enum class SublayerKind : std::int32_t {
+  kAttention = 0, kState = 1, kNetwork = 2, kMixture = 3, kBeside = 4, kLookup = 5
+};
+
+// Attention of one sublayer, as Python fills it in. Its inputs are queries, keys and values, as
+// far as there are products for them, and gates, if it has those. All numbers are float32.
+struct AttentionSpec {
+  const float* query_norm;  // (key_dim,)
   const float* key_norm;
-  const float* value_norm;       // (value_dim,)
-  const float* cos;              // (max positions, rotary_dim)
+  const float* value_norm;  // (value_dim,)
+  const float* cos;         // (max positions, rotary_dim)
   const float* sin;
-  const float* sinks;            // (num_heads,)
-  const float* output_bias;
-  const float* mixer_post_norm;  // before the residual is added
-  const float* mlp_norm;
-  const float* mlp_post_norm;
-  void* cache;  // of keys and values; the first slot, if the layer has a state
+  const float* sinks;       // (num_heads,)
   float scaling;
   float softcap;
-  float output_scale;  // factor of the layer's output
-  std::int32_t num_inputs;
   std::int32_t window;
   std::int32_t num_heads, num_kv_heads, key_dim, value_dim, rotary_dim;
   std::int32_t keys_are_values;  // values are keys before their norm; they have a norm, too
   std::int32_t has_gate;         // sigmoids of gates weigh the outputs of attention
   std::int32_t shares_cache;     // the cache is an earlier layer's, which alone writes it
   std::int32_t is_windowed;      // its blocks stand in the table of window blocks
+};
 
-  // The numbers that the mixer reads of a token.
+// One sublayer, as Python fills it in. Null pointers are parts that it does not have.
+// Everything but matrices is float32.
+struct SublayerSpec {
+  // Matrices that follow each other, each in a format of its own. A network has one, which is
+  // what its gate weighs.
+  const MatrixSpec* inputs;
+  MatrixSpec gate;    // of a network, in the format of `inputs`; null if nothing is weighed
+  MatrixSpec output;
+  const float* norm;          // (hidden_size,); null: it reads what the sublayer before it reads
+  const float* inputs_scale;  // factors of the outputs of the first product, not of a network
+  const float* inputs_bias;
+  const float* output_bias;
+  const float* post_norm;  // before the residual is added
+  const AttentionSpec* attention;
+  const StateSpec* state;
+  const MixtureSpec* mixture;
+  void* cache;         // of keys and values; the first slot of a state
+  float gate_scale;    // factor of a network's gates before the activation
+  float scale;         // factor of what it adds
+  float output_scale;  // factor of the hidden states behind it
+  SublayerKind kind;
+  std::int32_t num_inputs;
+  std::int32_t layer;  // place of its layer
+
+  // Numbers that the first product has for each token.
   int inputs_size() const {
     int size = 0;
     for (int i = 0; i < num_inputs; ++i) size += inputs[i].num_outputs;
     return size;
   }
+  // Numbers that the body reads for each token.
+  int width() const { return inputs_size() + (state ? state->num_widened() : 0); }
 };
 
 struct DecoderSpec {
-  const LayerSpec* layers;
+  const SublayerSpec* sublayers;
   MatrixSpec head;
   const float* final_norm;  // null: the model's last layers are elsewhere
-  std::int32_t num_layers, hidden_size, intermediate_size, vocab_size;
+  std::int32_t num_sublayers, num_layers, hidden_size, vocab_size;
   std::int32_t block_size;
   std::int32_t activation;
   float epsilon;
   float logit_softcap;
-  float residual_scale;  // factor of what a layer adds to the hidden states
   // Adds to `count` numbers those of other processes, which share each layer with this one;
-  // null if layers are whole. It is called twice a layer, by the thread that calls `run`.
+  // null if layers are whole. Each sublayer calls it once, in the thread that calls `run`.
   void (*sum)(float* numbers, std::int64_t count);
 };
 
@@ -95,10 +109,9 @@ struct StepSpec {
   std::int32_t num_tokens, num_rows, num_wanted, max_blocks, num_deepstack;
 };
 
-inline AttentionShape shape_of(const LayerSpec& layer, int block_size) {
-  return {layer.num_heads, layer.num_kv_heads, layer.key_dim,  layer.value_dim, block_size,
-          layer.scaling,   layer.softcap,      layer.window, layer.sinks,
-          layer.is_windowed};
+inline AttentionShape shape_of(const AttentionSpec& spec, int block_size) {
+  return {spec.num_heads, spec.num_kv_heads, spec.key_dim, spec.value_dim, block_size,
+          spec.scaling,   spec.softcap,      spec.window,  spec.sinks,     spec.is_windowed};
 }
 
 // Format is that of the cache and of attention. Each matrix has a format of its own.
@@ -110,43 +123,53 @@ class Decoder {
   void run(Pool& pool, const StepSpec& step);
 
  private:
+  using Weight = typename Format::Weight;
+
+  // The bodies of sublayers read normed_, and leave the rows that the output product reads in
+  // mixed_.
+  void run_sublayer(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step);
+  void attend(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step);
+  void mix_states(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step);
+  void activate_network(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step);
+  void add_mixture(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step);
+  void add_beside(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step);
+  void weigh_lookups(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step);
+
   void prepare(const StepSpec& step, int num_threads);
-  void run_layer(Pool& pool, const LayerSpec& layer, const StepSpec& step);
-  void multiply_inputs(Pool& pool, const LayerSpec& layer, const StepSpec& step);
-  void attend(Pool& pool, const LayerSpec& layer, const StepSpec& step);
+  void read_inputs(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step);
+  void place_tokens(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step);
+  void place_token(const SublayerSpec& sublayer, const StepSpec& step, const StepRow& row,
+                   int token);
+  void add_product(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step);
+  void add_sums(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step);
   void add_deepstack(Pool& pool, const StepSpec& step, int layer);
-  void place_tokens(Pool& pool, const LayerSpec& layer, const StepSpec& step);
-  void place_token(const LayerSpec& layer, const StepSpec& step, const StepRow& row, int token);
-  void feed_forward(Pool& pool, const LayerSpec& layer, const StepSpec& step, float scale);
-  void add_beside(Pool& pool, const LayerSpec& layer, const StepSpec& step, float scale);
-  void add_lookup(Pool& pool, const LayerSpec& layer, const StepSpec& step);
-  void add_product(Pool& pool, const StepSpec& step, const std::vector<float>& x,
-                   const MatrixSpec& matrix, const float* bias, const float* post_norm,
-                   float scale);
-  void sum_added(const StepSpec& step);
-  void add_normalized(Pool& pool, const StepSpec& step, const float* post_norm, float scale);
   void normalize_rows(Pool& pool, const StepSpec& step, const float* weight);
   void write_logits(Pool& pool, const StepSpec& step);
 
-  AttentionShape shape(const LayerSpec& layer) const {
-    return shape_of(layer, spec_.block_size);
+  Rows normed(const StepSpec& step) const {
+    return {normed_.data(), row_stride(spec_.hidden_size), step.num_tokens};
   }
+  Activation activation() const { return static_cast<Activation>(spec_.activation); }
 
-  // Layers whose heads have the same numbers and sizes share the plan of a step.
+  // Sublayers whose heads have the same numbers and sizes share the plan of a step.
   struct PlannedAttention {
     AttentionShape shape;
     StepAttention<Format> attention;
   };
+  auto find_planned(const AttentionShape& shape) {
+    return std::find_if(attentions_.begin(), attentions_.end(), [&](const PlannedAttention& each) {
+      return shape.has_sizes_of(each.shape);
+    });
+  }
 
   DecoderSpec spec_;
   std::vector<PlannedAttention> attentions_;
-  std::vector<int> attention_of_layer_;
-  // The largest sizes of all layers.
-  std::int32_t mixer_inputs_ = 0, mixer_outputs_ = 0, query_size_ = 0;
+  // The largest sizes of all sublayers.
+  std::ptrdiff_t most_inputs_ = 0, most_mixed_ = 0, most_queries_ = 0;
   std::vector<StepRow> rows_;
   std::vector<StateRow> state_rows_;
   std::vector<int> row_of_token_;
-  std::vector<float> normed_, inputs_, mixed_, activated_, added_, routed_, chosen_;
+  std::vector<float> normed_, inputs_, mixed_, added_, routed_, chosen_;
   std::vector<typename Format::Operand> queries_;
   OperandBuffer operands_;
   Mixture mixture_;

@@ -19,7 +19,7 @@
 namespace trioserve {
 
 struct ExpertSpec {
-  MatrixSpec gate;
+  MatrixSpec gate;  // null if nothing weighs `up`
   MatrixSpec up;
   MatrixSpec down;
 };
@@ -174,7 +174,7 @@ class Mixture {
                   Activation activation, const Rows& x, int begin, int num_rows) {
     const std::ptrdiff_t stride = row_stride(expert.up.num_outputs);
     fit(activated_, num_rows * stride);
-    multiply_gated(pool, buffer, {&inputs_[begin * x.stride], x.stride, num_rows}, activation,
+    multiply_gated(pool, buffer, {&inputs_[begin * x.stride], x.stride, num_rows}, activation, 1.0f,
                    expert.gate, expert.up, activated_.data());
     const std::ptrdiff_t size = expert.down.num_outputs;
     multiply_into(pool, buffer, {activated_.data(), stride, num_rows}, expert.down,

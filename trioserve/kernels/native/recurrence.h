@@ -2,13 +2,14 @@
 //
 //     delta rule    S <- decay * S;  S <- S + k (rate * (v - S^T k))^T;  o = S^T q
 //     Mamba-2       S <- decay * S + k (rate * v)^T;                     o = S^T q
+//     Kimi          the delta rule, with a decay for each row of S
 //
 // Tokens follow each other one by one, in prompts too. So a sequence gets the same numbers
 // however its tokens are spread over steps. A block of columns needs no other column, so all
 // tokens run through one block, which stays in L1, before the next.
 //
 // Source: Yang et al. 2025 (Gated Delta Networks), equation 10; Dao and Gu 2024 (Mamba-2),
-// section 3.
+// section 3; Kimi Team 2025 (Kimi Linear), equation 1.
 #pragma once
 
 #include "states.h"
@@ -23,7 +24,7 @@ struct HeadInputs {
   const float* queries;  // (num_tokens, key_dim)
   const float* keys;     // (num_tokens, key_dim)
   const float* values;   // (num_tokens, num_columns)
-  const float* decays;   // (num_tokens,)
+  const float* decays;   // (num_tokens,); of kKimi (num_tokens, key_dim)
   const float* rates;    // (num_tokens,)
 };
 
@@ -52,20 +53,22 @@ inline void join(Vec (&sums)[kChains][kColumnVecs]) {
 //
 //   state: (key_dim, kColumns), changed
 //   out: (num_tokens, num_columns)
-template <bool kIsDelta>
+template <StateKind kKind>
 void run_columns(const HeadInputs& inputs, int column, float* state, float* out) {
   // Enough sums to hide the time of an addition.
   constexpr int kReadChains = 8 / kColumnVecs, kWriteChains = 4 / kColumnVecs;
+  constexpr bool kIsKimi = kKind == StateKind::kKimi;
   const int key_dim = inputs.key_dim;
   for (int t = 0; t < inputs.num_tokens; ++t) {
     const float* key = inputs.keys + t * key_dim;
     const float* query = inputs.queries + t * key_dim;
     const float* values = inputs.values + t * inputs.num_columns + column;
-    const Vec decay = Vec::all(inputs.decays[t]), rate = Vec::all(inputs.rates[t]);
+    const float* decays = inputs.decays + (kIsKimi ? t * key_dim : t);
+    const Vec decay = Vec::all(*decays), rate = Vec::all(inputs.rates[t]);
     Vec seen[kReadChains][kColumnVecs] = {};
-    if constexpr (kIsDelta) {
+    if constexpr (kKind != StateKind::kMamba2) {
       for_rows<kReadChains>(key_dim, [&](int chain, int i) {
-        const Vec number = Vec::all(key[i]);
+        const Vec number = Vec::all(kIsKimi ? key[i] * decays[i] : key[i]);
 #pragma GCC unroll 4
         for (int v = 0; v < kColumnVecs; ++v) {
           Vec part = Vec::load(state + i * kColumns + v * Vec::kLanes);
@@ -76,14 +79,16 @@ void run_columns(const HeadInputs& inputs, int column, float* state, float* out)
     }
     Vec added[kColumnVecs], sums[kWriteChains][kColumnVecs] = {};
     for (int v = 0; v < kColumnVecs; ++v) {
-      added[v] = (Vec::load(values + v * Vec::kLanes) - decay * seen[0][v]) * rate;
+      const Vec known = kIsKimi ? seen[0][v] : decay * seen[0][v];
+      added[v] = (Vec::load(values + v * Vec::kLanes) - known) * rate;
     }
     for_rows<kWriteChains>(key_dim, [&](int chain, int i) {
       const Vec number = Vec::all(key[i]), asked = Vec::all(query[i]);
+      const Vec kept = kIsKimi ? Vec::all(decays[i]) : decay;
 #pragma GCC unroll 4
       for (int v = 0; v < kColumnVecs; ++v) {
         float* place = state + i * kColumns + v * Vec::kLanes;
-        Vec part = Vec::fma(added[v], number, Vec::load(place) * decay);
+        Vec part = Vec::fma(added[v], number, Vec::load(place) * kept);
         part.store(place);
         sums[chain][v] = Vec::fma(part, asked, sums[chain][v]);
       }

@@ -3,9 +3,10 @@
 //     kDelta       convolution -> SiLU -> L2 norm of q, k -> delta rule -> norm -> * SiLU(gate)
 //     kMamba2      convolution -> SiLU -> recurrence, + skip * v -> * SiLU(gate) -> norm
 //     kShortConv   * gate before -> convolution -> * gate behind
+//     kKimi        as kDelta, with a decay for each row of the state, and sigmoids of gates
 //
 // Source: Yang et al. 2025 (Gated Delta Networks), section 3.4; Dao and Gu 2024 (Mamba-2),
-// section 7; Liquid AI 2025 (LFM2).
+// section 7; Liquid AI 2025 (LFM2); Kimi Team 2025 (Kimi Linear), section 3.
 #pragma once
 
 #include <cmath>
@@ -25,15 +26,22 @@ class StateMixer {
   // Computes one layer.
   //
   //   states: the first slot of the layer
-  //   x: (tokens, numbers that StateSpec draws), tokens `stride` apart; changed
+  //   x: (tokens, numbers that StateSpec draws), tokens `stride` apart; changed. Those that are
+  //      widened are filled in here.
   //   out: (tokens, num_value_heads * value_dim), or num_channels of kShortConv; tokens
   //        `out_stride` apart
-  void run(Pool& pool, const StateSpec& spec, const std::vector<StateRow>& rows, int num_tokens,
-           float epsilon, float* states, float* x, std::ptrdiff_t stride, float* out,
-           std::ptrdiff_t out_stride) {
+  void run(Pool& pool, OperandBuffer& buffer, const StateSpec& spec,
+           const std::vector<StateRow>& rows, int num_tokens, float epsilon, float* states,
+           float* x, std::ptrdiff_t stride, float* out, std::ptrdiff_t out_stride) {
     if (spec.kind == StateKind::kShortConv) {
       run_short(pool, spec, rows, states, x, stride, out, out_stride);
       return;
+    }
+    if (spec.kind == StateKind::kKimi) {
+      widen(pool, buffer, spec.widen_decays, num_tokens, x + spec.narrow_decays(), stride,
+            x + spec.decays());
+      widen(pool, buffer, spec.widen_gates, num_tokens, x + spec.narrow_gates(), stride,
+            x + spec.gates());
     }
     convolve(pool, spec, rows, states,
              [&](std::ptrdiff_t token, int first, int count, float* to) {
@@ -54,17 +62,33 @@ class StateMixer {
                          x + row.first_token * stride, stride,
                          out + row.first_token * out_stride, out_stride);
     });
-    if (spec.kind == StateKind::kDelta || !spec.norm) return;
-    const int size = num_heads * spec.value_dim / spec.num_norm_groups;
+    if (spec.kind != StateKind::kMamba2 || !spec.norm) return;
+    const int size = spec.num_values() / spec.num_norm_groups;
     run_tokens(pool, num_tokens, [&](std::ptrdiff_t token) {
-      for (int i = 0; i < spec.num_norm_groups * size; i += size) {
-        float* group = out + token * out_stride + i;
-        normalize(group, spec.norm + i, size, epsilon, group);
+      float* mixed = out + token * out_stride;
+      for (int i = 0; i < spec.num_values(); i += size) {
+        normalize(mixed + i, spec.norm + i, size, epsilon, mixed + i);
       }
+      if (!spec.has_gate_behind) return;
+      const float* gate = x + token * stride + spec.gates();
+      for_vectors(spec.num_values(), [&](int i, int count) {
+        Vec part = load_part(mixed + i, count) * silu(load_part(gate + i, count));
+        store_part(part, count, mixed + i);
+      });
     });
   }
 
  private:
+  // to = from W^T, in rows of the same distance
+  static void widen(Pool& pool, OperandBuffer& buffer, const MatrixSpec& matrix, int num_tokens,
+                    const float* from, std::ptrdiff_t stride, float* to) {
+    multiply(pool, buffer, {from, stride, num_tokens},
+             [&](int row, int first, int count, const float* values) {
+               std::copy_n(values, count, to + row * stride + first);
+             },
+             matrix);
+  }
+
   static void run_short(Pool& pool, const StateSpec& spec, const std::vector<StateRow>& rows,
                         float* states, const float* x, std::ptrdiff_t stride, float* out,
                         std::ptrdiff_t out_stride) {
@@ -92,6 +116,7 @@ class StateMixer {
       fit(keys_, kTokensAtOnce * spec.key_dim);
       fit(values_, kTokensAtOnce * num_columns);
       fit(mixed_, kTokensAtOnce * num_columns);
+      fit(decays_, kTokensAtOnce * (spec.kind == StateKind::kKimi ? spec.key_dim : 1));
       state += head * spec.head_size();
       for (int begin = 0, count; begin < row.num_tokens; begin += count) {
         if (begin == row.num_kept) {
@@ -104,14 +129,11 @@ class StateMixer {
         for (int t = 0; t < count; ++t) read(spec, head, x + (begin + t) * stride, t);
         const HeadInputs inputs{count,         spec.key_dim,   num_columns,
                                 queries_.data(), keys_.data(),   values_.data(),
-                                decays_,       rates_};
-        for (int column = 0; column < num_columns; column += kColumns) {
-          float* columns = state + static_cast<std::ptrdiff_t>(column) * spec.key_dim;
-          if (spec.kind == StateKind::kDelta) {
-            run_columns<true>(inputs, column, columns, mixed_.data());
-          } else {
-            run_columns<false>(inputs, column, columns, mixed_.data());
-          }
+                                decays_.data(), rates_};
+        switch (spec.kind) {
+          case StateKind::kDelta: run_blocks<StateKind::kDelta>(inputs, state); break;
+          case StateKind::kKimi: run_blocks<StateKind::kKimi>(inputs, state); break;
+          default: run_blocks<StateKind::kMamba2>(inputs, state);
         }
         const int place = spec.places ? spec.places[head] : head;
         for (int t = 0; t < count; ++t) {
@@ -124,6 +146,14 @@ class StateMixer {
    private:
     // Their numbers stay in L1 and L2 beside a block of the state.
     static constexpr int kTokensAtOnce = 16;
+
+    template <StateKind kKind>
+    void run_blocks(const HeadInputs& inputs, float* state) {
+      for (int column = 0; column < inputs.num_columns; column += kColumns) {
+        float* columns = state + static_cast<std::ptrdiff_t>(column) * inputs.key_dim;
+        run_columns<kKind>(inputs, column, columns, mixed_.data());
+      }
+    }
 
     // As PyTorch has it.
     static float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
@@ -141,20 +171,23 @@ class StateMixer {
       float* value = &values_[t * spec.num_columns()];
       std::copy_n(x + value_place(spec, head), spec.value_dim, value);
       std::fill_n(value + spec.value_dim, spec.num_columns() - spec.value_dim, 0.0f);
-      const float* others = x + spec.num_channels + num_heads * spec.value_dim + head;
-      if (spec.kind == StateKind::kDelta) {
-        const float scale = 1.0f / std::sqrt(static_cast<float>(key_dim));
-        scale_to_length(query, key_dim, scale, &queries_[t * key_dim]);
-        scale_to_length(key, key_dim, 1.0f, &keys_[t * key_dim]);
-        rates_[t] = 1.0f / (1.0f + std::exp(-others[0]));
-        const float step = softplus(others[num_heads] + spec.decay_bias[head]);
-        decays_[t] = std::exp(spec.decay[head] * step);
-      } else {
+      const float* decay = x + spec.decays();
+      if (spec.kind == StateKind::kMamba2) {
         std::copy_n(query, key_dim, &queries_[t * key_dim]);
         std::copy_n(key, key_dim, &keys_[t * key_dim]);
-        const float step = softplus(others[0] + spec.decay_bias[head]);
+        const float step = softplus(decay[head] + spec.decay_bias[head]);
         rates_[t] = std::min(std::max(step, spec.min_step), spec.max_step);
         decays_[t] = std::exp(spec.decay[head] * rates_[t]);
+        return;
+      }
+      const float scale = 1.0f / std::sqrt(static_cast<float>(key_dim));
+      scale_to_length(query, key_dim, scale, &queries_[t * key_dim]);
+      scale_to_length(key, key_dim, 1.0f, &keys_[t * key_dim]);
+      rates_[t] = 1.0f / (1.0f + std::exp(-x[spec.rates() + head]));
+      const int count = spec.kind == StateKind::kKimi ? key_dim : 1, first = head * count;
+      for (int i = 0; i < count; ++i) {
+        const float step = softplus(decay[first + i] + spec.decay_bias[first + i]);
+        decays_[t * count + i] = std::exp(spec.decay[head] * step);
       }
     }
 
@@ -175,20 +208,25 @@ class StateMixer {
     void write(const StateSpec& spec, int head, float epsilon, const float* x, int t, float* to) {
       const int size = spec.value_dim;
       float* mixed = &mixed_[t * spec.num_columns()];
-      const float* gate = x + spec.num_channels + head * size;
-      const bool is_delta = spec.kind == StateKind::kDelta;
-      if (is_delta) normalize(mixed, spec.norm, size, epsilon, mixed);
+      const float* gate = x + spec.gates() + head * size;
+      const bool is_mamba = spec.kind == StateKind::kMamba2;
+      const bool is_kimi = spec.kind == StateKind::kKimi;
+      if (!is_mamba) normalize(mixed, spec.norm, size, epsilon, mixed);
       const Vec skip = Vec::all(spec.skip ? spec.skip[head] : 0.0f);
       const float* value = x + value_place(spec, head);
       for_vectors(size, [&](int i, int count) {
         Vec part = load_part(mixed + i, count);
-        if (!is_delta) part = Vec::fma(skip, load_part(value + i, count), part);
-        store_part(part * silu(load_part(gate + i, count)), count, to + i);
+        if (is_mamba) part = Vec::fma(skip, load_part(value + i, count), part);
+        if (!(is_mamba && spec.has_gate_behind)) {
+          const Vec weight = load_part(gate + i, count);
+          part = part * (is_kimi ? sigmoid(weight) : silu(weight));
+        }
+        store_part(part, count, to + i);
       });
     }
 
-    std::vector<float> queries_, keys_, values_, mixed_, copy_;
-    float decays_[kTokensAtOnce], rates_[kTokensAtOnce];
+    std::vector<float> queries_, keys_, values_, mixed_, decays_, copy_;
+    float rates_[kTokensAtOnce];
   };
 
   std::vector<Head> heads_;

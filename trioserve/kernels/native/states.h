@@ -17,11 +17,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "vec.h"
+#include "matrix.h"
 
 namespace trioserve {
 
-enum class StateKind : std::int32_t { kDelta = 0, kMamba2 = 1, kShortConv = 2 };
+enum class StateKind : std::int32_t { kDelta = 0, kMamba2 = 1, kShortConv = 2, kKimi = 3 };
 
 // Columns of a state that are computed at once.
 constexpr int kColumns = 32;
@@ -34,23 +34,45 @@ constexpr int kMaxTaps = 8;
 //     kDelta, kMamba2   queries | keys | values | gates | rates (kDelta) | decays
 //                       ------- channels -------
 //     kShortConv        gates before | gates behind | values, num_channels each
+//     kKimi             queries | keys | values | rates | narrow decays | narrow gates | decays | gates
+//                       ------- channels -------           widened to decays and gates
 //
 // Mamba-2 calls its queries C, its keys B, its values x, its gates z and its decays dt.
 struct StateSpec {
   const float* taps;        // (num_taps, num_channels), that of the newest input last
   const float* tap_bias;    // (num_channels,) or null
   const float* decay;       // (num_value_heads,) negative
-  const float* decay_bias;  // (num_value_heads,)
+  const float* decay_bias;  // (num_value_heads,); of kKimi (num_value_heads * key_dim,)
   const float* skip;        // (num_value_heads,) or null: factor of values in the output
-  const float* norm;        // kDelta: (value_dim,); kMamba2: (num_value_heads * value_dim,) or null
+  const float* norm;  // (value_dim,); of kMamba2 (num_value_heads * value_dim,) or null
+  // Of kKimi: from narrow decays to (num_value_heads * key_dim), from narrow gates to
+  // (num_value_heads * value_dim).
+  MatrixSpec widen_decays, widen_gates;
   // kDelta: (num_value_heads,) or null: the place of each head's output among those of a token
   const std::int32_t* places;
   StateKind kind;
   std::int32_t num_channels, num_taps;
   // A head of queries and keys serves num_value_heads / num_key_heads heads of values.
   std::int32_t num_key_heads, num_value_heads, key_dim, value_dim;
-  std::int32_t num_norm_groups;  // of kMamba2
-  float min_step, max_step;      // of kMamba2
+  // Of kMamba2.
+  std::int32_t num_norm_groups;
+  std::int32_t has_gate_behind;  // the gates weigh the output of the norm, not its input
+  float min_step, max_step;
+
+  // Places of the first of them among the numbers of a token.
+  int rates() const { return kind == StateKind::kKimi ? num_channels : gates() + num_values(); }
+  int narrow_decays() const { return num_channels + num_value_heads; }
+  int narrow_gates() const { return narrow_decays() + widen_decays.num_inputs; }
+  int decays() const {
+    if (kind == StateKind::kKimi) return narrow_gates() + widen_gates.num_inputs;
+    return rates() + (kind == StateKind::kDelta ? num_value_heads : 0);
+  }
+  int gates() const {
+    return kind == StateKind::kKimi ? decays() + num_value_heads * key_dim : num_channels;
+  }
+  int num_values() const { return num_value_heads * value_dim; }
+  // Numbers of a token that come from narrow ones.
+  int num_widened() const { return widen_decays.num_outputs + widen_gates.num_outputs; }
 
   std::ptrdiff_t inputs_size() const {
     return static_cast<std::ptrdiff_t>(num_taps - 1) * num_channels;

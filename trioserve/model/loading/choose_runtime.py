@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...config import ModelConfig
 from ...kernels.library import open_library
@@ -16,7 +16,13 @@ from ..attention.gather import GatherAttention
 from ..runtimes.choice import NotRecognised, OutputDiffers, try_kernels
 from ..runtimes.consensus import agreeing, pack_together
 from ..runtimes.deepstack import ADDED
-from ..runtimes.description import DecoderParts, MixtureParts, MlpParts
+from ..runtimes.description import (
+    BesideParts,
+    Body,
+    DecoderParts,
+    LookupParts,
+    MixtureParts,
+)
 from ..runtimes.loaded import LoadedModel
 from ..runtimes.modules.layers import ModuleLayers
 from ..runtimes.modules.packing import pack_products
@@ -34,7 +40,6 @@ from ..self_check.steps import (
     make_steps,
 )
 from ..shards.group import StageLost, TensorGroup
-from ..states.spec import count_stateful_modules
 from ..step.slots import SlotTables
 
 Loaded = TypeVar("Loaded", bound=LoadedModel)
@@ -205,9 +210,8 @@ def _find_parts(model: LoadedModel) -> DecoderParts:
             model.model,
             model.layers,
             max(model.info.max_model_len, NUM_CHECKED, NUM_CHECKED_WITH_STATES),
-            num_states=count_stateful_modules(model.states),
             begin=model.begin,
-            is_last=model.has_head,
+            end=model.end,
             has_plane=_has_plane(model),
         )
     except NotRecognised:
@@ -217,25 +221,30 @@ def _find_parts(model: LoadedModel) -> DecoderParts:
 
 
 def _check_split(parts: DecoderParts, group: TensorGroup) -> None:
-    """Refuse layers with a whole part: the kernels add up both halves of a layer.
+    """Refuse layers with a whole part: the kernels add up what sublayers add.
 
     Raises:
       NotRecognised
     """
-    for layer in parts.layers:
-        mlp: MlpParts | MixtureParts | None = layer.mlp
-        if layer.lookup is not None:
+    for body in parts.bodies:
+        if isinstance(body, LookupParts):
             raise NotRecognised("every layer looks up the tokens again")
-        if layer.beside is not None:
+        if isinstance(body, BesideParts):
             raise NotRecognised("experts and a network are normalized apart")
-        summed = [layer.mixer.output]
-        if isinstance(mlp, MixtureParts):
-            summed.append(mlp.experts)
-            mlp = mlp.shared
-        if mlp is not None:
-            summed.append(mlp.down)
-        if not all(map(group.sums, summed)):
+        if not all(map(group.sums, _list_summed(body))):
             raise NotRecognised("a part of its layers is whole on each process")
+
+
+def _list_summed(body: Body) -> list[nn.Module]:
+    """Return the modules whose outputs are added to the hidden states."""
+    if not isinstance(body, MixtureParts):
+        return [body.output]
+    if body.output is not None:
+        raise NotRecognised(
+            "its experts read fewer numbers than its hidden states have"
+        )
+    shared = [] if body.shared is None else [body.shared.output]
+    return [body.experts, *shared]
 
 
 def _run_kernels(model: LoadedModel, layers: LayersOnKernels, read: _Read) -> Tensor:

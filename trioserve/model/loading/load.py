@@ -18,6 +18,7 @@ from ..attention.windows import find_windows
 from ..runtimes.deepstack import Deepstack
 from ..runtimes.loaded import LoadedModel
 from ..states.spec import StateSpec, count_state_bytes
+from .adapt.embeddings import scale_in_embedding
 from .adapt.indexers import leave_out_indexers
 from .adapt.latents import keep_latents
 from .adapt.rotary import freeze_rotary
@@ -106,6 +107,7 @@ def make_ready(model: PreTrainedModel, facts: ModelFacts) -> None:
     model.eval()
     freeze_rotary(model, facts.max_model_len)
     follow_positions(model)
+    scale_in_embedding(model)
     leave_out_indexers(model)
     keep_latents(model)
 

@@ -23,7 +23,6 @@ from ..runtimes.loaded import LoadedModel
 from ..runtimes.native.decoder import NativeDecoder
 from ..runtimes.native.packer import NUMBERS, name_kind
 from ..runtimes.recognise.decoder import find_parts
-from ..states.spec import count_stateful_modules
 from .files.facts import ModelFacts, read_facts
 from .gguf.tensors import fill_model
 from .load import describe_model, make_ready, takes_logits_to_keep
@@ -87,12 +86,7 @@ def _load(
     sources = fill_model(model, file, dtype)
     model.generation_config = GenerationConfig.from_pretrained(folder)
     make_ready(model, facts)
-    parts = find_parts(
-        model,
-        watched.layers,
-        facts.max_model_len,
-        num_states=count_stateful_modules(watched.states),
-    )
+    parts = find_parts(model, watched.layers, facts.max_model_len)
     kinds = sorted({name_kind(each) for rows in sources.values() for each in rows})
     native = NativeDecoder(
         parts,

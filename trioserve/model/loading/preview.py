@@ -18,7 +18,7 @@ from ..runtimes.fused.weights import check_parts
 from ..runtimes.native.packer import NUMBERS
 from ..runtimes.recognise.decoder import find_parts
 from ..self_check.steps import NUM_CHECKED
-from ..states.spec import count_state_bytes, count_stateful_modules
+from ..states.spec import count_state_bytes
 from .files.facts import ModelFacts, read_facts
 from .gguf.tensors import make_buffers
 from .outline import build_on_meta, find_dtype, watch_outline
@@ -100,7 +100,6 @@ def _find_obstacle(
             model,
             watched.layers,
             NUM_CHECKED,
-            num_states=count_stateful_modules(watched.states),
             has_plane=facts.vision is not None and facts.vision.has_grid_positions,
         )
         if facts.device.type == "cpu":

@@ -6,7 +6,7 @@ in native/ and fused/, which compute it. transformers' modules (modules/) need n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,25 +18,35 @@ from ..attention.probe import LayerSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlpParts:
-    """A gated feed-forward network.
+    """A feed-forward network.
 
     Args:
-      gate_up: the products of the gate and of what it weighs; or one of both, whose
-        outputs follow each other.
+      inputs: the products of the gate and of what it weighs; or one of both, whose
+        outputs follow each other; or the one whose outputs become active, if there is no gate.
+      gate_scale: factor of the gate before the activation.
     """
 
-    gate_up: tuple[nn.Linear, ...]
-    down: nn.Linear
+    inputs: tuple[nn.Linear, ...]
+    has_gate: bool = True
+    gate_scale: float = 1.0
+    output: nn.Linear
+
+    @property
+    def inner_size(self) -> int:
+        return self.output.in_features
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureParts:
-    """A mixture of experts, each a gated feed-forward network.
+    """A mixture of experts, each a feed-forward network.
 
     Args:
       router: (num_experts, hidden_size)
-      experts: has gate_up_proj, (num_experts, 2 * intermediate_size, hidden_size), and
-        down_proj, (num_experts, hidden_size, intermediate_size).
+      experts: has gate_up_proj, (num_experts, 2 * intermediate_size, size), or up_proj,
+        (num_experts, intermediate_size, size), if there are no gates; and down_proj,
+        (num_experts, size, intermediate_size). size is the hidden size without `inputs`.
+      inputs, output: the products before and behind the experts; empty and None if they
+        read and write hidden states.
       num_chosen: experts for each token.
       renormalizes: the weights of a token's experts add up to 1.
       has_sigmoid: weights are sigmoids of the router's scores, in place of their softmax.
@@ -56,8 +66,19 @@ class MixtureParts:
     choice_bias: Tensor | None = None
     scale: float = 1.0
     expert_scales: Tensor | None = None
-    shared: MlpParts | None
-    shared_gate: nn.Linear | None
+    shared: MlpParts | None = None
+    shared_gate: nn.Linear | None = None
+    inputs: tuple[nn.Linear, ...] = ()
+    output: nn.Linear | None = None
+
+    @property
+    def first_name(self) -> str:
+        """The name of the experts' first weight."""
+        return "gate_up_proj" if self.has_gate else "up_proj"
+
+    @property
+    def has_gate(self) -> bool:
+        return hasattr(self.experts, "gate_up_proj")
 
     @property
     def intermediate_size(self) -> int:
@@ -73,6 +94,8 @@ class AttentionParts:
       inputs: the products of queries, keys, values, and gates if it has them; of queries
         alone, if it reads the keys and values of another call.
       order: as in DeltaParts.
+      inputs_scale: (num_outputs,), factors of the outputs of `inputs`, which then have no
+        biases; None if there are none
       has_gate: sigmoids of gates weigh its outputs.
       keys_are_values: there is no product of values; they are keys before their norm and
         their rotation, and have a norm of their own.
@@ -82,6 +105,7 @@ class AttentionParts:
     call: LayerSpec
     inputs: tuple[nn.Linear, ...]
     order: Tensor | None = None
+    inputs_scale: Tensor | None = None
     has_gate: bool = False
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None
@@ -109,22 +133,27 @@ class ConvolutionParts:
 class DeltaParts:
     """The gated delta rule. All but the products are float32.
 
-    Source: Yang et al. 2025 (Gated Delta Networks).
+    Source: Yang et al. 2025 (Gated Delta Networks); Kimi Team 2025 (Kimi Linear).
 
     Args:
       inputs: the products of queries, keys and values, which the convolution reads, of
-        gates, and of a rate and a decay for each head of values.
+        gates, and of a rate and a decay for each head of values. If products widen them: of
+        queries, keys and values, of rates, of narrow decays and of narrow gates.
+      widen_decays, widen_gates: the products of narrow decays and of narrow gates; there is a
+        decay for each row of the state then, and sigmoids of gates weigh the output.
       order: (num_outputs,) int64, the places of these numbers among the outputs of
         `inputs`, which follow each other; None if they are in order.
       num_key_heads, num_value_heads: a head of keys serves as many heads of values as
         follow each other.
       decay: (num_value_heads,), negative
-      decay_bias: (num_value_heads,)
+      decay_bias: (num_value_heads,), or (num_value_heads * key_dim,)
       norm: (value_dim,), the weight of the norm before the gate
     """
 
     inputs: tuple[nn.Linear, ...]
-    order: Tensor | None
+    widen_decays: nn.Linear | None = None
+    widen_gates: nn.Linear | None = None
+    order: Tensor | None = None
     convolution: ConvolutionParts
     num_key_heads: int
     num_value_heads: int
@@ -161,15 +190,18 @@ class Mamba2Parts:
       inputs: the product of queries, keys and values, which the convolution reads, of
         gates, and of a time step for each head.
       order: as in DeltaParts.
+      inputs_scale: as in AttentionParts, in the order of the kernels.
       num_groups: heads of keys and queries.
       decay, decay_bias, skip: (num_heads,); the first is negative
       step_limits: the least and the largest time step.
       norm: (num_heads * value_dim,), the weight of the norm behind the gate; None if there is none
+      has_gate_behind: the gate is behind the norm.
       num_norm_groups: parts of a token that are normalised by themselves.
     """
 
     inputs: tuple[nn.Linear, ...]
     order: Tensor
+    inputs_scale: Tensor | None = None
     convolution: ConvolutionParts
     num_groups: int
     num_heads: int
@@ -181,6 +213,7 @@ class Mamba2Parts:
     step_limits: tuple[float, float]
     norm: Tensor | None
     num_norm_groups: int
+    has_gate_behind: bool = False
     output: nn.Linear
 
 
@@ -189,7 +222,7 @@ StateParts = DeltaParts | ShortConvParts | Mamba2Parts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BesideParts:
-    """A mixture of experts beside a feed-forward network, as Gemma 4 has it.
+    """A feed-forward network and a mixture of experts beside it, as Gemma 4 has them.
 
     Both read the same hidden states, each behind a norm of its own. Their outputs are
     normalized, too, and added up.
@@ -200,6 +233,7 @@ class BesideParts:
       network_norm: (hidden_size,), of the norm behind the network.
     """
 
+    network: MlpParts
     mixture: MixtureParts
     router_norm: Tensor
     input_norm: Tensor
@@ -212,35 +246,45 @@ class LookupParts:
     """The vector that a layer looks up for each token, and adds to its output.
 
     Args:
-      gate: of the output, whose activation weighs the vector.
-      projection: of the weighed vector; its output is normalized.
-      norm: (hidden_size,) float32
+      gate: of the hidden states, whose activation weighs the vector.
+      output: the product of the weighed vector.
     """
 
     gate: nn.Linear
-    projection: nn.Linear
-    norm: Tensor
+    output: nn.Linear
+
+
+Body = AttentionParts | StateParts | MlpParts | MixtureParts | BesideParts | LookupParts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SublayerParts:
+    """A part of a layer that adds to the hidden states. All norms are float32.
+
+        hidden = hidden + scale * post_norm(body(norm(hidden)))
+
+    Args:
+      norm: (hidden_size,), a weight; None if the body reads what the sublayer before it reads.
+        LookupParts read the hidden states themselves.
+      post_norm: (hidden_size,), a weight; None if there is no norm
+    """
+
+    norm: Tensor | None
+    body: Body
+    post_norm: Tensor | None = None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerParts:
-    """One layer. All but the products are float32.
+    """One layer.
 
     Args:
-      mixer: mixes the tokens of a sequence.
-      mlp: its feed-forward network, or its experts.
-      post_mixer_norm, post_mlp_norm: weights of norms before the residual is added.
+      sublayers: in their order; most layers have attention and a feed-forward network.
       output_scale: factor of its output, with the residual.
     """
 
-    input_norm: Tensor
-    mixer: AttentionParts | StateParts
-    post_mixer_norm: Tensor | None = None
-    mlp_norm: Tensor
-    mlp: MlpParts | MixtureParts
-    post_mlp_norm: Tensor | None = None
-    beside: BesideParts | None = None
-    lookup: LookupParts | None = None
+    sublayers: tuple[SublayerParts, ...]
     output_scale: float = 1.0
 
 
@@ -253,7 +297,6 @@ class DecoderParts:
       final_norm, head: None if they belong to another stage of a pipeline.
       activation: a name in formulas.ACTIVATION_CODES.
       epsilon: the norms add it to the mean square.
-      residual_scale: factor of what a layer adds to the hidden states.
       logit_softcap: logits become softcap * tanh(logit / softcap); None leaves them.
       look_up: finds the vectors of tokens for each layer that has LookupParts, from
         token ids, (1, num_tokens), and the vectors that the first layer reads,
@@ -268,19 +311,57 @@ class DecoderParts:
     head: nn.Linear | None
     activation: str
     epsilon: float
-    residual_scale: float = 1.0
     logit_softcap: float | None = None
     look_up: Callable[[Tensor, Tensor], Tensor] | None = None
     plane_rotary: nn.Module | None = None
 
     @property
     def hidden_size(self) -> int:
-        return len(self.layers[0].input_norm)
+        norm = self.layers[0].sublayers[0].norm
+        assert norm is not None, "the first sublayer has a norm"
+        return len(norm)
+
+    @property
+    def bodies(self) -> Iterator[Body]:
+        """The bodies of all sublayers."""
+        for layer in self.layers:
+            for sublayer in layer.sublayers:
+                yield sublayer.body
 
     @property
     def dtype(self) -> torch.dtype:
         """The type of the products' weights."""
-        return self.layers[0].mixer.output.weight.dtype
+        return next(
+            product.weight.dtype
+            for body in self.bodies
+            for product in list_products(body)
+        )
+
+
+def list_products(body: Body) -> list[nn.Linear]:
+    """Return the products of a sublayer, without the weights of experts."""
+    match body:
+        case LookupParts():
+            return [body.gate, body.output]
+        case BesideParts():
+            return list_products(body.network)
+        case MixtureParts():
+            shared = [] if body.shared is None else list_products(body.shared)
+            others = [body.shared_gate, body.output]
+            return [*shared, *body.inputs, *(each for each in others if each)]
+        case DeltaParts():
+            widening = [body.widen_decays, body.widen_gates]
+            others = [each for each in widening if each is not None]
+            return [*body.inputs, *others, body.output]
+        case _:
+            return [*body.inputs, body.output]
+
+
+def find_mixture(body: Body) -> MixtureParts | None:
+    """Return the experts of a sublayer; None if it has none."""
+    if isinstance(body, BesideParts):
+        return body.mixture
+    return body if isinstance(body, MixtureParts) else None
 
 
 def release(modules: Sequence[nn.Module], name: str = "weight") -> None:

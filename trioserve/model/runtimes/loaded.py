@@ -78,6 +78,11 @@ class LoadedModel:
         return 0
 
     @property
+    def end(self) -> int | None:
+        """The place behind its last layer; None if that is the whole model's last."""
+        return None
+
+    @property
     def has_head(self) -> bool:
         """True if it computes logits."""
         return True

@@ -48,6 +48,10 @@ class LoadedStage(LoadedModel):
         return self.partition.begin
 
     @property
+    def end(self) -> int:
+        return self.partition.end
+
+    @property
     def has_head(self) -> bool:
         return self.partition.is_last
 

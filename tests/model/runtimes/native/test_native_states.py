@@ -14,7 +14,7 @@ from trioserve.config import ModelConfig
 from trioserve.errors import InvalidConfig
 from trioserve.kernels.library import open_library
 from trioserve.model.loading.load import load_model
-from trioserve.model.runtimes.recognise import states
+from trioserve.model.runtimes.recognise import mamba2, state_formulas, states
 from trioserve.model.self_check.steps import make_tables
 from trioserve.model.step.layout import lay_out
 from trioserve.types.ids import BlockId
@@ -28,8 +28,10 @@ pytestmark = pytest.mark.usefixtures("needs_kernels")
 # Beyond the keys that two threads share, and beyond transformers' chunks of 64 tokens.
 NUM_TOKENS = 600
 # Each has capabilities of its own: products in another order, experts, sigmoids that choose
-# them, factors, and no rotation.
-TYPES = ["qwen3_5_text", "qwen3_next", "lfm2_moe", "granitemoehybrid"]
+# them, factors, and no rotation; layers of one sublayer with experts behind a narrow product,
+# and layers with attention beside a state.
+TYPES = ["qwen3_5_text", "qwen3_next", "lfm2_moe", "granitemoehybrid", "nemotron_h"]
+TYPES += ["falcon_h1"]
 CHANGES: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {
         "layer_types": ["linear_attention", "full_attention"] * 2,
@@ -38,7 +40,25 @@ CHANGES: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.4,
         "attention_multiplier": 0.3,
         "logits_scaling": 2.0,
-    }
+    },
+    "nemotron_h": {
+        "layers_block_type": ["mamba", "moe", "attention", "mlp"],
+        "moe_latent_size": 16,
+        "moe_shared_expert_intermediate_size": 24,
+    },
+    "falcon_h1": {
+        "mamba_rms_norm": True,
+        "mamba_norm_before_gate": True,
+        "ssm_multipliers": [1.5, 0.5, 0.7, 1.2, 0.9],
+        "ssm_in_multiplier": 1.1,
+        "ssm_out_multiplier": 0.8,
+        "attention_in_multiplier": 0.9,
+        "attention_out_multiplier": 1.2,
+        "key_multiplier": 0.6,
+        "mlp_multipliers": [0.7, 1.4],
+        "embedding_multiplier": 2.5,
+        "lm_head_multiplier": 0.4,
+    },
 }
 
 
@@ -126,23 +146,19 @@ def test_bfloat16(tmp_path: Path, model_type: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "find"),
-    [
-        ("qwen3_5_text", "_find_delta"),
-        ("lfm2", "_find_short_conv"),
-        ("granitemoehybrid", "_find_mamba2"),
-    ],
+    ("model_type", "module"),
+    [("qwen3_5_text", states), ("lfm2", states), ("granitemoehybrid", mamba2)],
 )
 def test_mistakes_in_states_are_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_type: str, find: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_type: str, module: Any
 ) -> None:
     """A convolution whose taps are in the wrong order reads the same tokens."""
-    convolve = states._find_convolution
+    convolve = state_formulas.find_convolution
 
     def turn_round(convolution: object) -> Any:
         found = convolve(convolution)
         return type(found)(taps=found.taps.flip(1), bias=found.bias)
 
-    monkeypatch.setattr(states, "_find_convolution", turn_round)
+    monkeypatch.setattr(module, "find_convolution", turn_round)
     with pytest.raises(InvalidConfig, match="its output would differ"):
         load(save(model_type, tmp_path))

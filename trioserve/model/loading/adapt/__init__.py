@@ -3,5 +3,6 @@
 rotary       rotary embeddings whose frequencies do not change with the texts of a batch
 temperature  the temperature of attention by given positions
 latents      latents in the cache, in place of the keys and values of all heads
+embeddings   factors of the vectors of tokens, in the embedding
 indexers     no indexers of keys, for texts of which they choose all keys
 """

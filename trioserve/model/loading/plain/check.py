@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...runtimes.description import AttentionParts, DecoderParts, LayerParts, MlpParts
+from ...runtimes.description import AttentionParts, Body, DecoderParts, MlpParts
 from ...runtimes.native.decoder import NativeDecoder
 from ...runtimes.native.packer import Weights
 from ...self_check.steps import (
@@ -69,17 +69,23 @@ class _Modules:
           hidden: (num_tokens, hidden_size), the vectors of one sequence's tokens
         """
         for layer in self._parts.layers:
-            assert isinstance(layer.mixer, AttentionParts), "its layers are plain"
-            hidden = hidden + self._attend(
-                layer.mixer, self._normalize(hidden, layer.input_norm)
-            )
-            hidden = hidden + self._feed(layer, self._normalize(hidden, layer.mlp_norm))
+            for sublayer in layer.sublayers:
+                assert sublayer.norm is not None, "its layers are plain"
+                normed = self._normalize(hidden, sublayer.norm)
+                hidden = hidden + self._run(sublayer.body, normed)
         hidden = hidden[COMPARED_TOKENS]
         if self._parts.final_norm is None or self._parts.head is None:
             return hidden
         return self._multiply(
             self._parts.head, self._normalize(hidden, self._parts.final_norm)
         )
+
+    def _run(self, body: Body, hidden: Tensor) -> Tensor:
+        if isinstance(body, AttentionParts):
+            return self._attend(body, hidden)
+        assert isinstance(body, MlpParts), "its layers are plain"
+        gate, up = (self._multiply(product, hidden) for product in body.inputs)
+        return self._multiply(body.output, functional.silu(gate) * up)
 
     def _attend(self, mixer: AttentionParts, hidden: Tensor) -> Tensor:
         queries, keys, values = (
@@ -97,11 +103,6 @@ class _Modules:
             enable_gqa=True,
         )
         return self._multiply(mixer.output, attended[0].transpose(0, 1).flatten(1))
-
-    def _feed(self, layer: LayerParts, hidden: Tensor) -> Tensor:
-        assert isinstance(layer.mlp, MlpParts), "its layers are plain"
-        gate, up = (self._multiply(product, hidden) for product in layer.mlp.gate_up)
-        return self._multiply(layer.mlp.down, functional.silu(gate) * up)
 
     def _normalize(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(hidden, weight.shape, weight, self._parts.epsilon)

@@ -13,6 +13,7 @@ from ...runtimes.description import (
     DecoderParts,
     LayerParts,
     MlpParts,
+    SublayerParts,
     make_empty,
 )
 from ...runtimes.native.packer import Weights
@@ -65,9 +66,9 @@ class PartsBuilder:
     def _build_layer(self, name: str, call: LayerSpec) -> LayerParts:
         cos, sin = self._rotary
         read = self._tensors.read_vector
-        return LayerParts(
-            input_norm=read(f"{name}.input_layernorm"),
-            mixer=AttentionParts(
+        attention = SublayerParts(
+            norm=read(f"{name}.input_layernorm"),
+            body=AttentionParts(
                 call=call,
                 inputs=(
                     self._multiply(f"{name}.self_attn.q_proj"),
@@ -78,15 +79,18 @@ class PartsBuilder:
                 sin=sin,
                 output=self._multiply(f"{name}.self_attn.o_proj"),
             ),
-            mlp_norm=read(f"{name}.post_attention_layernorm"),
-            mlp=MlpParts(
-                gate_up=(
+        )
+        network = SublayerParts(
+            norm=read(f"{name}.post_attention_layernorm"),
+            body=MlpParts(
+                inputs=(
                     self._multiply(f"{name}.mlp.gate_proj"),
                     self._multiply(f"{name}.mlp.up_proj"),
                 ),
-                down=self._multiply(f"{name}.mlp.down_proj"),
+                output=self._multiply(f"{name}.mlp.down_proj"),
             ),
         )
+        return LayerParts(sublayers=(attention, network))
 
     def _multiply(self, name: str) -> nn.Linear:
         """Return a product without weights of its own; `sources` gets them."""

@@ -33,7 +33,6 @@ class Layer:
         self._group = group
         self._epsilon = parts.epsilon
         self._activation = parts.activation
-        self._residual_scale = parts.residual_scale
 
     def enter(self, hidden: Tensor) -> Tensor:
         """Normalise the input of the first layer."""
@@ -67,7 +66,7 @@ class Layer:
             self._epsilon,
             added=self._sum(linear(mixed, weights.output, weights.output_bias)),
             added_weight=weights.post_mixer_norm,
-            scale=self._residual_scale,
+            scale=weights.mixer_scale,
         )
         assert middle is not None, "there is a norm"
         gates, numbers = linear(middle, weights.gate_up).chunk(2, dim=1)
@@ -78,7 +77,7 @@ class Layer:
             self._epsilon,
             added=self._sum(linear(gated, weights.down)),
             added_weight=weights.post_mlp_norm,
-            scale=self._residual_scale,
+            scale=weights.mlp_scale,
         )
         return hidden if result is None else result
 

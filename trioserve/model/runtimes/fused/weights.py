@@ -14,13 +14,16 @@ from ...attention.probe import LayerSpec
 from ..choice import NotRecognised
 from ..description import (
     AttentionParts,
+    Body,
     DecoderParts,
     DeltaParts,
     LayerParts,
+    LookupParts,
     Mamba2Parts,
     MlpParts,
     ShortConvParts,
     StateParts,
+    SublayerParts,
     release,
 )
 
@@ -35,6 +38,7 @@ class LayerWeights:
       mixer: the rest of the mixer's parts; its products have lost their weights.
       inputs: (num_inputs, hidden_size), in the order that the mixer reads
       gate_up: (2 * intermediate_size, hidden_size), the gates first
+      mixer_scale, mlp_scale: factors of what is added to the hidden states.
     """
 
     input_norm: Tensor
@@ -48,6 +52,8 @@ class LayerWeights:
     gate_up: Tensor
     down: Tensor
     post_mlp_norm: Tensor | None
+    mixer_scale: float
+    mlp_scale: float
 
 
 def take_weights(parts: DecoderParts) -> tuple[LayerWeights, ...]:
@@ -72,7 +78,7 @@ def check_parts(parts: DecoderParts) -> None:
     """
     for layer in parts.layers:
         _check_layer(layer)
-    calls = list_calls(layer.mixer for layer in parts.layers)
+    calls = [body.call for body in parts.bodies if isinstance(body, AttentionParts)]
     if len({_list_sizes(call) for call in calls}) > 1:
         raise NotRecognised("its layers have heads of different sizes")
 
@@ -87,21 +93,50 @@ def _list_sizes(call: LayerSpec) -> tuple[int, ...]:
 
 
 def _check_layer(layer: LayerParts) -> None:
-    mixer = layer.mixer
-    if not isinstance(layer.mlp, MlpParts) or layer.beside is not None:
+    first, second = _find_halves(layer)
+    mixer, mlp = first.body, second.body
+    if not isinstance(mlp, MlpParts):
         raise NotRecognised("it has experts")
-    if layer.lookup is not None:
-        raise NotRecognised("every layer looks up the tokens again")
+    if not mlp.has_gate or mlp.gate_scale != 1.0:
+        raise NotRecognised("its networks have no gates, or scale them")
     if layer.output_scale != 1.0:
         raise NotRecognised("it scales the output of layers")
     if isinstance(mixer, AttentionParts):
         _check_attention(mixer)
-    elif not isinstance(mixer, DeltaParts | Mamba2Parts | ShortConvParts):
+    else:
+        _check_state(mixer)
+
+
+def _find_halves(layer: LayerParts) -> tuple[SublayerParts, SublayerParts]:
+    """Return the sublayer that mixes tokens, and the network behind it.
+
+    Raises:
+      NotRecognised
+    """
+    if any(isinstance(each.body, LookupParts) for each in layer.sublayers):
+        raise NotRecognised("every layer looks up the tokens again")
+    if len(layer.sublayers) != 2 or any(each.norm is None for each in layer.sublayers):
+        raise NotRecognised("its layers are not a mixer of tokens and a network")
+    first, second = layer.sublayers
+    return first, second
+
+
+def _check_state(mixer: Body) -> None:
+    match mixer:
+        case DeltaParts():
+            is_known = mixer.widen_decays is None
+        case Mamba2Parts():
+            is_known = mixer.inputs_scale is None and not mixer.has_gate_behind
+        case _:
+            is_known = isinstance(mixer, ShortConvParts)
+    if not is_known:
         raise NotRecognised("its layers keep states of a kind that they do not know")
 
 
 def _check_attention(mixer: AttentionParts) -> None:
     call = mixer.call
+    if mixer.inputs_scale is not None:
+        raise NotRecognised("it scales queries and keys")
     if call.shares is not None:
         raise NotRecognised("some layers read the keys and values of others")
     if max(call.key_dim, call.value_dim) > MAX_DIM:
@@ -113,22 +148,27 @@ def _check_attention(mixer: AttentionParts) -> None:
 
 
 def _take_layer(layer: LayerParts, angles: _Angles) -> LayerWeights:
-    mixer, mlp = layer.mixer, layer.mlp
-    assert isinstance(mlp, MlpParts), "take_weights has looked at all layers"
+    first, second = _find_halves(layer)
+    mixer, mlp = first.body, second.body
+    assert isinstance(mixer, AttentionParts | StateParts), "check_parts looked at it"
+    assert isinstance(mlp, MlpParts), "check_parts looked at it"
+    assert first.norm is not None and second.norm is not None, "as _find_halves found"
     taken = LayerWeights(
-        input_norm=layer.input_norm,
+        input_norm=first.norm,
         mixer=angles.share(mixer) if isinstance(mixer, AttentionParts) else mixer,
         inputs=_put_in_order(_join([each.weight for each in mixer.inputs]), mixer),
         inputs_bias=_put_in_order(_join_biases(mixer.inputs), mixer),
         output=mixer.output.weight.detach(),
         output_bias=_join_biases([mixer.output]),
-        post_mixer_norm=layer.post_mixer_norm,
-        mlp_norm=layer.mlp_norm,
-        gate_up=_join([each.weight for each in mlp.gate_up]),
-        down=mlp.down.weight.detach(),
-        post_mlp_norm=layer.post_mlp_norm,
+        post_mixer_norm=first.post_norm,
+        mlp_norm=second.norm,
+        gate_up=_join([each.weight for each in mlp.inputs]),
+        down=mlp.output.weight.detach(),
+        post_mlp_norm=second.post_norm,
+        mixer_scale=first.scale,
+        mlp_scale=second.scale,
     )
-    release([*mixer.inputs, mixer.output, *mlp.gate_up, mlp.down])
+    release([*mixer.inputs, mixer.output, *mlp.inputs, mlp.output])
     return taken
 
 

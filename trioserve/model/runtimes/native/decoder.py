@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 import ctypes
+from ctypes import Array, Structure
 from typing import Any
 import weakref
 
@@ -15,12 +16,13 @@ from torch import Tensor, nn
 
 from ....kernels.library import Library
 from ....kernels.structs import (
+    AttentionSpec,
     DecoderSpec,
     ExpertSpec,
-    LayerSpec,
     MatrixSpec,
     MixtureSpec,
     StateSpec,
+    SublayerSpec,
 )
 from ...attention.kv_cache import make_zeros
 from ...attention.windows import list_windowed
@@ -30,12 +32,15 @@ from ..choice import NotRecognised
 from ..description import (
     AttentionParts,
     BesideParts,
+    Body,
     DecoderParts,
-    LayerParts,
     LookupParts,
     MixtureParts,
     MlpParts,
     StateParts,
+    SublayerParts,
+    find_mixture,
+    list_products,
     release,
 )
 from ..recognise.formulas import ACTIVATION_CODES
@@ -44,6 +49,9 @@ from .packer import NUMBERS, Packer, Rows, has_other_columns, split, take
 from .scans import NativeScans
 from .states import find_places, make_state
 from .sums import NativeSums
+
+# SublayerKind of native/decoder.h.
+_ATTENTION, _STATE, _NETWORK, _MIXTURE, _BESIDE, _LOOKUP = range(6)
 
 
 class NativeDecoder:
@@ -82,12 +90,17 @@ class NativeDecoder:
         self._embedding_scale = parts.embedding_scale
         self._plane_rotary = parts.plane_rotary
         self._look_up = parts.look_up
-        self._shares = [_find_shared(layer.mixer) for layer in parts.layers]
-        self._windowed = _list_windowed(parts.layers)
-        self._layers = (LayerSpec * len(parts.layers))()
+        self._shares = _list_shared(parts)
+        self._windowed = _list_windowed(parts)
+        self._sublayers = (SublayerSpec * len(self._shares))()
+        place = 0
         for i, layer in enumerate(parts.layers):
-            self._layers[i] = self._make_layer(layer)
-            _release_layer(layer)
+            last = layer.sublayers[-1]
+            for sublayer in layer.sublayers:
+                output_scale = layer.output_scale if sublayer is last else 1.0
+                self._sublayers[place] = self._make_sublayer(sublayer, i, output_scale)
+                _release(sublayer.body)
+                place += 1
         self._spec = self._make_spec(parts)
         if parts.head is not None:
             release([parts.head])
@@ -109,19 +122,30 @@ class NativeDecoder:
         """Allocate a KV cache, and return the layers with it; see DecoderOnKernels."""
         spec = DecoderSpec.from_buffer_copy(self._spec)
         spec.block_size = tables.block_size
-        layers = type(self._layers).from_buffer_copy(self._layers)
-        spec.layers = ctypes.addressof(layers)
+        sublayers = type(self._sublayers).from_buffer_copy(self._sublayers)
+        spec.sublayers = ctypes.addressof(sublayers)
         spec.sum = None if self._sums is None else self._sums.address
+        # Of attention, in order; and of states.
         caches: list[Tensor] = []
-        for layer, shares, is_windowed in zip(layers, self._shares, self._windowed):
-            layer.is_windowed = is_windowed and num_window_blocks is not None
-            if shares is None:
-                count = num_window_blocks if layer.is_windowed else num_blocks
-                assert count is not None, "layers with windows have their own blocks"
-                caches.append(self._make_cache(layer, tables, count))
-            else:
-                caches.append(caches[shares])
-            layer.cache = caches[-1].data_ptr()
+        states: list[Tensor] = []
+        held: list[object] = [self, sublayers, caches, states]
+        places = zip(sublayers, self._shares, self._windowed)
+        for sublayer, shares, is_windowed in places:
+            if sublayer.state:
+                states.append(self._make_states(sublayer, tables))
+                sublayer.cache = states[-1].data_ptr()
+            elif sublayer.attention:
+                attention = _copy_attention(sublayer)
+                attention.is_windowed = is_windowed and num_window_blocks is not None
+                held.append(attention)
+                if shares is None:
+                    count = num_window_blocks if attention.is_windowed else num_blocks
+                    assert count is not None, "layers with windows have their own blocks"
+                    caches.append(self._make_cache(attention, tables, count))
+                else:
+                    caches.append(caches[shares])
+                sublayer.attention = ctypes.addressof(attention)
+                sublayer.cache = caches[-1].data_ptr()
         handle = self._library.open_decoder(NUMBERS[self._dtype], ctypes.byref(spec))
         return NativeLayers(
             self._library,
@@ -134,22 +158,23 @@ class NativeDecoder:
             plane_rotary=self._plane_rotary,
             dtype=self._dtype,
             sums=self._sums,
-            states=[cache for layer, cache in zip(layers, caches) if layer.state],
-            held=(self, layers, caches),
+            states=states,
+            held=held,
         )
 
     def _make_cache(
-        self, layer: LayerSpec, tables: SlotTables, num_blocks: int
+        self, attention: AttentionSpec, tables: SlotTables, num_blocks: int
     ) -> Tensor:
-        """Allocate the keys and values of a layer, or its states."""
-        cpu = torch.device("cpu")
-        if layer.state:
-            spec = ctypes.cast(layer.state, ctypes.POINTER(StateSpec))
-            num_places = len(tables.block_ids) + tables.num_checkpoints
-            shape = num_places, self._library.count_state(spec)
-            return make_zeros(shape, torch.float32, cpu)
-        size = self._library.count_cache(ctypes.byref(layer), tables.block_size)
-        return make_zeros((num_blocks, size), self._dtype, cpu)
+        """Allocate the keys and values of attention."""
+        size = self._library.count_cache(ctypes.byref(attention), tables.block_size)
+        return make_zeros((num_blocks, size), self._dtype, torch.device("cpu"))
+
+    def _make_states(self, sublayer: SublayerSpec, tables: SlotTables) -> Tensor:
+        """Allocate the states of all slots, and their copies."""
+        spec = ctypes.cast(sublayer.state, ctypes.POINTER(StateSpec))
+        num_places = len(tables.block_ids) + tables.num_checkpoints
+        shape = num_places, self._library.count_state(spec)
+        return make_zeros(shape, torch.float32, torch.device("cpu"))
 
     def make_scans(self) -> NativeScans:
         """Make the scans of the logits, on the threads that compute them."""
@@ -157,91 +182,121 @@ class NativeDecoder:
 
     # ---- the structures --------------------------------------------------------------
 
-    def _make_layer(self, layer: LayerParts) -> LayerSpec:
-        point = self._packer.point
-        mixer = layer.mixer
-        return LayerSpec(
-            **(
-                self._make_attention(mixer)
-                if isinstance(mixer, AttentionParts)
-                else self._make_state(mixer)
-            ),
-            **self._make_mlp(layer.mlp),
-            **self._make_beside(layer.beside),
-            **self._make_lookup(layer.lookup),
-            **self._pack_inputs(mixer),
-            inputs_bias=point(_join_biases(mixer)),
-            input_norm=point(layer.input_norm),
-            output=self._packer.pack(self._find_output(mixer)),
-            output_bias=point(mixer.output.bias),
-            mixer_post_norm=point(layer.post_mixer_norm),
-            mlp_norm=point(layer.mlp_norm),
-            mlp_post_norm=point(layer.post_mlp_norm),
-            output_scale=layer.output_scale,
+    def _make_sublayer(
+        self, sublayer: SublayerParts, layer: int, output_scale: float
+    ) -> SublayerSpec:
+        """Pack one sublayer.
+
+        Args:
+          output_scale: factor of the hidden states behind it.
+        """
+        return SublayerSpec(
+            **self._make_body(sublayer.body),
+            norm=self._packer.point(sublayer.norm),
+            post_norm=self._packer.point(sublayer.post_norm),
+            scale=sublayer.scale,
+            output_scale=output_scale,
+            layer=layer,
         )
 
-    def _make_attention(self, mixer: AttentionParts) -> dict[str, Any]:
-        """Return the fields of a layer for its attention."""
+    def _make_body(self, body: Body) -> dict[str, Any]:
+        """Return the fields of a sublayer for its body."""
+        match body:
+            case AttentionParts():
+                fields = {"kind": _ATTENTION, "attention": self._make_attention(body)}
+                return fields | self._make_products(body)
+            case MlpParts():
+                return {"kind": _NETWORK, **self._make_network(body)}
+            case MixtureParts():
+                fields = {"kind": _MIXTURE, "mixture": self._make_mixture(body)}
+                return fields | self._make_latent(body)
+            case BesideParts():
+                fields = {"kind": _BESIDE, "mixture": self._make_beside(body)}
+                return fields | self._make_network(body.network)
+            case LookupParts():
+                fields = self._hold_inputs([self._pack([body.gate])])
+                output = self._pack([body.output])
+                return {"kind": _LOOKUP, "output": output, **fields}
+            case _:
+                fields = {"kind": _STATE, "state": self._make_state(body)}
+                return fields | self._make_products(body)
+
+    def _make_products(self, body: AttentionParts | StateParts) -> dict[str, Any]:
+        """Pack the first and the last product of what mixes tokens."""
+        return {
+            **self._pack_inputs(body),
+            "inputs_scale": self._packer.point(getattr(body, "inputs_scale", None)),
+            "inputs_bias": self._packer.point(_join_biases(body.inputs, body.order)),
+            "output": self._packer.pack(self._find_output(body)),
+            "output_bias": self._packer.point(body.output.bias),
+        }
+
+    def _make_attention(self, mixer: AttentionParts) -> int:
         call, point = mixer.call, self._packer.point
-        return {
-            "query_norm": point(mixer.query_norm),
-            "key_norm": point(mixer.key_norm),
-            "value_norm": point(mixer.value_norm),
-            "keys_are_values": mixer.keys_are_values,
-            "cos": point(mixer.cos),
-            "sin": point(mixer.sin),
-            "sinks": point(call.sinks),
-            "scaling": call.scaling,
-            "softcap": call.softcap or 0.0,
-            "window": call.window or 0,
-            "num_heads": call.num_heads,
-            "num_kv_heads": call.num_kv_heads,
-            "key_dim": call.key_dim,
-            "value_dim": call.value_dim,
-            "rotary_dim": mixer.cos.shape[1],
-            "has_gate": mixer.has_gate,
-            "shares_cache": call.shares is not None,
-        }
+        return self._hold(
+            AttentionSpec(
+                query_norm=point(mixer.query_norm),
+                key_norm=point(mixer.key_norm),
+                value_norm=point(mixer.value_norm),
+                keys_are_values=mixer.keys_are_values,
+                cos=point(mixer.cos),
+                sin=point(mixer.sin),
+                sinks=point(call.sinks),
+                scaling=call.scaling,
+                softcap=call.softcap or 0.0,
+                window=call.window or 0,
+                num_heads=call.num_heads,
+                num_kv_heads=call.num_kv_heads,
+                key_dim=call.key_dim,
+                value_dim=call.value_dim,
+                rotary_dim=mixer.cos.shape[1],
+                has_gate=mixer.has_gate,
+                shares_cache=call.shares is not None,
+            )
+        )
 
-    def _make_lookup(self, lookup: LookupParts | None) -> dict[str, Any]:
-        """Return the fields of a layer for the vectors that it looks up."""
-        if lookup is None:
-            return {}
-        return {
-            "lookup_gate": self._pack([lookup.gate]),
-            "lookup_projection": self._pack([lookup.projection]),
-            "lookup_norm": self._packer.point(lookup.norm),
-        }
-
-    def _make_state(self, mixer: StateParts) -> dict[str, Any]:
-        """Return the fields of a layer for its state."""
+    def _make_state(self, mixer: StateParts) -> int:
         places = find_places(mixer, self._find_output(mixer))
-        spec = make_state(mixer, places, self._packer.point)
-        self._held += [spec, places]
-        return {"state": ctypes.addressof(spec)}
+        self._held.append(places)
+        return self._hold(make_state(mixer, places, self._packer.point, self._pack))
 
     def _pack_inputs(self, mixer: AttentionParts | StateParts) -> dict[str, Any]:
-        """Return the fields of a layer for the products that its mixer reads."""
+        """Return the fields of a sublayer for the products that its body reads."""
         rows = self._join_rows(mixer.inputs)
         if mixer.order is not None:
             rows = take(rows, mixer.order.numpy())
-        specs = self._packer.pack_apart(rows)
-        array = (MatrixSpec * len(specs))(*specs)
-        self._held.append(array)
-        return {"inputs": ctypes.addressof(array), "num_inputs": len(specs)}
+        return self._hold_inputs(self._packer.pack_apart(rows))
 
-    def _make_mlp(self, mlp: MlpParts | MixtureParts) -> dict[str, Any]:
-        """Return the fields of a layer for its feed-forward network."""
-        if isinstance(mlp, MlpParts):
-            return self._pack_mlp(
-                self._join_rows(mlp.gate_up), self._find_rows(mlp.down.weight)
-            )
-        return self._make_mixture(mlp)
+    def _hold_inputs(self, specs: Sequence[MatrixSpec]) -> dict[str, Any]:
+        address = self._hold((MatrixSpec * len(specs))(*specs))
+        return {"inputs": address, "num_inputs": len(specs)}
 
-    def _make_beside(self, beside: BesideParts | None) -> dict[str, Any]:
-        """Return the fields of a layer for the mixture beside its network."""
-        if beside is None:
-            return {}
+    def _make_network(self, mlp: MlpParts) -> dict[str, Any]:
+        """Return the fields of a sublayer for its feed-forward network."""
+        inputs, gate = self._pack_gated(self._join_rows(mlp.inputs), mlp.has_gate)
+        return {
+            **self._hold_inputs([inputs]),
+            "gate": gate,
+            "gate_scale": mlp.gate_scale,
+            "output": self._pack([mlp.output]),
+        }
+
+    def _make_expert(self, inputs: Rows, has_gate: bool, output: Rows) -> ExpertSpec:
+        up, gate = self._pack_gated(inputs, has_gate)
+        return ExpertSpec(up=up, gate=gate, down=self._packer.pack(output))
+
+    def _pack_gated(
+        self, rows: Rows, has_gate: bool
+    ) -> tuple[MatrixSpec, MatrixSpec]:
+        """Pack what a gate weighs, and the gate, in the same format."""
+        if not has_gate:
+            return self._packer.pack(rows), MatrixSpec()
+        gate, up = split(rows, 2)
+        packed = self._packer.pack(gate, alike=up)
+        return self._packer.pack(up, alike=gate), packed
+
+    def _make_beside(self, beside: BesideParts) -> int:
+        """Make the mixture beside a network."""
         point = self._packer.point
         return self._make_mixture(
             beside.mixture,
@@ -251,55 +306,67 @@ class NativeDecoder:
             network_norm=point(beside.network_norm),
         )
 
-    def _make_mixture(self, mlp: MixtureParts, **norms: int | None) -> dict[str, Any]:
-        count = len(mlp.router)
-        gate_ups = split(self._find_rows(mlp.experts.gate_up_proj), count)
-        downs = split(self._find_rows(mlp.experts.down_proj), count)
-        experts = [self._pack_mlp(*each) for each in zip(gate_ups, downs)]
-        if mlp.shared is not None:
-            experts.append(self._make_mlp(mlp.shared))
-        array = (ExpertSpec * len(experts))(*(ExpertSpec(**each) for each in experts))
-        gate = mlp.shared_gate
-        mixture = MixtureSpec(
-            router=self._packer.pack(self._find_rows(mlp.router), is_exact=True),
-            shared_gate=MatrixSpec() if gate is None else self._pack([gate]),
-            experts=ctypes.addressof(array),
-            num_experts=len(mlp.router),
-            num_chosen=mlp.num_chosen,
-            has_shared=mlp.shared is not None,
-            renormalizes=mlp.renormalizes,
-            choice_bias=self._packer.point(mlp.choice_bias),
-            has_sigmoid=mlp.has_sigmoid,
-            scale=mlp.scale,
-            expert_scales=self._packer.point(mlp.expert_scales),
-            **norms,
+    def _make_mixture(self, mlp: MixtureParts, **norms: int | None) -> int:
+        weights = getattr(mlp.experts, mlp.first_name), mlp.experts.down_proj
+        firsts, seconds = (
+            split(self._find_rows(each), len(mlp.router)) for each in weights
         )
-        self._held += [array, mixture]
-        return {"mixture": ctypes.addressof(mixture)}
+        experts = [
+            self._make_expert(first, mlp.has_gate, second)
+            for first, second in zip(firsts, seconds)
+        ]
+        if (shared := mlp.shared) is not None:
+            rows = self._join_rows(shared.inputs)
+            output = self._join_rows([shared.output])
+            experts.append(self._make_expert(rows, shared.has_gate, output))
+        gate = mlp.shared_gate
+        return self._hold(
+            MixtureSpec(
+                router=self._packer.pack(self._find_rows(mlp.router), is_exact=True),
+                shared_gate=MatrixSpec() if gate is None else self._pack([gate]),
+                experts=self._hold((ExpertSpec * len(experts))(*experts)),
+                num_experts=len(mlp.router),
+                num_chosen=mlp.num_chosen,
+                has_shared=mlp.shared is not None,
+                renormalizes=mlp.renormalizes,
+                choice_bias=self._packer.point(mlp.choice_bias),
+                has_sigmoid=mlp.has_sigmoid,
+                scale=mlp.scale,
+                expert_scales=self._packer.point(mlp.expert_scales),
+                **norms,
+            )
+        )
 
-    def _pack_mlp(self, gate_up: Rows, down: Rows) -> dict[str, Any]:
-        gate, up = split(gate_up, 2)
+    def _make_latent(self, mlp: MixtureParts) -> dict[str, Any]:
+        """Return the fields for the products around experts that read fewer numbers."""
+        if mlp.output is None:
+            return {}
         return {
-            "gate": self._packer.pack(gate, alike=up),
-            "up": self._packer.pack(up, alike=gate),
-            "down": self._packer.pack(down),
+            **self._hold_inputs([self._pack(mlp.inputs)]),
+            "inputs_bias": self._packer.point(_join_biases(mlp.inputs)),
+            "output": self._pack([mlp.output]),
+            "output_bias": self._packer.point(mlp.output.bias),
         }
 
     def _make_spec(self, parts: DecoderParts) -> DecoderSpec:
         head = parts.head
         return DecoderSpec(
-            layers=ctypes.addressof(self._layers),
+            sublayers=ctypes.addressof(self._sublayers),
             final_norm=self._packer.point(parts.final_norm),
             head=MatrixSpec() if head is None else self._pack([head]),
+            num_sublayers=len(self._sublayers),
             num_layers=len(parts.layers),
             hidden_size=parts.hidden_size,
-            intermediate_size=max(map(_count_activated, parts.layers)),
             vocab_size=0 if head is None else head.out_features,
             activation=ACTIVATION_CODES[parts.activation],
             epsilon=parts.epsilon,
             logit_softcap=parts.logit_softcap or 0.0,
-            residual_scale=parts.residual_scale,
         )
+
+    def _hold(self, structure: Structure | Array[Any]) -> int:
+        """Keep a structure that another one points to; returns its address."""
+        self._held.append(structure)
+        return ctypes.addressof(structure)
 
     def _pack(self, products: Sequence[nn.Linear]) -> MatrixSpec:
         """Pack products whose outputs follow each other."""
@@ -329,47 +396,40 @@ class NativeDecoder:
         return source
 
 
-def _find_shared(mixer: AttentionParts | StateParts) -> int | None:
-    return mixer.call.shares if isinstance(mixer, AttentionParts) else None
+def _list_shared(parts: DecoderParts) -> list[int | None]:
+    """Return, for each body, the place among attentions whose cache it reads."""
+    return [
+        body.call.shares if isinstance(body, AttentionParts) else None
+        for body in parts.bodies
+    ]
 
 
-def _list_windowed(layers: Sequence[LayerParts]) -> list[bool]:
-    mixers = [layer.mixer for layer in layers]
-    calls = [each.call for each in mixers if isinstance(each, AttentionParts)]
+def _list_windowed(parts: DecoderParts) -> list[bool]:
+    calls = [each.call for each in parts.bodies if isinstance(each, AttentionParts)]
     windowed = iter(list_windowed(calls))
-    return [isinstance(each, AttentionParts) and next(windowed) for each in mixers]
+    return [
+        isinstance(each, AttentionParts) and next(windowed) for each in parts.bodies
+    ]
 
 
-def _count_activated(layer: LayerParts) -> int:
-    """Return the largest number of activated numbers of a token, without experts'."""
-    mlp, lookup = layer.mlp, layer.lookup
-    return max(
-        mlp.down.in_features if isinstance(mlp, MlpParts) else 0,
-        0 if lookup is None else lookup.gate.out_features,
-    )
+def _copy_attention(sublayer: SublayerSpec) -> AttentionSpec:
+    spec = ctypes.cast(sublayer.attention, ctypes.POINTER(AttentionSpec)).contents
+    return AttentionSpec.from_buffer_copy(spec)
 
 
-def _release_layer(layer: LayerParts) -> None:
-    mlp: MlpParts | MixtureParts | None = layer.mlp
-    if isinstance(mlp, MixtureParts):
-        _release_experts(mlp)
-        mlp = mlp.shared
-    if layer.beside is not None:
-        _release_experts(layer.beside.mixture)
-    if mlp is not None:
-        release([*mlp.gate_up, mlp.down])
-    release([*layer.mixer.inputs, layer.mixer.output])
-    if layer.lookup is not None:
-        release([layer.lookup.gate, layer.lookup.projection])
+def _release(body: Body) -> None:
+    """Take the weights from a sublayer that is packed."""
+    mixture = find_mixture(body)
+    if mixture is not None:
+        release([mixture.experts], mixture.first_name)
+        release([mixture.experts], "down_proj")
+    release(list_products(body))
 
 
-def _release_experts(mixture: MixtureParts) -> None:
-    release([mixture.experts], "gate_up_proj")
-    release([mixture.experts], "down_proj")
-
-
-def _join_biases(mixer: AttentionParts | StateParts) -> Tensor | None:
-    if all(product.bias is None for product in mixer.inputs):
+def _join_biases(
+    products: Sequence[nn.Linear], order: Tensor | None = None
+) -> Tensor | None:
+    if all(product.bias is None for product in products):
         return None
     biases = torch.cat(
         [
@@ -378,7 +438,7 @@ def _join_biases(mixer: AttentionParts | StateParts) -> Tensor | None:
                 if product.bias is None
                 else product.bias.detach().float()
             )
-            for product in mixer.inputs
+            for product in products
         ]
     )
-    return biases if mixer.order is None else biases[mixer.order]
+    return biases if order is None else biases[order]

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ....kernels.structs import StateSpec
+from ....kernels.structs import MatrixSpec, StateSpec
 from ..choice import NotRecognised
 from ..description import DeltaParts, ShortConvParts, StateParts
 from .gguf_matrix import GgufMatrix
 from .packer import Rows
 
 # StateKind of native/states.h.
-_DELTA, _MAMBA2, _SHORT_CONV = range(3)
+_DELTA, _MAMBA2, _SHORT_CONV, _KIMI = range(4)
+
+Point = Callable[[Tensor | None], int | None]
+Pack = Callable[[Sequence[nn.Linear]], MatrixSpec]
 
 
 def find_places(mixer: StateParts, output: Rows) -> Tensor | None:
@@ -44,13 +47,15 @@ def find_places(mixer: StateParts, output: Rows) -> Tensor | None:
 def make_state(
     mixer: StateParts,
     places: Tensor | None,
-    point: Callable[[Tensor | None], int | None],
+    point: Point,
+    pack: Pack,
 ) -> StateSpec:
     """Describe a layer's state.
 
     Args:
       places: as find_places returns them.
       point: returns a pointer to the numbers of a tensor.
+      pack: packs products.
     """
     taps = mixer.convolution.taps
     return StateSpec(
@@ -59,13 +64,11 @@ def make_state(
         num_channels=len(taps),
         num_taps=taps.shape[1],
         places=None if places is None else places.data_ptr(),
-        **_list_fields(mixer, point),
+        **_list_fields(mixer, point, pack),
     )
 
 
-def _list_fields(
-    mixer: StateParts, point: Callable[[Tensor | None], int | None]
-) -> dict[str, Any]:
+def _list_fields(mixer: StateParts, point: Point, pack: Pack) -> dict[str, Any]:
     if isinstance(mixer, ShortConvParts):
         return {"kind": _SHORT_CONV}
     fields = {
@@ -76,11 +79,18 @@ def _list_fields(
         "value_dim": mixer.value_dim,
     }
     if isinstance(mixer, DeltaParts):
-        return {
-            **fields,
+        fields |= {
             "kind": _DELTA,
             "num_key_heads": mixer.num_key_heads,
             "num_value_heads": mixer.num_value_heads,
+        }
+        if mixer.widen_decays is None or mixer.widen_gates is None:
+            return fields
+        return {
+            **fields,
+            "kind": _KIMI,
+            "widen_decays": pack([mixer.widen_decays]),
+            "widen_gates": pack([mixer.widen_gates]),
         }
     least, largest = mixer.step_limits
     return {
@@ -90,6 +100,7 @@ def _list_fields(
         "num_value_heads": mixer.num_heads,
         "skip": point(mixer.skip),
         "num_norm_groups": mixer.num_norm_groups,
+        "has_gate_behind": mixer.has_gate_behind,
         "min_step": least,
         "max_step": largest,
     }

@@ -15,12 +15,16 @@ from .products import check_linear, find_products, get_part
 
 
 def find_attention(
-    attention: Any, call: LayerSpec, rotary: tuple[Tensor, Tensor]
+    attention: Any,
+    call: LayerSpec,
+    rotary: tuple[Tensor, Tensor],
+    factor: float = 1.0,
 ) -> AttentionParts:
     """Find the parts of attention.
 
     Args:
       call: its call.
+      factor: of what it reads.
       rotary: cosines and sines, (max_model_len, rotary_dim) float32 both
 
     Raises:
@@ -33,12 +37,14 @@ def find_attention(
         names = names[:2]
     if call.shares is not None:
         names = names[:1]
+    scale = _find_scale(attention, call, factor)
     inputs = find_products(attention, ("qkv_proj",), names)
     order = _find_order(inputs, call)
     return AttentionParts(
         call=call,
         inputs=inputs,
         order=order,
+        inputs_scale=scale,
         has_gate=order is not None,
         query_norm=find_optional_norm(attention, call.key_dim, "q_norm", "q_layernorm"),
         key_norm=find_optional_norm(attention, call.key_dim, "k_norm", "k_layernorm"),
@@ -47,6 +53,22 @@ def find_attention(
         cos=rotary[0],
         sin=rotary[1],
         output=check_linear(get_part(attention, "o_proj", "out_proj"), "o_proj"),
+    )
+
+
+def _find_scale(attention: Any, call: LayerSpec, factor: float) -> Tensor | None:
+    """Return the factors of queries, keys and values; Falcon-H1 has some."""
+    key_factor = float(getattr(attention, "key_multiplier", 1.0))
+    if factor == key_factor == 1.0:
+        return None
+    sizes = call.num_heads, call.num_kv_heads, call.num_kv_heads
+    dims = call.key_dim, call.key_dim, call.value_dim
+    factors = factor, factor * key_factor, factor
+    return torch.cat(
+        [
+            torch.full((heads * dim,), number)
+            for heads, dim, number in zip(sizes, dims, factors)
+        ]
     )
 
 
@@ -77,6 +99,11 @@ def check_attention(mixer: AttentionParts) -> None:
         raise NotRecognised("its attention is not causal, or rotates more than keys")
     if call.chunk is not None:
         raise NotRecognised("its layers attend within chunks")
+    if mixer.inputs_scale is not None and (
+        any(product.bias is not None for product in mixer.inputs)
+        or len(mixer.inputs_scale) != sum(each.out_features for each in mixer.inputs)
+    ):
+        raise NotRecognised("it scales queries and keys in an unexpected way")
     if mixer.value_norm is None and mixer.keys_are_values:
         raise NotRecognised("its keys are its values, without a norm")
     if mixer.value_norm is not None and call.value_dim != call.key_dim:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..choice import NotRecognised
-from ..description import BesideParts, MixtureParts
+from ..description import BesideParts, MixtureParts, MlpParts
 from .experts import check_experts
 from .formulas import find_norm
 from .products import check_linear, get_part
@@ -20,7 +20,7 @@ from .products import check_linear, get_part
 _NUM_TRIALS = 64
 
 
-def find_beside(layer: Any, hidden_size: int) -> BesideParts | None:
+def find_beside(layer: Any, network: MlpParts, hidden_size: int) -> BesideParts | None:
     """Find the parts of the mixture beside a layer's network; None if it has none.
 
     Raises:
@@ -37,12 +37,11 @@ def find_beside(layer: Any, hidden_size: int) -> BesideParts | None:
         num_chosen=_find_num_chosen(router, router_norm),
         renormalizes=True,
         expert_scales=get_part(router, "per_expert_scale"),
-        shared=None,
-        shared_gate=None,
     )
     check_experts(mixture, hidden_size)
     norm = "post_feedforward_layernorm"
     return BesideParts(
+        network=network,
         mixture=mixture,
         router_norm=router_norm,
         input_norm=find_norm(get_part(layer, "pre_feedforward_layernorm_2")),

@@ -20,6 +20,9 @@ _NUM_TRIALS = 64
 # A mixture adds it to the weights of experts to choose some.
 _CHOICE_BIAS = "expert_bias"
 
+# Products before and behind the experts, which read and write fewer numbers.
+_LATENTS = "fc1_latent_proj", "fc2_latent_proj"
+
 _ACTIVATIONS = "act_fn", "activation_fn", "activation"
 
 # The products of the gate, of what it weighs, and of both.
@@ -32,15 +35,19 @@ def find_mlp(mlp: nn.Module) -> MlpParts:
     Raises:
       NotRecognised
     """
+    output = get_part(mlp, "down_proj", "output_linear", _OTHER_NAMES[2])
+    inputs = find_products(
+        mlp,
+        *(("gate_up_proj",), ("gate_proj", "up_proj")),
+        *(("input_linear",), _OTHER_NAMES[:2], ("up_proj",)),
+    )
+    output = check_linear(output, "down_proj")
+    num_inner = sum(product.out_features for product in inputs)
     return MlpParts(
-        gate_up=find_products(
-            mlp,
-            *(("gate_up_proj",), ("gate_proj", "up_proj")),
-            *(("input_linear",), _OTHER_NAMES[:2]),
-        ),
-        down=check_linear(
-            get_part(mlp, "down_proj", "output_linear", _OTHER_NAMES[2]), "down_proj"
-        ),
+        inputs=inputs,
+        has_gate=num_inner != output.in_features,
+        gate_scale=float(getattr(mlp, "gate_multiplier", 1.0)),
+        output=output,
     )
 
 
@@ -60,7 +67,7 @@ def find_mixture(
         return None
     others = {name for name, _ in mlp.named_children()} - {
         *("gate", "router", "experts", "shared_expert", "shared_expert_gate"),
-        "act_fn",
+        *("shared_experts", "act_fn", *_LATENTS),
     }
     if others:
         raise NotRecognised(f"{type(mlp).__name__} has {', '.join(sorted(others))}")
@@ -69,8 +76,9 @@ def find_mixture(
     router = get_part(mlp, "gate", "router")
     choice_bias = getattr(mlp, _CHOICE_BIAS, None)
     rule = _find_rule(router, choice_bias)
-    shared = getattr(mlp, "shared_expert", shared)
+    shared = _get_shared(mlp) or shared
     shared_gate = getattr(mlp, "shared_expert_gate", None)
+    latent = _find_latent(mlp)
     if shared_gate is not None:
         check_linear(shared_gate, "shared_expert_gate")
     found = MixtureParts(
@@ -79,13 +87,35 @@ def find_mixture(
         num_chosen=rule.num_chosen,
         renormalizes=rule.renormalizes,
         has_sigmoid=rule.has_sigmoid,
-        choice_bias=choice_bias,
+        choice_bias=_get_bias(router, choice_bias),
         scale=rule.scale,
         shared=None if shared is None else find_mlp(shared),
         shared_gate=shared_gate,
+        inputs=latent[:1],
+        output=latent[1] if latent else None,
     )
-    check_experts(found, hidden_size)
+    check_experts(found, latent[0].out_features if latent else hidden_size)
     return found
+
+
+def _find_latent(mlp: Any) -> tuple[nn.Linear, ...]:
+    """Return the products before and behind the experts, if there are some."""
+    found = [getattr(mlp, name, nn.Identity()) for name in _LATENTS]
+    if all(type(each) is nn.Identity for each in found):
+        return ()
+    return tuple(map(check_linear, found, _LATENTS))
+
+
+def _get_shared(mlp: Any) -> nn.Module | None:
+    """Return the expert for all tokens, if it is part of a mixture."""
+    named = (getattr(mlp, name, None) for name in ("shared_expert", "shared_experts"))
+    return next((each for each in named if each is not None), None)
+
+
+def _get_bias(router: Any, choice_bias: Tensor | None) -> Tensor | None:
+    """Return the bias by which experts are chosen: given, or the router's own."""
+    own: Tensor | None = getattr(router, "e_score_correction_bias", None)
+    return own if choice_bias is None else choice_bias
 
 
 def list_activations(mlp: Any) -> list[Callable[[Tensor], Tensor]]:
@@ -95,7 +125,7 @@ def list_activations(mlp: Any) -> list[Callable[[Tensor], Tensor]]:
       NotRecognised
     """
     experts = getattr(mlp, "experts", None)
-    shared = getattr(mlp, "shared_expert", None)
+    shared = _get_shared(mlp)
     modules = [mlp] if experts is None else [experts, *([shared] if shared else [])]
     return [_find_activation(module) for module in modules]
 
@@ -130,10 +160,10 @@ class _Rule:
     def apply(
         self, scores: Tensor, choice_bias: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the weights and the places of the chosen experts of each token."""
+        """Return the weights and the places of the chosen experts of each token, in order."""
         weights = scores.sigmoid() if self.has_sigmoid else scores.softmax(dim=-1)
         ranks = weights if choice_bias is None else weights + choice_bias
-        chosen = ranks.topk(self.num_chosen, dim=-1).indices
+        chosen = ranks.topk(self.num_chosen, dim=-1).indices.sort(dim=-1).values
         weights = weights.gather(-1, chosen)
         if self.renormalizes:
             weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -160,35 +190,43 @@ def _find_rule(router: nn.Module, choice_bias: Tensor | None) -> _Rule:
     _, actual, chosen = output
     if chosen.shape != actual.shape or chosen.shape[0] != _NUM_TRIALS:
         raise NotRecognised(f"{type(router).__name__} returns something else")
+    chosen, order = chosen.sort(dim=-1)
+    actual = actual.gather(-1, order)
+    bias = _get_bias(exact, choice_bias)
     scale = float(getattr(router, "routed_scaling_factor", 1.0))
     for has_sigmoid, renormalizes in product((False, True), repeat=2):
         rule = _Rule(chosen.shape[1], has_sigmoid, renormalizes, scale)
-        expected, best = rule.apply(states @ exact.weight.T, choice_bias)
+        expected, best = rule.apply(states @ exact.weight.T, bias)
         if torch.equal(chosen, best) and torch.allclose(actual, expected, atol=1e-5):
             return rule
     raise NotRecognised(f"{type(router).__name__} chooses experts by another rule")
 
 
-def check_experts(found: MixtureParts, hidden_size: int) -> None:
+def check_experts(found: MixtureParts, expert_size: int) -> None:
     """Refuse experts of unexpected shapes, because the kernels trust their pointers.
+
+    Args:
+      expert_size: numbers that an expert reads and writes.
 
     Raises:
       NotRecognised
     """
     experts, name = found.experts, type(found.experts).__name__
-    for part in ("gate_up_proj", "down_proj"):
+    for part in (found.first_name, "down_proj"):
         if not isinstance(getattr(experts, part, None), nn.Parameter):
             raise NotRecognised(f"{name} has no {part} of all experts")
     num_experts = len(found.router)
     size = found.intermediate_size
+    num_inner = 2 * size if found.has_gate else size
+    first = getattr(experts, found.first_name)
     if (
         {name for name, _ in experts.named_parameters()}
-        != {"gate_up_proj", "down_proj"}
-        or found.router.shape != (num_experts, hidden_size)
-        or experts.gate_up_proj.shape != (num_experts, 2 * size, hidden_size)
-        or experts.down_proj.shape != (num_experts, hidden_size, size)
-        or experts.gate_up_proj.dtype != experts.down_proj.dtype
-        or experts.gate_up_proj.is_meta
+        != {found.first_name, "down_proj"}
+        or len(found.router.shape) != 2
+        or first.shape != (num_experts, num_inner, expert_size)
+        or experts.down_proj.shape != (num_experts, expert_size, size)
+        or first.dtype != experts.down_proj.dtype
+        or first.is_meta
         or not 0 < found.num_chosen <= num_experts
     ):
         raise NotRecognised(f"{name} has weights of an unexpected shape or type")

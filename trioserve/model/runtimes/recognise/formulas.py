@@ -74,6 +74,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
     "gelu": functional.gelu,
     "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square(),
 }
 ACTIVATION_CODES = {name: code for code, name in enumerate(_ACTIVATIONS)}
 
@@ -84,10 +85,16 @@ def name_activation(functions: Iterable[Callable[[Tensor], Tensor]]) -> str:
     Args:
       functions: of the layers.
 
+    Returns:
+      the first name if there are none
+
     Raises:
       NotRecognised
     """
     points = torch.linspace(-8, 8, 257)
+    functions = list(functions)
+    if not functions:
+        return next(iter(_ACTIVATIONS))
     names = set()
     for function in functions:
         values = function(points)

@@ -13,6 +13,13 @@ from torch import Tensor, nn
 from ..choice import NotRecognised
 from .products import get_final_norm, get_part
 
+# The forms in which layers return their output.
+_OUTPUTS: tuple[Callable[[Tensor], object], ...] = (
+    lambda hidden: hidden,
+    lambda hidden: (hidden,),
+    lambda hidden: (hidden, None),
+)
+
 # Tokens whose positions on three axes are tried.
 _NUM_PLACED = 16
 
@@ -47,6 +54,8 @@ def watch_layers(
     vectors = vectors.expand(1, max_model_len, hidden_size)
     positions = torch.arange(max_model_len, device=device)[None]
     rotary, scales = _record(body, layers, vectors, positions)
+    if len(rotary) != len(layers):
+        raise NotRecognised("not every layer runs once")
     return Given(rotary=[_flatten(each) for each in rotary], embedding_scale=scales[0])
 
 
@@ -81,19 +90,38 @@ def _record(
     body: nn.Module, layers: list[nn.Module], vectors: Tensor, positions: Tensor
 ) -> tuple[list[tuple[Tensor, Tensor]], list[float]]:
     """Return each layer's rotary angles, and the first number of its input."""
+    for wrap in _OUTPUTS:
+        try:
+            return _record_calls(body, layers, vectors, positions, wrap)
+        except (TypeError, ValueError, IndexError):
+            # The model expects another form of its layers' outputs.
+            continue
+    raise NotRecognised("its layers return something else")
+
+
+def _record_calls(
+    body: nn.Module,
+    layers: list[nn.Module],
+    vectors: Tensor,
+    positions: Tensor,
+    wrap: Callable[[Tensor], object],
+) -> tuple[list[tuple[Tensor, Tensor]], list[float]]:
+    """Return the same, with layers that return their output in some form."""
     rotary: list[tuple[Tensor, Tensor]] = []
     scales: list[float] = []
+    turns_nothing = not any(
+        "rotary" in name.lower() for name, _ in body.named_modules()
+    )
 
-    def record(hidden: Tensor, *others: object, **arguments: Any) -> Tensor:
+    def record(hidden: Tensor, *others: object, **arguments: Any) -> object:
         angles = arguments.get("position_embeddings")
-        if "position_embeddings" in arguments and angles is None:
-            # The layers turn nothing.
+        if angles is None and ("position_embeddings" in arguments or turns_nothing):
             angles = 2 * (vectors.new_empty(1, vectors.shape[1], 0),)
         if not isinstance(angles, tuple) or len(angles) != 2:
             raise NotRecognised("its layers get no rotary angles")
         rotary.append(angles)
         scales.append(float(hidden[0, 0, 0]))
-        return hidden
+        return wrap(hidden)
 
     with ExitStack() as stack, torch.inference_mode():
         for layer in layers:
@@ -110,7 +138,7 @@ def _record(
 
 @contextmanager
 def _replace(
-    module: nn.Module, name: str, method: Callable[..., Tensor]
+    module: nn.Module, name: str, method: Callable[..., object]
 ) -> Iterator[None]:
     setattr(module, name, method)
     try:

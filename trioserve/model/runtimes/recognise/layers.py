@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from ..description import (
     MixtureParts,
     MlpParts,
     StateParts,
+    SublayerParts,
 )
 from .attention import find_attention
 from .beside import find_beside
@@ -23,6 +26,17 @@ from .formulas import find_norm, name_activation
 from .lookups import find_lookup, list_lookup_activations
 from .products import get_part
 from .states import find_state
+
+# What mixes tokens, with the attribute of a layer for the factor of its output.
+_MIXERS = {
+    "linear_attn": "",
+    "conv": "",
+    "mamba": "ssm_out_multiplier",
+    "self_attn": "attn_out_multiplier",
+}
+
+# The attribute of a layer that is one sublayer, of any kind.
+_ONLY = "mixer"
 
 
 def find_layers(
@@ -39,8 +53,13 @@ def find_layers(
     Raises:
       NotRecognised
     """
-    mixers = _find_mixers(layers, calls, rotary)
-    return tuple(_find_layer(layer, mixer) for layer, mixer in zip(layers, mixers))
+    remaining = deque(calls)
+    found = tuple(
+        _find_layer(layer, remaining, angles) for layer, angles in zip(layers, rotary)
+    )
+    if remaining:
+        raise NotRecognised("a layer calls attention more than once")
+    return found
 
 
 def find_first_norm(layer: nn.Module) -> Tensor:
@@ -49,7 +68,7 @@ def find_first_norm(layer: nn.Module) -> Tensor:
     Raises:
       NotRecognised
     """
-    return find_norm(get_part(layer, "input_layernorm", "operator_norm"))
+    return find_norm(get_part(layer, "input_layernorm", "operator_norm", "norm"))
 
 
 def find_activation(layers: Sequence[nn.Module]) -> str:
@@ -69,60 +88,122 @@ def find_activation(layers: Sequence[nn.Module]) -> str:
     )
 
 
-def _find_mixers(
-    layers: Sequence[nn.Module],
-    calls: Sequence[LayerSpec],
-    rotary: Sequence[tuple[Tensor, Tensor]],
-) -> Iterator[AttentionParts | StateParts]:
-    """Find what mixes the tokens of a sequence in each layer."""
-    remaining = list(calls)
-    for layer, angles in zip(layers, rotary):
-        state = find_state(layer)
-        if state is not None:
-            yield state
-            continue
-        attention = get_part(layer, "self_attn")
-        if not remaining:
-            raise NotRecognised("not every layer calls attention once")
-        yield find_attention(attention, remaining.pop(0), angles)
-    if remaining:
-        raise NotRecognised("a layer calls attention beside a state")
-
-
-def _find_layer(layer: nn.Module, mixer: AttentionParts | StateParts) -> LayerParts:
+def _find_layer(
+    layer: Any, calls: deque[LayerSpec], angles: tuple[Tensor, Tensor]
+) -> LayerParts:
+    if hasattr(layer, _ONLY):
+        return LayerParts(sublayers=tuple(_find_only(layer, calls, angles)))
     # Models with four norms normalize the output of attention, too, so that the name of
     # the second norm of others means something else.
     has_four = hasattr(layer, "pre_feedforward_layernorm")
     second = "post_attention_layernorm", "pre_ff_layernorm", "ffn_norm"
     after_attention = find_norm(get_part(layer, *second))
+    scale = float(getattr(layer, "residual_multiplier", 1.0))
+    mlp_norm, post_mlp_norm = after_attention, None
+    if has_four:
+        mlp_norm = find_norm(get_part(layer, "pre_feedforward_layernorm"))
+        post_mlp_norm = find_norm(get_part(layer, "post_feedforward_layernorm"))
+    mlp = _find_mlp(layer, len(after_attention))
+    if isinstance(mlp, MlpParts):
+        mlp = find_beside(layer, mlp, len(after_attention)) or mlp
+    network = SublayerParts(
+        norm=mlp_norm,
+        body=mlp,
+        post_norm=post_mlp_norm,
+        scale=scale * _find_output_scale(_list_mlps(layer)),
+    )
+    mixers = _find_mixers(
+        *(layer, calls, angles, scale), after_attention if has_four else None
+    )
+    lookup = find_lookup(layer, len(after_attention))
     return LayerParts(
-        input_norm=find_first_norm(layer),
-        mixer=mixer,
-        post_mixer_norm=after_attention if has_four else None,
-        mlp_norm=(
-            find_norm(get_part(layer, "pre_feedforward_layernorm"))
-            if has_four
-            else after_attention
-        ),
-        mlp=_find_mlp(layer, len(after_attention)),
-        post_mlp_norm=(
-            find_norm(get_part(layer, "post_feedforward_layernorm"))
-            if has_four
-            else None
-        ),
-        beside=find_beside(layer, len(after_attention)),
-        lookup=find_lookup(layer, len(after_attention)),
+        sublayers=(*mixers, network, *([] if lookup is None else [lookup])),
         output_scale=float(getattr(layer, "layer_scalar", 1.0)),
     )
 
 
+def _find_mixers(
+    layer: Any,
+    calls: deque[LayerSpec],
+    angles: tuple[Tensor, Tensor],
+    scale: float,
+    post_norm: Tensor | None,
+) -> list[SublayerParts]:
+    """Find the sublayers that mix tokens; several of them read the same."""
+    norm: Tensor | None = find_first_norm(layer)
+    found = []
+    for name, multiplier in _MIXERS.items():
+        mixer = getattr(layer, name, None)
+        if mixer is None:
+            continue
+        if found and post_norm is not None:
+            raise NotRecognised("the sum of several mixers is normalized")
+        factor = float(getattr(layer, "attention_in_multiplier", 1.0))
+        found.append(
+            SublayerParts(
+                norm=None if found else norm,
+                body=find_state(mixer) or _attend(mixer, calls, angles, factor),
+                post_norm=post_norm,
+                scale=scale * float(getattr(layer, multiplier, 1.0)),
+            )
+        )
+    if not found:
+        raise NotRecognised(f"{type(layer).__name__} has none of {', '.join(_MIXERS)}")
+    return found
+
+
+def _attend(
+    mixer: nn.Module,
+    calls: deque[LayerSpec],
+    angles: tuple[Tensor, Tensor],
+    factor: float = 1.0,
+) -> AttentionParts:
+    if not calls:
+        raise NotRecognised("not every layer calls attention once")
+    return find_attention(mixer, calls.popleft(), angles, factor)
+
+
+def _find_only(
+    layer: Any, calls: deque[LayerSpec], angles: tuple[Tensor, Tensor]
+) -> Iterable[SublayerParts]:
+    """Find the sublayers of a layer that has one mixer, network or mixture."""
+    norm, mixer = find_first_norm(layer), getattr(layer, _ONLY)
+    body: StateParts | AttentionParts | MlpParts | MixtureParts | None
+    body = find_state(mixer)
+    if body is None and hasattr(mixer, "o_proj"):
+        body = _attend(mixer, calls, angles)
+    if body is None:
+        body = find_mixture(mixer, len(norm)) or find_mlp(mixer)
+    if isinstance(body, MixtureParts) and body.output is not None:
+        # The expert for all tokens reads what the router reads.
+        shared, body = body.shared, replace(body, shared=None)
+        if body.shared_gate is not None:
+            raise NotRecognised("a gate weighs an expert beside a latent")
+        yield SublayerParts(norm=norm, body=body)
+        if shared is not None:
+            yield SublayerParts(norm=None, body=shared)
+        return
+    yield SublayerParts(norm=norm, body=body)
+
+
 def _list_mlps(layer: Any) -> list[Any]:
     """Return a layer's feed-forward network or mixture; behind it, an expert for all."""
+    if (only := getattr(layer, _ONLY, None)) is not None:
+        is_network = hasattr(only, "experts") or hasattr(only, "down_proj")
+        return [only] if is_network else []
     mixture = getattr(layer, "block_sparse_moe", None)
     shared = getattr(layer, "shared_mlp", None)
     if mixture is None and shared is None:
         return [get_part(layer, "mlp", "feed_forward")]
     return [each for each in (mixture, shared) if each is not None]
+
+
+def _find_output_scale(mlps: Sequence[Any]) -> float:
+    """Return the factor of what a network adds."""
+    scales = {float(getattr(mlp, "down_multiplier", 1.0)) for mlp in mlps}
+    if len(scales) != 1:
+        raise NotRecognised("its experts scale their outputs differently")
+    return scales.pop()
 
 
 def _find_mlp(layer: nn.Module, size: int) -> MlpParts | MixtureParts:

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from ..choice import NotRecognised
-from ..description import LookupParts
+from ..description import LookupParts, SublayerParts
 from .formulas import find_norm
 from .products import check_linear, check_shape, get_part
 
 
-def find_lookup(layer: Any, hidden_size: int) -> LookupParts | None:
-    """Find the parts by which a layer adds a vector of its own for each token.
+def find_lookup(layer: Any, hidden_size: int) -> SublayerParts | None:
+    """Find the sublayer that adds a vector of its own for each token.
 
     Returns:
-      None if it has none
+      None if a layer has none
 
     Raises:
       NotRecognised
@@ -33,10 +33,13 @@ def find_lookup(layer: Any, hidden_size: int) -> LookupParts | None:
         raise NotRecognised("its layers predict and correct several hidden states")
     projection = get_part(layer, "per_layer_projection")
     norm = get_part(layer, "post_per_layer_input_norm")
-    return LookupParts(
-        gate=check_linear(gate, "per_layer_input_gate"),
-        projection=check_linear(projection, "per_layer_projection"),
-        norm=find_norm(norm, hidden_size),
+    return SublayerParts(
+        norm=None,
+        body=LookupParts(
+            gate=check_linear(gate, "per_layer_input_gate"),
+            output=check_linear(projection, "per_layer_projection"),
+        ),
+        post_norm=find_norm(norm, hidden_size),
     )
 
 
@@ -61,7 +64,7 @@ def check_lookup(lookup: LookupParts, hidden_size: int, dtype: torch.dtype) -> N
     if size % 2 or hidden_size % 2:
         raise NotRecognised("its layers look up vectors of an odd size")
     check_shape([lookup.gate], hidden_size, size, dtype, has_bias=False)
-    check_shape([lookup.projection], size, hidden_size, dtype, has_bias=False)
+    check_shape([lookup.output], size, hidden_size, dtype, has_bias=False)
 
 
 def find_token_lookup(

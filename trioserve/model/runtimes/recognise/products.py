@@ -30,7 +30,9 @@ def get_final_norm(body: nn.Module) -> nn.Module:
     Raises:
       NotRecognised: it has none.
     """
-    norm: nn.Module = get_part(body, "norm", "embedding_norm", "final_layernorm")
+    norm: nn.Module = get_part(
+        body, "norm", "embedding_norm", "final_layernorm", "norm_f"
+    )
     return norm
 
 
