@@ -227,16 +227,20 @@ def _check_split(parts: DecoderParts, group: TensorGroup) -> None:
       NotRecognised
     """
     for body in parts.bodies:
-        if isinstance(body, LookupParts):
-            raise NotRecognised("every layer looks up the tokens again")
-        if isinstance(body, BesideParts):
-            raise NotRecognised("experts and a network are normalized apart")
         if not all(map(group.sums, _list_summed(body))):
             raise NotRecognised("a part of its layers is whole on each process")
 
 
 def _list_summed(body: Body) -> list[nn.Module]:
-    """Return the modules whose outputs are added to the hidden states."""
+    """Return the modules whose outputs are added to the hidden states.
+
+    Raises:
+      NotRecognised: outputs change before they are added.
+    """
+    if isinstance(body, LookupParts):
+        raise NotRecognised("every layer looks up the tokens again")
+    if isinstance(body, BesideParts):
+        raise NotRecognised("experts and a network are normalized apart")
     if not isinstance(body, MixtureParts):
         return [body.output]
     if body.output is not None:

@@ -347,12 +347,11 @@ def list_products(body: Body) -> list[nn.Linear]:
             return list_products(body.network)
         case MixtureParts():
             shared = [] if body.shared is None else list_products(body.shared)
-            others = [body.shared_gate, body.output]
+            others = body.shared_gate, body.output
             return [*shared, *body.inputs, *(each for each in others if each)]
         case DeltaParts():
-            widening = [body.widen_decays, body.widen_gates]
-            others = [each for each in widening if each is not None]
-            return [*body.inputs, *others, body.output]
+            others = body.widen_decays, body.widen_gates
+            return [*body.inputs, *(each for each in others if each), body.output]
         case _:
             return [*body.inputs, body.output]
 

@@ -140,7 +140,9 @@ class NativeDecoder:
                 held.append(attention)
                 if shares is None:
                     count = num_window_blocks if attention.is_windowed else num_blocks
-                    assert count is not None, "layers with windows have their own blocks"
+                    assert (
+                        count is not None
+                    ), "layers with windows have their own blocks"
                     caches.append(self._make_cache(attention, tables, count))
                 else:
                     caches.append(caches[shares])
@@ -285,9 +287,7 @@ class NativeDecoder:
         up, gate = self._pack_gated(inputs, has_gate)
         return ExpertSpec(up=up, gate=gate, down=self._packer.pack(output))
 
-    def _pack_gated(
-        self, rows: Rows, has_gate: bool
-    ) -> tuple[MatrixSpec, MatrixSpec]:
+    def _pack_gated(self, rows: Rows, has_gate: bool) -> tuple[MatrixSpec, MatrixSpec]:
         """Pack what a gate weighs, and the gate, in the same format."""
         if not has_gate:
             return self._packer.pack(rows), MatrixSpec()

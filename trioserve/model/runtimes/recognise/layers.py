@@ -13,10 +13,10 @@ from ...attention.probe import LayerSpec
 from ..choice import NotRecognised
 from ..description import (
     AttentionParts,
+    Body,
     LayerParts,
     MixtureParts,
     MlpParts,
-    StateParts,
     SublayerParts,
 )
 from .attention import find_attention
@@ -103,7 +103,7 @@ def _find_layer(
     if has_four:
         mlp_norm = find_norm(get_part(layer, "pre_feedforward_layernorm"))
         post_mlp_norm = find_norm(get_part(layer, "post_feedforward_layernorm"))
-    mlp = _find_mlp(layer, len(after_attention))
+    mlp: Body = _find_mlp(layer, len(after_attention))
     if isinstance(mlp, MlpParts):
         mlp = find_beside(layer, mlp, len(after_attention)) or mlp
     network = SublayerParts(
@@ -131,7 +131,7 @@ def _find_mixers(
 ) -> list[SublayerParts]:
     """Find the sublayers that mix tokens; several of them read the same."""
     norm: Tensor | None = find_first_norm(layer)
-    found = []
+    found: list[SublayerParts] = []
     for name, multiplier in _MIXERS.items():
         mixer = getattr(layer, name, None)
         if mixer is None:
@@ -168,8 +168,7 @@ def _find_only(
 ) -> Iterable[SublayerParts]:
     """Find the sublayers of a layer that has one mixer, network or mixture."""
     norm, mixer = find_first_norm(layer), getattr(layer, _ONLY)
-    body: StateParts | AttentionParts | MlpParts | MixtureParts | None
-    body = find_state(mixer)
+    body: Body | None = find_state(mixer)
     if body is None and hasattr(mixer, "o_proj"):
         body = _attend(mixer, calls, angles)
     if body is None:

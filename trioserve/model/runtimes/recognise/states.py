@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -97,7 +98,7 @@ def _find_short_conv(mixer: Any) -> ShortConvParts:
 
 
 # The attributes by which a module is tried.
-_FINDERS: tuple[tuple[tuple[str, ...], Any], ...] = (
+_FINDERS: tuple[tuple[tuple[str, ...], Callable[[Any], StateParts]], ...] = (
     (("conv1d", "forget_gate"), find_kimi),
     (("conv1d", "ssm_state_size"), find_mamba2),
     (("conv1d", "num_k_heads"), _find_delta),
