@@ -119,8 +119,8 @@ def _fill_small(model: Any) -> None:
     Its products stay without memory. The vectors of tokens, and experts, get memory that
     nobody touches.
     """
+    make_buffers(model)
     for module in model.modules():
-        make_buffers(model, module)
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.dim() <= 1:
                 numbers = torch.ones_like(parameter, device="cpu")

@@ -46,8 +46,8 @@ def fill_model(
     layers: Any = model.get_decoder().layers
     on_kernels = {*layers.modules(), model.get_output_embeddings()}
     found: dict[Tensor, Rows] = {}
+    make_buffers(model)
     for name, module in list(model.named_modules()):
-        make_buffers(model, module)
         if isinstance(module, nn.Embedding):
             model.set_submodule(name, _embed(source, name, module, dtype))
             continue
@@ -93,13 +93,16 @@ def _embed(
     )
 
 
-def make_buffers(model: PreTrainedModel, module: nn.Module) -> None:
+def make_buffers(model: PreTrainedModel) -> None:
     """Compute the buffers that no file has, such as the frequencies of rotary angles."""
-    buffers = dict(module.named_buffers(recurse=False))
-    for name, buffer in buffers.items():
-        module._buffers[name] = torch.empty_like(buffer, device="cpu")
-    if buffers:
-        model._init_weights(module)
+    for module in model.modules():
+        buffers = dict(module.named_buffers(recurse=False))
+        for name, buffer in buffers.items():
+            module._buffers[name] = torch.empty_like(buffer, device="cpu")
+        if buffers:
+            model._init_weights(module)
+    # It computes buffers of its layers; Falcon-H1 does.
+    model._init_weights(model.get_decoder())
 
 
 def _scale_rotary(model: nn.Module, factors: Tensor | None) -> None:
