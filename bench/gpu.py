@@ -9,7 +9,7 @@ Question
 
       python bench/gpu.py --json gpu.json --plot gpu.png
       python bench/gpu.py --shapes 1B --minutes 4
-      python bench/gpu.py --shapes Qwen3.5-0.8B,Qwen3.5-9B
+      python bench/gpu.py --shapes Qwen3.5-0.8B,Qwen3.5-9B --minutes 10
 
 Machine
   One GPU with nothing else on it, and for the shapes 8B and Qwen3.5-9B 40 GB of memory and
