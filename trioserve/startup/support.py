@@ -10,6 +10,7 @@ from ..errors import (
     UnsupportedModel,
     UnsupportedQuantization,
 )
+from ..types.windows import WindowLayers
 from .source import Source, find_source
 
 
@@ -25,7 +26,7 @@ class Support:
       no_images: the reason why a model that could read images reads text alone.
       kernels: native, or torch for transformers' modules.
       no_kernels: the reason for torch.
-      architecture, max_model_len, dtype, kv_bytes_per_token, state_bytes: as in
+      architecture, max_model_len, dtype, kv_bytes_per_token, windows, state_bytes: as in
         Preview.
     """
 
@@ -40,6 +41,7 @@ class Support:
     max_model_len: int | None = None
     dtype: str | None = None
     kv_bytes_per_token: int | None = None
+    windows: WindowLayers | None = None
     state_bytes: int | None = None
 
 
@@ -82,6 +84,7 @@ def _preview(config: EngineConfig, source: Source) -> Support:
         max_model_len=found.max_model_len,
         dtype=found.dtype,
         kv_bytes_per_token=found.kv_bytes_per_token,
+        windows=found.windows,
         state_bytes=found.state_bytes,
     )
 

@@ -12,7 +12,9 @@ from torch import nn
 
 from ...config import ModelConfig
 from ...kernels.library import NoKernels, open_library
+from ...types.windows import WindowLayers
 from ..attention.cache_memory import count_kv_bytes
+from ..attention.windows import find_windows
 from ..runtimes.choice import NotRecognised
 from ..runtimes.fused.weights import check_parts
 from ..runtimes.native.packer import NUMBERS
@@ -35,6 +37,7 @@ class Preview:
       dtype: of the weights; None if only the weights tell it.
       kv_bytes_per_token: bytes of keys and values of all layers, in float32 if only the
         weights tell the type; None if the model cannot run without weights.
+      windows: the layers with windows among them, in the same way.
       state_bytes: bytes of states of a sequence in all layers, in the same way.
       no_kernels: the reason why its layers run by transformers' modules; None if they run on
         trioserve's kernels.
@@ -44,6 +47,7 @@ class Preview:
     max_model_len: int
     dtype: str | None
     kv_bytes_per_token: int | None
+    windows: WindowLayers | None
     state_bytes: int | None
     no_kernels: str | None
 
@@ -63,6 +67,7 @@ def preview_model(folder: Path, config: ModelConfig) -> Preview:
             max_model_len=plain.max_model_len,
             dtype=str(described.get("dtype") or described["torch_dtype"]),
             kv_bytes_per_token=plain.kv_bytes_per_token,
+            windows=None,
             state_bytes=0,
             no_kernels=None,
         )
@@ -77,6 +82,11 @@ def preview_model(folder: Path, config: ModelConfig) -> Preview:
             None
             if watched is None
             else count_kv_bytes(watched.layers, dtype or torch.float32)
+        ),
+        windows=(
+            None
+            if watched is None
+            else find_windows(watched.layers, dtype or torch.float32)
         ),
         state_bytes=(
             None

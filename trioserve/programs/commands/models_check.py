@@ -76,6 +76,10 @@ def _describe(support: Support) -> Iterator[tuple[str, str]]:
     else:
         about = "" if support.dtype else " in float32"
         yield "KV cache", f"{support.kv_bytes_per_token} bytes a token{about}"
+        windows = support.windows
+        if windows is not None and windows.window < (support.max_model_len or 0):
+            part = f"{windows.kv_bytes_per_token} of these bytes"
+            yield "windows", f"{part}, for the last {windows.window} tokens alone"
         if support.state_bytes:
             yield "states", f"{support.state_bytes} bytes a sequence{about}"
 

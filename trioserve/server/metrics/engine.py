@@ -87,7 +87,8 @@ GENERATION: Rows[TokenEngine] = (
     ),
     GaugeMetric(
         "trioserve_kv_cache_usage_perc",
-        "Part of the KV cache that running sequences hold; 1 is all of it.",
+        "Part of the KV cache that running sequences hold; 1 is all of it. Of blocks and "
+        "window blocks, the larger part.",
         _find_kv_usage,
         joins="own",
     ),
@@ -107,6 +108,18 @@ GENERATION: Rows[TokenEngine] = (
         "trioserve_kv_cache_used_blocks",
         "Blocks of the KV cache that running sequences hold.",
         lambda engine: engine.statistics().scheduler.num_used_blocks,
+        joins="own",
+    ),
+    GaugeMetric(
+        "trioserve_kv_cache_window_blocks",
+        "Blocks that layers with windows have for themselves; 0 if there are none.",
+        lambda engine: engine.statistics().scheduler.num_window_blocks,
+        joins="own",
+    ),
+    GaugeMetric(
+        "trioserve_kv_cache_used_window_blocks",
+        "Blocks of layers with windows that running sequences hold.",
+        lambda engine: engine.statistics().scheduler.num_used_window_blocks,
         joins="own",
     ),
     GaugeMetric(
