@@ -25,11 +25,11 @@ def test_prompts_longer_than_the_window_write_what_generate_writes(
     """Alone, in chunks of 17, behind a prefix, and beside each other."""
     model = tiny_by_kernels(model_type)
     # A window and a chunk have 24 tokens.
-    alone = WindowedServer(model.loaded, num_window_blocks=7)
+    alone = WindowedServer(model.loaded, num_window_blocks=8)
     prompt = make_prompt(70)
     (output,) = alone.answer(prompt)
     model.check_behind(prompt, output)
-    server = WindowedServer(model.loaded, num_window_blocks=24)
+    server = WindowedServer(model.loaded, num_window_blocks=28)
     (same,) = server.answer(prompt)
     assert same == output
     prompts = [[*prompt, *output, 5, 6, 7], make_prompt(33, 1), make_prompt(5, 2)]
@@ -45,7 +45,7 @@ def test_preempted_sequences_write_what_generate_writes(
     tiny_by_kernels: Callable[[str], Any], model_type: str
 ) -> None:
     model = tiny_by_kernels(model_type)
-    server = WindowedServer(model.loaded, num_blocks=30, num_window_blocks=12)
+    server = WindowedServer(model.loaded, num_blocks=30, num_window_blocks=20)
     prompts = [make_prompt(length, length) for length in (25, 20, 15)]
     for prompt, answer in zip(prompts, server.answer(*prompts, num_tokens=30)):
         model.check_behind(prompt, answer)

@@ -33,26 +33,26 @@ def answer(loop: Loop, number: int, prompt: range | tuple[int, ...]) -> int:
 
 
 def test_a_long_sequence_holds_few_window_blocks() -> None:
-    loop = make_loop(num_window_blocks=5)
+    loop = make_loop(num_window_blocks=6)
     loop.add(make_sequence(1, 100, max_tokens=60))
     most = 0
     while loop.step() is not None:
         most = max(most, loop.scheduler.statistics().num_used_window_blocks)
     assert loop.written == count_to(60, 1)
     assert loop.num_preemptions == 0
-    # A window and a chunk of 15 tokens, and a block in which they begin.
-    assert most == 5
+    # A window and a chunk of 15 tokens, a block in which they begin, and one more.
+    assert most == 6
 
 
 def test_a_pool_that_cannot_hold_a_window_and_a_chunk_is_refused() -> None:
     with pytest.raises(ValueError, match="fit the pool alone"):
-        make_loop(num_window_blocks=4)
+        make_loop(num_window_blocks=5)
     # A shorter sequence needs no more than blocks of its own tokens.
-    make_loop(num_window_blocks=4, max_model_len=16)
+    make_loop(num_window_blocks=5, max_model_len=20)
 
 
 def test_many_sequences_share_a_pool_that_holds_their_windows_alone() -> None:
-    loop = make_loop(num_window_blocks=4 * 4 + 3)
+    loop = make_loop(num_window_blocks=4 * 5 + 3)
     numbers = range(1, 5)
     for number in numbers:
         loop.add(make_sequence(number, 5, max_tokens=80))
@@ -61,14 +61,14 @@ def test_many_sequences_share_a_pool_that_holds_their_windows_alone() -> None:
 
 
 def test_the_usage_is_that_of_the_fuller_pool() -> None:
-    loop = make_loop(num_window_blocks=10)
+    loop = make_loop(num_window_blocks=12)
     loop.add(make_sequence(1, 100, max_tokens=60))
     loop.step()
     statistics = loop.scheduler.statistics()
     assert statistics.num_used_blocks == 25
-    assert statistics.num_used_window_blocks == 5
+    assert statistics.num_used_window_blocks == 6
     assert statistics.kv_usage == 0.5
-    assert loop.scheduler.list_holdings().sequences[0].num_blocks == 30
+    assert loop.scheduler.list_holdings().sequences[0].num_blocks == 31
 
 
 def test_the_next_turn_of_a_chat_is_found_behind_windows_that_were_given_back() -> None:
@@ -90,12 +90,27 @@ def test_a_prefix_is_found_up_to_where_its_window_is_cached() -> None:
     assert answer(loop, 3, (*range(100), 3)) == 100
 
 
-def test_answers_make_way_before_the_ends_of_chats() -> None:
-    loop = make_loop(num_window_blocks=12, max_model_len=400)
+def test_long_prompts_and_answers_make_way_before_the_ends_of_chats() -> None:
+    loop = make_loop(num_window_blocks=18, max_model_len=400)
     assert answer(loop, 1, range(30)) == 0
-    loop.add(make_sequence(2, 5, max_tokens=190))
+    loop.add(make_sequence(2, 100, max_tokens=90))
     loop.run()
+    # Without its answer.
     assert answer(loop, 3, (*range(30), 3)) == 28
+
+
+def test_a_shared_beginning_is_found_by_the_third_prompt_that_has_it() -> None:
+    loop = make_loop(num_window_blocks=16)
+    prompts = [(*range(40), *range(1000 * i, 1000 * i + 50)) for i in range(1, 5)]
+    # The first two show where prompts part.
+    found = [answer(loop, i, prompt) for i, prompt in enumerate(prompts)]
+    assert found == [0, 0, 40, 40]
+
+
+def test_blocks_that_were_given_back_are_found_as_long_as_there_is_room() -> None:
+    loop = make_loop(num_window_blocks=80)
+    prompts = [(*range(40), *range(1000 * i, 1000 * i + 50)) for i in range(1, 3)]
+    assert [answer(loop, i, prompt) for i, prompt in enumerate(prompts)] == [0, 40]
 
 
 def test_states_and_windows_must_both_be_there() -> None:
@@ -136,7 +151,7 @@ def test_the_last_token_can_be_computed_again(
     """The device skips rows behind which others were planned already."""
     scheduler = make_scheduler(
         num_stages=num_stages,
-        num_window_blocks=7 + num_spare,
+        num_window_blocks=8 + num_spare,
         window=WINDOW,
         max_num_seqs=8,
     )

@@ -13,6 +13,11 @@ from dataclasses import dataclass
 _MAX_PLACEHOLDERS = 4
 
 
+# Blocks that a sequence keeps behind its window. A later prompt goes on at the end of a block, which
+# may be a block before the last token, and needs the window behind that place.
+SPARE_BLOCKS = 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowLayers:
     """The layers of a model that have window blocks.
@@ -49,5 +54,5 @@ def count_window_blocks(window: int, max_chunk: int, block_size: int) -> int:
       block_size: tokens in one block.
     """
     num_tokens = window - 1 + max(max_chunk, _MAX_PLACEHOLDERS)
-    # The first token may lie anywhere in its block.
-    return -(-num_tokens // block_size) + 1
+    # The first token may lie anywhere in its block, and one block more stays (SPARE_BLOCKS).
+    return -(-num_tokens // block_size) + 1 + SPARE_BLOCKS

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 import sys
 
-from ...types.windows import CacheBlocks, WindowLayers, count_window_blocks
+from ...types.windows import (
+    SPARE_BLOCKS,
+    CacheBlocks,
+    WindowLayers,
+    count_window_blocks,
+)
 
 # A guess at the length of a chat. Longer sequences run out of blocks before window blocks.
 _TYPICAL_TOKENS = 4096
@@ -53,7 +58,9 @@ class CacheDivision:
         num_typical = max(_TYPICAL_TOKENS, 4 * windows.window)
         self._typical = min(self.longest, -(-num_typical // block_size))
         # While a sequence decodes; one block stays free for it to grow into.
-        self._held = min(self._typical, -(-windows.window // block_size) + 3)
+        self._held = min(
+            self._typical, -(-windows.window // block_size) + 2 + SPARE_BLOCKS
+        )
         self._chunk = -(-max_chunk // block_size)
 
     def count_bytes(self, num_blocks: int) -> int:
@@ -95,11 +102,8 @@ class CacheDivision:
             least = -(-(wanted or 0) // self._block_size)
             num_blocks = min(num_blocks, max(even, undivided, least))
         rest = memory_bytes - num_blocks * self._block_bytes
-        useful = -(-num_blocks * self._held // self._typical) + self._chunk
         return CacheBlocks(
             num_blocks=num_blocks,
             # Invariant: one sequence of num_blocks blocks can run alone.
-            num_window_blocks=min(
-                rest // self._window_bytes, num_blocks, max(self._most_held, useful)
-            ),
+            num_window_blocks=min(num_blocks, rest // self._window_bytes),
         )

@@ -32,11 +32,15 @@ class BlockNeed:
     Args:
       blocks: for the tokens that it has.
       windows: for its window, if layers have window blocks.
+      num_shared: cached blocks with which it begins, though it may go on behind fewer.
     """
 
-    def __init__(self, blocks: PoolNeed, windows: PoolNeed | None) -> None:
+    def __init__(
+        self, blocks: PoolNeed, windows: PoolNeed | None, num_shared: int
+    ) -> None:
         self.blocks = blocks
         self.windows = windows
+        self.num_shared = num_shared
 
     @property
     def num_blocks(self) -> int:
@@ -141,7 +145,8 @@ class BlockTables:
 
     def count_found(self, sequence: Sequence) -> int:
         """Return how many tokens of a waiting sequence are in the prefix cache."""
-        return self._block_size * len(self._match_prefix(sequence))
+        num_shared = len(self._list_cached(sequence))
+        return self._block_size * self._count_usable(sequence, num_shared)
 
     def admit(self, sequence: Sequence, num_running: int) -> bool:
         """Give a waiting sequence the blocks of all its tokens, if enough are free."""
@@ -152,6 +157,7 @@ class BlockTables:
         sequence.block_ids = need.blocks.take()
         sequence.num_computed = num_found * self._block_size
         sequence.num_registered_blocks = num_found
+        sequence.junction = need.num_shared * self._block_size
         if self._windows is not None and need.windows is not None:
             self._windows.admit(sequence, need.windows)
         if self._checkpoints is not None:
@@ -175,11 +181,13 @@ class BlockTables:
     def find_need(self, sequence: Sequence) -> BlockNeed:
         """Return the blocks that a waiting sequence needs to be admitted."""
         num_blocks = self._count_blocks(sequence.num_tokens)
-        cached = self._match_prefix(sequence)
+        cached = self._list_cached(sequence)
+        num_shared = len(cached)
+        del cached[self._count_usable(sequence, num_shared) :]
         windows = None
         if self._windows is not None:
             windows = self._windows.find_need(sequence, len(cached), num_blocks)
-        return BlockNeed(PoolNeed(self._pool, num_blocks, cached), windows)
+        return BlockNeed(PoolNeed(self._pool, num_blocks, cached), windows, num_shared)
 
     def count_admission(self, sequence: Sequence) -> None:
         """Count the prefix of a sequence that was admitted for the first time."""
@@ -288,24 +296,18 @@ class BlockTables:
         self, sequence: Sequence, num_found: int, checkpoints: Checkpoints
     ) -> None:
         """Let an admitted sequence go on with the states behind its blocks."""
-        size = self._block_size
-        sequence.junction = size * len(self._list_cached(sequence))
         sequence.checkpoint = None
         if num_found:
-            block_hash = sequence.hash_block(num_found - 1, size)
+            block_hash = sequence.hash_block(num_found - 1, self._block_size)
             sequence.checkpoint = checkpoints.use(block_hash)
 
-    def _match_prefix(self, sequence: Sequence) -> list[BlockId]:
-        """Return the blocks behind which a sequence can go on."""
-        matched = self._list_cached(sequence)
-        end = len(matched)
-        if self._windows is None:
-            while end and not self._has_states(sequence, end):
-                end -= 1
-        else:
-            end = self._windows.find_end(sequence, end, self._has_states)
-        del matched[end:]
-        return matched
+    def _count_usable(self, sequence: Sequence, num_shared: int) -> int:
+        """Return how many of its cached blocks a sequence can go on behind."""
+        if self._windows is not None:
+            return self._windows.find_end(sequence, num_shared, self._has_states)
+        while num_shared and not self._has_states(sequence, num_shared):
+            num_shared -= 1
+        return num_shared
 
     def _has_states(self, sequence: Sequence, num_blocks: int) -> bool:
         if self._checkpoints is None:

@@ -7,7 +7,8 @@ A block is in one of three states:
     empty       ref_count == 0   free, and its content is useless
 
 `cached` and `empty` blocks stand in one queue, and allocation takes the first: empty ones
-come first, then cached ones, the least recently used first.
+come first, then cached ones, the least recently used first. Cached blocks that hardly anybody will
+look for are *passing*: they stand in a queue of their own, and are taken before other cached ones.
 
 Blocks of equal content are found by the hashes that sequences compute.
 """
@@ -124,16 +125,17 @@ class BlockPool:
         self._free: OrderedDict[BlockId, None] = OrderedDict.fromkeys(
             map(BlockId, range(num_blocks))
         )
+        self._passing: OrderedDict[BlockId, None] = OrderedDict()
 
     @property
     def num_free(self) -> int:
         """Blocks that can be allocated, including cached ones."""
-        return len(self._free)
+        return len(self._free) + len(self._passing)
 
     @property
     def num_used(self) -> int:
         """Blocks that sequences hold."""
-        return self.num_blocks - len(self._free)
+        return self.num_blocks - self.num_free
 
     @property
     def num_cached(self) -> int:
@@ -145,12 +147,13 @@ class BlockPool:
         return self._by_hash.get(block_hash)
 
     def is_free(self, block_id: BlockId) -> bool:
-        return block_id in self._free
+        return block_id in self._free or block_id in self._passing
 
     def acquire(self, block_ids: Iterable[BlockId]) -> None:
         """Take a reference to blocks that `find` returned."""
         for block_id in block_ids:
             self._free.pop(block_id, None)
+            self._passing.pop(block_id, None)
             self._ref_counts[block_id] += 1
 
     def allocate(self, num_blocks: int) -> list[BlockId]:
@@ -159,12 +162,15 @@ class BlockPool:
         Raises:
           ValueError: fewer are free.
         """
-        if num_blocks > len(self._free):
-            raise ValueError(f"{num_blocks} blocks needed, {len(self._free)} are free")
+        if num_blocks > self.num_free:
+            raise ValueError(f"{num_blocks} blocks needed, {self.num_free} are free")
         return [self._allocate_one() for _ in range(num_blocks)]
 
     def _allocate_one(self) -> BlockId:
-        block_id, _ = self._free.popitem(last=False)
+        queue = self._free
+        if self._passing and not self._has_empty:
+            queue = self._passing
+        block_id, _ = queue.popitem(last=False)
         block_hash = self._hashes[block_id]
         if block_hash is not None:
             del self._by_hash[block_hash]
@@ -172,11 +178,16 @@ class BlockPool:
         self._ref_counts[block_id] = 1
         return block_id
 
-    def release(self, block_ids: list[BlockId], *, makes_way: bool = False) -> None:
+    @property
+    def _has_empty(self) -> bool:
+        first = next(iter(self._free), None)
+        return first is not None and self._hashes[first] is None
+
+    def release(self, block_ids: list[BlockId], *, are_passing: bool = False) -> None:
         """Give back one reference to each block of a sequence, in table order.
 
         Args:
-          makes_way: they are taken before all others.
+          are_passing: hardly anybody will look for them.
         """
         # In reverse, so that the last blocks of a sequence are evicted before its first
         # ones: a chain without its first block can never be matched again.
@@ -185,8 +196,11 @@ class BlockPool:
             assert count > 0, "a block is released once for each time it was taken"
             self._ref_counts[block_id] = count - 1
             if count == 1:
+                if are_passing and self._hashes[block_id] is not None:
+                    self._passing[block_id] = None
+                    continue
                 self._free[block_id] = None
-                if makes_way or self._hashes[block_id] is None:
+                if self._hashes[block_id] is None:
                     self._free.move_to_end(block_id, last=False)
 
     def count_holders(self, block_id: BlockId) -> int:
@@ -213,7 +227,8 @@ class BlockPool:
                 counts[block_id] += 1
         assert counts == self._ref_counts, "references equal the tables' entries"
         free = {BlockId(i) for i, count in enumerate(counts) if count == 0}
-        assert free == set(self._free), "a block is free if and only if nobody holds it"
+        assert free == {*self._free, *self._passing}, "nobody holds a free block"
+        assert self.num_free == len(free), "it stands in one queue"
         for block_hash, block_id in self._by_hash.items():
             assert self._hashes[block_id] == block_hash, "hash and block agree"
 

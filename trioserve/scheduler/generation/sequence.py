@@ -123,7 +123,8 @@ class Sequence:
       is_late: the device waits for its grammar, and would skip its row.
       is_often_late: the device also did so after its last token.
       checkpoint: the copy of states with which it goes on since then, if any.
-      junction: the end of the blocks that it shares with others, if their states are unknown.
+      junction: the end of the cached blocks with which it began, though it may have gone on
+        behind fewer of them.
       writes_nothing: it ends when its prompt is read.
       window_ids: its blocks for layers with windows, if they have blocks of their own.
       window_begin: the place of the first of them among the blocks of its tokens.

@@ -8,16 +8,18 @@ A sequence holds blocks in a row, as many as the window and the largest chunk ne
 found by the same hashes as all other blocks. Behind a prefix, only the blocks that the next
 token sees are needed.
 
-Blocks that are given back while their sequence goes on stay in the prefix cache, in its order.
-Prompts may part there. Answers hardly ever do, except at their end, so their blocks make way
-first. Otherwise a long answer would replace the ends of all other chats.
+Blocks that are given back while their sequence goes on stay in the prefix cache. Most of them are
+passing (blocks.py): otherwise a long prompt or answer would replace the ends of all other chats. A
+later prompt is likely to go on behind the end of a prompt, because templates leave out reasoning,
+and behind the part of a prompt that others have shared before. The windows of these two places stay
+as long as the ends of sequences.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from ...types.windows import count_window_blocks
+from ...types.windows import SPARE_BLOCKS, count_window_blocks
 from .blocks import BlockPool, PoolNeed
 from .sequence import Sequence
 
@@ -138,17 +140,27 @@ class WindowBlocks:
 
     def _give_back(self, sequence: Sequence, first: int) -> None:
         begin, ids = sequence.window_begin, sequence.window_ids
-        num_of_prompt = len(sequence.prompt_token_ids) // self._block_size
-        border = min(max(num_of_prompt, begin), first)
-        self.pool.release(ids[: border - begin])
-        self.pool.release(ids[border - begin : first - begin], makes_way=True)
+        kept = self._list_likely(sequence)
+        for index, block_id in zip(range(begin, first), ids):
+            is_likely = any(index in blocks for blocks in kept)
+            self.pool.release([block_id], are_passing=not is_likely)
         del ids[: first - begin]
         sequence.window_begin = first
 
+    def _list_likely(self, sequence: Sequence) -> list[range]:
+        """Return the windows behind which later prompts are likely to go on."""
+        size = self._block_size
+        ends = {len(sequence.prompt_token_ids) // size, sequence.junction // size}
+        return [range(self._find_kept(end * size), end) for end in ends]
+
+    def _find_kept(self, query: int) -> int:
+        """Return the number of the first block that stays before a token."""
+        return max(0, self.find_first(query) - SPARE_BLOCKS)
+
     def _find_needed(self, sequence: Sequence) -> int:
-        """Return the number of the first block that a token to come sees."""
+        """Return the number of the first block that stays before the tokens to come."""
         # The device may skip rows; then the last known token is computed again.
-        return self.find_first(min(sequence.num_computed, sequence.num_tokens - 1))
+        return self._find_kept(min(sequence.num_computed, sequence.num_tokens - 1))
 
     def register(self, sequence: Sequence, index: int, block_hash: bytes) -> None:
         """Let other sequences find a full block, unless it is given back already."""
@@ -173,7 +185,8 @@ class WindowBlocks:
         self.pool.check(sequence.window_ids for sequence in running)
         for sequence in running:
             begin = sequence.window_begin
-            assert begin <= self._find_needed(sequence), "the next token's window stays"
+            query = min(sequence.num_computed, sequence.num_tokens - 1)
+            assert begin <= self.find_first(query), "the next token's window stays"
             needed = -(-sequence.num_computed // self._block_size)
             assert (
                 begin + len(sequence.window_ids) >= needed

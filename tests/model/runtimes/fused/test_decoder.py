@@ -107,7 +107,7 @@ def test_graphs_write_the_same_with_padding(tiny: Callable[..., Any]) -> None:
 def test_window_blocks_are_given_back_and_taken_again(tiny: Callable[..., Any]) -> None:
     model = tiny("gemma3_text", DEVICE)
     # Its window and a chunk alone.
-    server = WindowedServer(load(model), num_window_blocks=7, max_num_seqs=1)
+    server = WindowedServer(load(model), num_window_blocks=8, max_num_seqs=1)
     prompt = make_prompt(33)
     (output,) = server.answer(prompt, num_tokens=2)
     model.check_behind(prompt, output)
