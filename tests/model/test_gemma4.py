@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trioserve.config import ModelConfig
-from trioserve.errors import UnsupportedModel
+from trioserve.errors import InvalidConfig
 from trioserve.model.loading.load import load_model
 from trioserve.model.loading.preview import preview_model
 from trioserve.model.stages.loading import load_stage
@@ -131,5 +131,5 @@ def test_a_pipeline_is_refused(
 ) -> None:
     folder = save("E2B", tmp_path, **changes)
     place = StagePlace(stage=0, num_stages=2)
-    with pytest.raises(UnsupportedModel, match=f"cut into stages: .*{reason}"):
+    with pytest.raises(InvalidConfig, match=f"cut into stages: .*{reason}"):
         load_stage(folder, CPU, name="x", place=place)

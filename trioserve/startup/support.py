@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ..config import EngineConfig, ModelConfig
+from ..config import EngineConfig
 from ..errors import (
     InvalidConfig,
     UnsupportedModel,
     UnsupportedQuantization,
 )
+from ..types.stage_place import StagePlace
 from ..types.windows import WindowLayers
 from .source import Source, find_source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerConfig:
+    """The answer.
+
+    Args:
+      json: Print JSON.
+    """
+
+    json: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckConfig:
+    """The options of `trioserve models check`."""
+
+    answer: AnswerConfig = field(default_factory=AnswerConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +65,16 @@ class Support:
     state_bytes: int | None = None
 
 
-def check_support(model: str) -> Support:
+def check_support(config: EngineConfig) -> Support:
     """Return whether a model would be served, by its configuration alone.
 
     Args:
-      model: as MODEL of `trioserve serve`. Of a model on the hub, all files but the weights
+      config: as of `trioserve serve`. Of a model on the hub, all files but the weights
         are downloaded; a folder needs config.json alone.
 
     Raises:
       StartupError: there is no such model, or its files cannot be read.
     """
-    config = EngineConfig(model=ModelConfig(model=model))
     task = None
     try:
         source = find_source(config, "all", needs_weights=False)
@@ -68,10 +87,18 @@ def check_support(model: str) -> Support:
 
 
 def _preview(config: EngineConfig, source: Source) -> Support:
-    from ..model.open import preview
+    from ..model.open import outline, preview
     from ..types.model_info import SEES_NO_IMAGES
 
     found = preview(source.weights.folder, config.model)
+    parallel = config.parallel
+    for rank in range(parallel.world_size if parallel.world_size > 1 else 0):
+        place = StagePlace.of_rank(
+            rank,
+            num_stages=parallel.pipeline_parallel_size,
+            num_shards=parallel.tensor_parallel_size,
+        )
+        outline(source.weights.folder, config.model, place)
     sees_text_alone = source.image_refusal == SEES_NO_IMAGES
     return Support(
         runs=True,

@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
 
 from trioserve.config import ModelConfig
-from trioserve.errors import UnsupportedModel
+from trioserve.errors import InvalidConfig
 from trioserve.model.loading.outline import outline_model
 from trioserve.model.stages.loading import load_stage, outline_stage
 from trioserve.testing.models import save_tiny_model
@@ -100,7 +100,7 @@ def test_layers_behind_which_images_are_added_stay_together(
 ) -> None:
     folder = tiny_vision("qwen3_vl").folder
     place = StagePlace(stage=1, num_stages=2)
-    with pytest.raises(UnsupportedModel, match="behind its first 2 layers"):
+    with pytest.raises(InvalidConfig, match="behind its first 2 layers"):
         load_stage(folder, CPU, name="x", place=place)
     whole = StagePlace(stage=0, num_stages=1)
     assert load_stage(folder, CPU, name="x", place=whole).deepstack is not None
@@ -144,7 +144,7 @@ def test_layers_with_something_between_them_are_refused(
         return hidden
 
     monkeypatch.setattr(LlamaModel, "forward", forward)
-    with pytest.raises(UnsupportedModel, match="cannot be cut into stages: its layers"):
+    with pytest.raises(InvalidConfig, match="cannot be cut into stages: its layers"):
         load_stage(folder, CPU, name="x", place=StagePlace(stage=0, num_stages=2))
 
 
@@ -168,7 +168,7 @@ def test_layers_that_look_at_the_embeddings_again_are_refused(
     monkeypatch.setattr(LlamaForCausalLM, "forward", look)
     monkeypatch.setattr(LlamaDecoderLayer, "forward", layer)
     load_stage(folder, CPU, name="x", place=StagePlace(stage=0, num_stages=2))
-    with pytest.raises(UnsupportedModel, match="look at its tokens again"):
+    with pytest.raises(InvalidConfig, match="look at its tokens again"):
         load_stage(folder, CPU, name="x", place=StagePlace(stage=1, num_stages=2))
 
 

@@ -10,16 +10,19 @@ import pytest
 from transformers import AutoConfig
 
 from trioserve.__main__ import main
-from trioserve.testing.models import save_tiny_model
+from trioserve.config import ModelConfig
+from trioserve.errors import InvalidConfig, UnsupportedModel
+from trioserve.model.loading.outline import outline_model
+from trioserve.testing.models import TINY_HYBRIDS, TINY_MODELS, save_tiny_model
 
 
 def describe(
-    capsys: pytest.CaptureFixture[str], folder: Path, status: int
+    capsys: pytest.CaptureFixture[str], folder: Path, status: int, *options: str
 ) -> dict[str, Any]:
     """Return the answer for a folder that has no weights."""
     for path in folder.glob("*.safetensors"):
         path.unlink()
-    assert main(["models", "check", str(folder), "--json"]) == status
+    assert main(["models", "check", str(folder), "--json", *options]) == status
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     return answer
 
@@ -65,6 +68,79 @@ def test_it_does_not_run(
     assert reason in answer["reason"] and not answer["runs"]
     assert main(["models", "check", str(tmp_path)]) == 1
     assert reason in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("model_type", "field", "number"),
+    [
+        ("llama", "num_key_value_heads", 0),
+        ("llama", "num_key_value_heads", 3),
+        ("llama", "max_position_embeddings", -5),
+        ("mixtral", "num_experts_per_tok", 99),
+        ("lfm2", "conv_L_cache", 0),
+    ],
+)
+def test_an_impossible_number_is_named(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    model_type: str,
+    field: str,
+    number: int,
+) -> None:
+    sizes = (TINY_MODELS | TINY_HYBRIDS)[model_type]
+    config = AutoConfig.for_model(
+        model_type, **sizes, architectures=["TinyForCausalLM"]
+    )
+    config.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: number}))
+    reason = describe(capsys, tmp_path, 1)["reason"]
+    assert field in reason and str(number) in reason
+    with pytest.raises((UnsupportedModel, InvalidConfig)) as caught:
+        outline_model(tmp_path, ModelConfig(device="cpu"))
+    assert str(caught.value) == reason
+
+
+def test_a_number_is_named_without_which_config_json_cannot_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = {"model_type": "llama", "num_attention_heads": 0}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert main(["models", "check", str(tmp_path)]) == 2
+    assert "num_attention_heads 0 in its configuration" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options", "reason"),
+    [
+        ("gpt2", ["--kernels", "native"], "--kernels: native cannot be used"),
+        ("llama", ["--max-model-len", "1000"], "--max-model-len: 1000 is more"),
+        (
+            *("lfm2", ["--tensor-parallel-size", "2"]),
+            "--tensor-parallel-size: the layers of Lfm2ForCausalLM cannot be split: they keep",
+        ),
+    ],
+)
+def test_options_decide(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    needs_kernels: None,
+    model_type: str,
+    options: list[str],
+    reason: str,
+) -> None:
+    folder = save_tiny_model(model_type, tmp_path / "model")
+    assert describe(capsys, folder, 0)["runs"]
+    assert describe(capsys, folder, 1, *options)["reason"].startswith(reason)
+
+
+def test_the_kernels_may_be_chosen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_tiny_model("qwen3", tmp_path / "model")
+    answer = describe(capsys, folder, 0, "--kernels", "torch")
+    assert answer["kernels"] == "torch"
+    assert answer["no_kernels"] == "the options say so"
 
 
 @pytest.mark.parametrize("words", [[], ["a", "b"], ["/nowhere/at/all"]])

@@ -108,6 +108,10 @@ class UnfitLayer(Exception):
     """Raised when a layer needs an attention that no backend here computes."""
 
 
+class WrongSizes(UnfitLayer):
+    """Raised when the sizes of a layer contradict each other."""
+
+
 NO_INTERFACE = "its layers do not call transformers' attention interface"
 
 # With one token, a dimension of tokens could not be told from one of a single head.
@@ -246,4 +250,4 @@ def _check_call(
         or query.shape[1] % key.shape[1]
         or query.shape[2] != key.shape[2]
     ):
-        raise UnfitLayer(f"{name} has queries, keys and values that do not match")
+        raise WrongSizes(f"{name} has queries, keys and values that do not match")

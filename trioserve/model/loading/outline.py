@@ -9,17 +9,18 @@ weights. One, JetMoE, reads numbers back, and gets no outline.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 import logging
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...config import ModelConfig
 from ...errors import UnsupportedModel
 from ..attention.cache_memory import count_kv_bytes
-from ..attention.probe import NO_INTERFACE, LayerSpec, UnfitLayer
+from ..attention.probe import NO_INTERFACE, LayerSpec, UnfitLayer, WrongSizes
 from ..attention.registered import IMPLEMENTATION
 from ..attention.windows import find_windows
 from ..states.spec import StateSpec, count_state_bytes
@@ -29,6 +30,7 @@ from .dequantise.quantisation import plan_dequantisation
 from .files.architecture import has_attention_interface
 from .files.cache_outline import Outline
 from .files.facts import ModelFacts, read_facts
+from .files.faults import name_faults
 from .pruning import choose_class
 from .watching import WatchedModel, watch_model
 
@@ -59,22 +61,44 @@ def watch_outline(facts: ModelFacts) -> WatchedModel | None:
       UnsupportedModel
     """
     try:
-        # On this device, products of experts do not run in float32.
-        model = build_on_meta(facts, torch.bfloat16)
-        leave_out_indexers(model)
-        keep_latents(model)
-        return watch_model(model)
+        return _watch_on_meta(facts)
     except UnfitLayer as error:
-        raise UnsupportedModel(facts.architecture, str(error)) from None
+        faults = _name_faults(facts, may_be_positive=isinstance(error, WrongSizes))
+        raise UnsupportedModel(facts.architecture, faults or str(error)) from None
     except Exception as error:
         # Some classes choose their attention from a table of their own.
         has_table = isinstance(error, KeyError) and error.args == (IMPLEMENTATION,)
         has_interface = has_attention_interface(choose_class(facts))
         if has_table or (facts.is_of_text and not has_interface):
             raise UnsupportedModel(facts.architecture, NO_INTERFACE) from None
+        needs_numbers = isinstance(error, NotImplementedError) or "meta" in str(error)
+        faults = _name_faults(facts, may_be_positive=not needs_numbers)
+        if faults is not None:
+            raise UnsupportedModel(facts.architecture, faults) from None
         # Some models read the numbers of tensors, which are missing here.
         logger.debug("the model cannot run without its weights", exc_info=True)
         return None
+
+
+def _watch_on_meta(facts: ModelFacts) -> WatchedModel:
+    # On this device, products of experts do not run in float32.
+    model = build_on_meta(facts, torch.bfloat16)
+    for name, parameter in model.named_parameters():
+        if not parameter.numel():
+            raise ValueError(f"{name} has no numbers")
+    leave_out_indexers(model)
+    keep_latents(model)
+    return watch_model(model)
+
+
+def _name_faults(facts: ModelFacts, *, may_be_positive: bool) -> str | None:
+    """Return a sentence with the numbers of the configuration that are at fault."""
+
+    def works(config: PreTrainedConfig) -> bool:
+        _watch_on_meta(replace(facts, config=config))
+        return True
+
+    return name_faults(facts.config, works, may_be_positive=may_be_positive)
 
 
 def describe_outline(

@@ -15,7 +15,7 @@ from ...kernels.library import NoKernels, open_library
 from ...types.windows import WindowLayers
 from ..attention.cache_memory import count_kv_bytes
 from ..attention.windows import find_windows
-from ..runtimes.choice import NotRecognised
+from ..runtimes.choice import NotRecognised, check_need
 from ..runtimes.fused.weights import check_parts
 from ..runtimes.native.packer import NUMBERS
 from ..runtimes.recognise.decoder import find_parts
@@ -74,6 +74,11 @@ def preview_model(folder: Path, config: ModelConfig) -> Preview:
     facts = read_facts(folder, config)
     watched = watch_outline(facts)
     dtype = find_dtype(facts, config)
+    obstacle = _find_obstacle(facts, watched, dtype or torch.float32)
+    if not config.wants_native:
+        obstacle = "the options say so"
+    elif obstacle is not None:
+        check_need(config, obstacle)
     return Preview(
         architecture=facts.architecture,
         max_model_len=facts.max_model_len,
@@ -93,7 +98,7 @@ def preview_model(folder: Path, config: ModelConfig) -> Preview:
             if watched is None
             else count_state_bytes(watched.states, dtype or torch.float32)
         ),
-        no_kernels=_find_obstacle(facts, watched, dtype or torch.float32),
+        no_kernels=obstacle,
     )
 
 

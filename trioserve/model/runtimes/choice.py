@@ -57,17 +57,29 @@ def try_kernels(
     try:
         made = make()
     except (NoKernels, NotRecognised, OutputDiffers) as error:
-        if config.quantization != "none":
-            reason = f"{config.quantization} needs native kernels: {error}"
-            raise InvalidConfig("quantization", reason) from None
-        if config.kernels == "native":
-            raise InvalidConfig("kernels", f"native cannot be used: {error}") from None
+        check_need(config, str(error))
         logger.info("kernels: torch, because %s", error)
         if isinstance(error, OutputDiffers):
             raise
         return None
     log_kernels(made)
     return made
+
+
+def check_need(config: ModelConfig, obstacle: str) -> None:
+    """Refuse options that need native kernels.
+
+    Args:
+      obstacle: the reason why they cannot run the model.
+
+    Raises:
+      InvalidConfig
+    """
+    if config.quantization != "none":
+        reason = f"{config.quantization} needs native kernels: {obstacle}"
+        raise InvalidConfig("quantization", reason) from None
+    if config.kernels == "native":
+        raise InvalidConfig("kernels", f"native cannot be used: {obstacle}") from None
 
 
 def log_kernels(made: OnKernels) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from ...config import ModelConfig
-from ...errors import UnsupportedModel, shorten_message
+from ...errors import InvalidConfig, shorten_message
 from ...types.stage_place import WHOLE_LAYERS, StagePlace
 from ..attention.bridge import AttentionContext
 from ..attention.probe import UnfitLayer
@@ -52,9 +52,10 @@ def load_stage(
       group: the processes that share the layers, if they are connected already.
 
     Raises:
-      UnsupportedModel: its architecture cannot run on paged attention, or not in stages.
+      UnsupportedModel: its architecture cannot run on paged attention.
       WeightsBroken: its files cannot be read.
-      InvalidConfig: an option does not fit the model or the machine.
+      InvalidConfig: an option does not fit the model or the machine; the model cannot be cut
+        into stages, or its layers cannot be split.
     """
     facts = read_facts(folder, config)
     try:
@@ -76,7 +77,11 @@ def outline_stage(
     watched = watch_outline(facts)
     try:
         _check_reach(facts, place)
-        partition = _find_partition(facts, find_skeleton(_build_whole(facts)), place)
+        whole = _build_whole(facts)
+        partition = _find_partition(facts, find_skeleton(whole), place)
+        if place.shard != WHOLE_LAYERS:
+            # It refuses what cannot be split.
+            _make_builder(facts, whole, TensorGroup(place.shard))
     except UnfitLayer as error:
         raise _refuse(facts, error, place) from None
     # Layers with states call no attention, so others could not be told apart.
@@ -176,18 +181,23 @@ def _make_builder(
         layers = None if watched is None else watched.layers
         return ShardBuilder(whole, layers, group)
     except UnfitLayer as error:
-        raise UnsupportedModel(
-            facts.architecture, f"its layers cannot be split: {error}"
-        ) from None
+        raise _refuse_shards(facts, error) from None
 
 
-def _refuse(
-    facts: ModelFacts, error: UnfitLayer, place: StagePlace
-) -> UnsupportedModel:
-    problem = "it cannot be cut into stages"
+def _refuse(facts: ModelFacts, error: UnfitLayer, place: StagePlace) -> InvalidConfig:
     if place.num_stages == 1:
-        problem = "its layers cannot be split"
-    return UnsupportedModel(facts.architecture, f"{problem}: {error}")
+        return _refuse_shards(facts, error)
+    return InvalidConfig(
+        "pipeline_parallel_size",
+        f"{facts.architecture} cannot be cut into stages: {error}",
+    )
+
+
+def _refuse_shards(facts: ModelFacts, error: UnfitLayer) -> InvalidConfig:
+    return InvalidConfig(
+        "tensor_parallel_size",
+        f"the layers of {facts.architecture} cannot be split: {error}",
+    )
 
 
 def _build_whole(facts: ModelFacts) -> PreTrainedModel:

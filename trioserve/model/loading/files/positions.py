@@ -60,6 +60,12 @@ def choose_max_model_len(limit: int | None, wanted: int | None) -> int:
                 "max_model_len", "must be given: the model's config.json has no limit"
             )
         return wanted
+    if limit < 2:
+        raise InvalidConfig(
+            "max_model_len",
+            f"must be at least 2, but max_position_embeddings of the model's config.json "
+            f"allows {limit}",
+        )
     if wanted is not None and wanted > limit:
         raise InvalidConfig(
             "max_model_len", f"{wanted} is more than the model's own {limit}"
@@ -81,7 +87,8 @@ def count_positions(config: PreTrainedConfig) -> int | None:
     """Return the number of positions that a model distinguishes; None if unlimited."""
     text_config = config.get_text_config(decoder=True)
     limit = getattr(text_config, "max_position_embeddings", None)
-    if limit is None:
+    # XLNet says -1.
+    if limit is None or limit == -1:
         return None
     return _stretch(limit, getattr(text_config, "rope_parameters", None) or {})
 
