@@ -148,6 +148,7 @@ def test_a_request_is_accepted(
             "token ids must be between",
         ),
         (IMAGE, {}, INFO, "takes no images"),
+        (IMAGE, {}, replace(SEES, max_image_tokens=1), "has room for 1"),
         (replace(IMAGE, token_ids=(10**6,) * 8), {}, SEES, "token ids must be between"),
         (make_prompt(make_item()), {"prompt_logprobs": 0}, INFO, "^prompt_logprobs: "),
         # Plug-ins; only the beginning of a name is repeated, in one line.

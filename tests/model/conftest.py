@@ -137,10 +137,9 @@ class Oracle:
         else:
             more = self.model.get_input_embeddings()(self._place(ids))
             arguments["inputs_embeds"] = torch.cat((embeds, more), dim=1)
-        if "mm_token_type_ids" in arguments:
-            kinds = arguments["mm_token_type_ids"]
-            padding = kinds.new_zeros(ids.shape)
-            arguments["mm_token_type_ids"] = torch.cat((kinds, padding), dim=1)
+        for name in arguments.keys() & {"mm_token_type_ids", "token_type_ids"}:
+            padding = arguments[name].new_zeros(ids.shape)
+            arguments[name] = torch.cat((arguments[name], padding), dim=1)
         logits = self.model(**arguments, use_cache=False).logits[0]
         best = logits[-len(outputs) - 1 : -1].argmax(dim=-1).tolist()
         assert list(outputs) == best != []
@@ -218,7 +217,7 @@ NATIVE_MODELS = {
     *("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "gemma4_text"),
     *("phi3", "mixtral", "qwen2_moe", "qwen3_moe", "idefics3", "llava", "smolvlm"),
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "internvl"),
-    *("mistral3", "qwen3_5_text", "lfm2"),
+    *("mistral3", "qwen3_5_text", "lfm2", "gemma3", "gemma4", "gemma4_e2b"),
 }
 
 
@@ -387,10 +386,13 @@ class TinyVision(Tiny):
                 prompt += piece
             else:
                 embedded.append(self._place(piece, prompt))
-        joined = dict(self.processor(images=[images], return_tensors="pt"))
-        if "image_grid_thw" in joined:
-            is_image = torch.tensor([prompt]) == self._image_token_id
-            joined["mm_token_type_ids"] = is_image.int()
+        joined = self._process(images)
+        is_image = (torch.tensor([prompt]) == self._image_token_id).int()
+        if "image_grid_thw" in joined or "image_position_ids" in joined:
+            joined["mm_token_type_ids"] = is_image
+        if self._model_type == "gemma3":
+            joined["token_type_ids"] = is_image
+        joined.pop("num_soft_tokens_per_image", None)
         return MixedPrompt(prompt, tuple(embedded), joined)
 
     def check_at(self, mixed: MixedPrompt, outputs: Sequence[int]) -> None:
@@ -403,9 +405,19 @@ class TinyVision(Tiny):
         image_token_id: int = self.oracle.model.config.image_token_id
         return image_token_id
 
+    @property
+    def _model_type(self) -> str:
+        model_type: str = self.oracle.model.config.model_type
+        return model_type
+
+    def _process(self, images: list[Image.Image]) -> dict[str, torch.Tensor]:
+        processed = dict(self.processor(images=[images], return_tensors="pt"))
+        processed.pop("num_crops", None)
+        return processed
+
     def _place(self, image: Image.Image, prompt: list[int]) -> EmbeddedInput:
         """Add an image's positions to a prompt; return the image as an input."""
-        tensors = dict(self.processor(images=[image], return_tensors="pt"))
+        tensors = self._process([image])
         begin = len(prompt)
         for length in self._count_vectors(tensors):
             # A token that is not of the image stands before each of its parts.
@@ -427,7 +439,9 @@ class TinyVision(Tiny):
             return [int(tensors["image_grid_thw"].prod()) // 4]
         if "pixel_attention_mask" in tensors:
             return [4] * tensors["pixel_values"].shape[1]
-        if self.oracle.model.config.model_type == "internvl":
+        if "num_soft_tokens_per_image" in tensors:
+            return [int(tensors["num_soft_tokens_per_image"])]
+        if self._model_type == "internvl":
             return [4] * len(tensors["pixel_values"])
         if "image_sizes" in tensors:
             height, width = (tensors["image_sizes"][0] // 28).tolist()
@@ -460,17 +474,38 @@ _PROCESSORS = {
 }
 
 
+# Other checkpoints of a type: the type, and the fields that differ.
+_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma4_e2b": (
+        "gemma4",
+        {
+            "text_config": {
+                "num_hidden_layers": 4,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "use_bidirectional_attention": None,
+                "num_kv_shared_layers": 2,
+                "hidden_size_per_layer_input": 8,
+                "vocab_size_per_layer_input": 640,
+                "use_double_wide_mlp": True,
+                "attention_k_eq_v": False,
+            }
+        },
+    )
+}
+
+
 @pytest.fixture(scope="session")
 def tiny_vision(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TinyVision]:
     """Build a tiny model that takes images, once for all tests."""
 
     @functools.cache
     def save(model_type: str, device: str) -> tuple[Path, Oracle]:
+        model_type, changes = _VARIANTS.get(model_type, (model_type, {}))
         folder = save_tiny_processor(
             _PROCESSORS.get(model_type, model_type),  # type: ignore[arg-type]
             tmp_path_factory.mktemp(model_type),
         )
-        save_tiny_vision_model(model_type, folder)
+        save_tiny_vision_model(model_type, folder, **changes)
         return folder, load_oracle(AutoModelForImageTextToText, folder, device)
 
     @functools.cache

@@ -15,11 +15,17 @@ from trioserve.model.runner import ModelRunner
 from trioserve.model.runtimes.loaded import LoadedModel
 from trioserve.model.self_check.steps import COMPARED_TOKENS, make_check
 from trioserve.scheduler.generation.scheduler import Scheduler
+from trioserve.scheduler.generation.spans import Spans
 from trioserve.types.ids import BlockId
 from trioserve.types.logits import LogitsProcessor
 from trioserve.types.output import StepResult, TokenDelta, TokenLogprobs
 from trioserve.types.plan import SlotStart, StepPlan, StepRow
-from trioserve.types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput
+from trioserve.types.prompt import (
+    KEY_BYTES,
+    NO_TOKEN,
+    EmbeddedInput,
+    list_image_runs,
+)
 from trioserve.types.sampling import SamplingParams
 from trioserve.types.tensors import TensorBytes
 
@@ -58,6 +64,7 @@ class PlannedSequence:
     seed: int
     block_ids: list[BlockId]
     embedded: tuple[EmbeddedInput, ...] = ()
+    spans: Spans = field(default_factory=Spans)
     num_sent_blocks: int = 0
     num_computed: int = 0
     is_started: bool = False
@@ -79,7 +86,7 @@ class Planner:
         num_blocks: int = 96,
         block_size: int = 4,
         max_num_seqs: int = 8,
-        max_model_len: int = 96,
+        max_model_len: int = 256,
         logits_processors: Sequence[type[LogitsProcessor]] = (),
     ) -> None:
         self.runner = ModelRunner(
@@ -90,6 +97,7 @@ class Planner:
             max_model_len=max_model_len,
             logits_processors=logits_processors,
         )
+        self._joins_images = model.info.joins_images
         self._block_size = block_size
         self._free = [BlockId(i) for i in range(num_blocks)]
         random.Random(0).shuffle(self._free)
@@ -114,6 +122,7 @@ class Planner:
             slot=slot,
             prompt=tokens,
             embedded=tuple(embedded),
+            spans=Spans(list_image_runs(embedded) if self._joins_images else ()),
             sampling=sampling,
             seed=seed,
             block_ids=list(shared),
@@ -133,7 +142,12 @@ class Planner:
         return self._free.pop()
 
     def step(self, *shares: tuple[PlannedSequence, int]) -> StepResult:
-        """Run one step with the given number of tokens of each sequence."""
+        """Run one step with the given number of tokens of each sequence.
+
+        A chunk that would divide an image whose tokens see each other ends before it, or
+        behind it if it begins there.
+        """
+        shares = tuple((each, _keep_whole(each, count)) for each, count in shares)
         starts = tuple(self._start(s) for s, _ in shares if not s.is_started)
         rows = tuple(self._make_row(sequence, count) for sequence, count in shares)
         result = self.runner.step(StepPlan(step_id=7, starts=starts, rows=rows))
@@ -179,6 +193,12 @@ class Planner:
             new_block_ids=new,
             sample=end == sequence.num_tokens,
         )
+
+
+def _keep_whole(sequence: PlannedSequence, num_tokens: int) -> int:
+    begin, spans = sequence.num_computed, sequence.spans
+    end = spans.step_back(begin + num_tokens)
+    return (end if end > begin else spans.step_on(begin + num_tokens)) - begin
 
 
 def run_steps(

@@ -38,8 +38,8 @@ def test_a_model_that_takes_no_positions_is_refused(
 ) -> None:
     lay_out = check_modules.lay_out
 
-    def forget_positions(*arguments: Any) -> Any:
-        inputs = lay_out(*arguments)
+    def forget_positions(*arguments: Any, **more: Any) -> Any:
+        inputs = lay_out(*arguments, **more)
         return replace(inputs, position_ids=torch.zeros_like(inputs.position_ids))
 
     monkeypatch.setattr(check_modules, "lay_out", forget_positions)

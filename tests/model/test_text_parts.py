@@ -63,8 +63,7 @@ _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3,
 # Fields of the text models of some types.
 _CHANGES: dict[str, dict[str, Any]] = {
     # With tied embeddings they would repeat one token for ever; see testing/models.py.
-    "gemma3": {"tie_word_embeddings": False},
-    "gemma4": {
+    "gemma4_unified": {
         "tie_word_embeddings": False,
         "global_head_dim": 16,
         "num_global_key_value_heads": None,
@@ -101,10 +100,9 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "paddleocr_vl": {"rope_parameters": _MROPE},
     "qwen3_vl": {"rope_parameters": _MROPE},
 }
-_CHANGES["gemma4_unified"] = _CHANGES["gemma4"]
 
 # The types that are tried by default.
-SOME = ["gemma3", "gemma4"]
+SOME = ["gemma4_unified", "llava_next"]
 
 
 def shrink(model_type: str) -> Any:
@@ -210,7 +208,7 @@ def test_stages_and_the_outline_have_no_vision_part(qwen: Path) -> None:
 @pytest.mark.parametrize(
     ("model_type", "text_only", "reason"),
     [
-        ("gemma3", False, "only the text part of gemma3 models is served"),
+        ("aria", False, "only the text part of aria models is served"),
         ("qwen2_vl", True, "started with --text-only"),
         ("llama", True, "sees no images"),
     ],

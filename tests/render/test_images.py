@@ -60,7 +60,12 @@ TOKENS = {
     "glm4v": "<|image|>",
     "smolvlm": "<image>",
     "llava": "<image>",
+    "gemma3": "<start_of_image>",
+    "gemma4": "<image_soft_token>",
 }
+
+# The token that stands for each of its vectors, where it is another one.
+VECTOR_TOKENS = {"gemma3": "<image_soft_token>"}
 
 # Square, wide, tall, tiny, and with sides that no patch size divides.
 SIZES = ((64, 64), (301, 97), (50, 200), (1, 1), (129, 127))
@@ -105,6 +110,8 @@ ORACLES = {
     "glm4v": "Glm4vProcessor",
     "smolvlm": "SmolVLMProcessor",
     "llava": "LlavaProcessor",
+    "gemma3": "Gemma3Processor",
+    "gemma4": "Gemma4Processor",
 }
 
 
@@ -143,10 +150,10 @@ def test_an_image_becomes_the_tensors_of_transformers(
     theirs = oracle(text=[prompt], images=[image], return_tensors="pt")
     text = prompt.replace(processor.image_token, mine.replacement)
     assert oracle.tokenizer([text])["input_ids"] == theirs["input_ids"].tolist()
-    num_tokens = (theirs["input_ids"] == processor.image_token_id).sum()
+    num_tokens = (theirs["input_ids"] == processor.vector_token_id).sum()
     assert mine.num_vectors == num_tokens > 0
     # All inputs except the text's are the encoder's.
-    about_text = {"input_ids", "attention_mask", "mm_token_type_ids"}
+    about_text = {"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"}
     assert set(mine.tensors) == set(theirs) - about_text
     for name, tensor in mine.tensors.items():
         assert len(tensor.data) == to_tensor(tensor).nbytes
@@ -176,7 +183,8 @@ def test_several_images_become_the_same_tensors_as_each_alone(
     folder, images = processor_folders[kind], [draw((90, 60), i) for i in range(2)]
     processor = load(folder)
     assert processor.image_token == TOKENS[kind]
-    assert processor.image_token_id == special_token_ids(folder)[TOKENS[kind]]
+    vector_token = VECTOR_TOKENS.get(kind, TOKENS[kind])
+    assert processor.vector_token_id == special_token_ids(folder)[vector_token]
     mine = [processor.process(image, bytes(KEY_BYTES)) for image in images]
     oracle = load_oracle(folder, ORACLES[kind])
     token = processor.image_token
@@ -286,26 +294,6 @@ def test_files_that_are_no_objects_end_the_start(copy: Path) -> None:
             load_image_processor(copy, tokenizer, MediaConfig())
 
 
-def test_two_tokens_for_images_are_not_supported(tmp_path: Path) -> None:
-    """Gemma 3 has one token for an image and another one for its vectors."""
-    save_tiny_processor(
-        "smolvlm",
-        tmp_path,
-        processor_class="Gemma3Processor",
-        image_processor_type="Gemma3ImageProcessor",
-        size={"height": 28, "width": 28},
-    )
-    (tmp_path / "processor_config.json").unlink()
-    tokens = {
-        "boi_token": "<global-img>",
-        "image_token": "<image>",
-        "eoi_token": "<end_of_utterance>",
-    }
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path, extra_special_tokens=tokens)
-    with pytest.raises(UnsupportedModel, match="several tokens"):
-        load_image_processor(tmp_path, tokenizer, MediaConfig())
-
-
 # All further tests use the smallest processor.
 
 
@@ -335,9 +323,9 @@ async def test_an_image_is_prepared_for_the_model(processor: ImageProcessor) -> 
     prepared = await renderer.render(data_url(image), param="x")
     assert prepared == processor.process(image, prepared.key)
     assert len(prepared.key) == KEY_BYTES
-    assert (renderer.token.text, renderer.token.token_id) == (
+    assert (renderer.token.text, renderer.token.vector_id) == (
         processor.image_token,
-        processor.image_token_id,
+        processor.vector_token_id,
     )
 
 

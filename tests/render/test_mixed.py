@@ -96,7 +96,7 @@ async def test_images_stand_where_the_processor_puts_their_tokens(
     text = f"{before}{images[0].replacement}{between}{images[1].replacement}{after}"
     options = TokenizeOptions(add_special_tokens=False)
     assert prompt.token_ids == (await renderer.render_text(text, options)).token_ids
-    places = [i for i, t in enumerate(prompt.token_ids) if t == token.token_id]
+    places = [i for i, t in enumerate(prompt.token_ids) if t == token.vector_id]
     assert [p for item in prompt.embedded for p in positions(item)] == places
     for item, image in zip(prompt.embedded, images, strict=True):
         assert item.num_vectors == image.num_vectors

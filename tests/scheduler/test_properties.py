@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 
 from trioserve.scheduler.generation.scheduler import Scheduler
 from trioserve.scheduler.generation.sequence import Flow, Sequence
+from trioserve.scheduler.generation.spans import Spans
 from trioserve.testing.fake_device import FakeDevice, count_up
 from trioserve.types.client import Client
 from trioserve.types.ids import SequenceId
@@ -38,6 +39,15 @@ CLIENTS = (
 def seconds_of(plan: StepPlan) -> float:
     pairs = sum(row.num_tokens * row.end for row in plan.rows)
     return 0.002 + 0.001 * plan.num_tokens + 0.0001 * pairs
+
+
+def list_images(family: int, longest: int) -> list[tuple[int, int]]:
+    """Return the images of a family of prompts: several behind each other, and one later."""
+    if family < 3:
+        return []
+    lengths = [max(1, longest - family + 3), longest, longest]
+    begins = [1 + family, 1 + family + lengths[0], 5 + family + 2 * longest]
+    return [(begin, begin + length) for begin, length in zip(begins, lengths)]
 
 
 def is_decoding(sequence: Sequence) -> bool:
@@ -75,6 +85,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     ) -> None:
         self.budget = max_num_seqs + spare_budget
         self.max_num_seqs = max_num_seqs
+        self.max_image = spare_budget + 1
         self.max_model_len = num_blocks * BLOCK_SIZE
         self.num_stages = num_stages
         self.depth = min(depth, max(3, num_stages + 1))
@@ -115,6 +126,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         family=st.integers(0, 2),
         num_sequences=st.integers(1, 4),
         client=st.sampled_from(CLIENTS),
+        has_images=st.booleans(),
     )
     def arrive(
         self,
@@ -124,23 +136,27 @@ class SchedulerMachine(RuleBasedStateMachine):
         family: int,
         num_sequences: int,
         client: Client,
+        has_images: bool,
     ) -> None:
         flow = Flow(priority, client=client)
         for _ in range(num_sequences):
-            self.add(flow, prompt_len, max_tokens, family)
+            self.add(flow, prompt_len, max_tokens, 3 * has_images + family)
 
     def add(self, flow: Flow, prompt_len: int, max_tokens: int, family: int) -> None:
         self.num_added += 1
         sequence_id = SequenceId(self.num_added)
         prompt_len = min(prompt_len, self.max_model_len - 1)
+        images = list_images(family, self.max_image)
+        prompt_len = Spans(images).step_back(prompt_len)
         sequence = Sequence(
             sequence_id=sequence_id,
             # Prompts of a family begin alike, so that blocks are shared.
-            prompt_token_ids=tuple(family + i for i in range(prompt_len)),
+            prompt_token_ids=tuple(100 * family + i for i in range(prompt_len)),
             sampling=SamplingParams(max_tokens=max_tokens),
             seed=self.num_added,
             arrival=self.num_added,
             flow=flow,
+            spans=Spans([each for each in images if each[1] <= prompt_len]),
         )
         self.living[sequence_id] = sequence
         self.tokens[sequence_id] = []
@@ -175,7 +191,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         by_slot = {sequence.slot: sequence for sequence in self.living.values()}
         planned = [by_slot[row.slot] for row in plan.rows]
         num_decoded = 0
-        for sequence in planned:
+        for row, sequence in zip(plan.rows, planned):
+            assert not sequence.spans.is_inside(row.start), "a prefix divides an image"
+            assert not sequence.spans.is_inside(row.end), "a chunk divides an image"
             number = sequence.sequence_id
             num_decoded += number in decoding and sequence.slot not in started
             if sequence.num_computed > sequence.num_tokens:

@@ -15,7 +15,10 @@ from trioserve.types.plan import StepPlan
 from trioserve.types.sampling import SamplingParams
 
 # The arguments of a Sequence; others are of its SamplingParams.
-_FIELDS = {"arrival", "cache_salt", "embedded", "eos_token_ids", "prompt_token_ids"}
+_FIELDS = {
+    *("arrival", "cache_salt", "embedded", "eos_token_ids", "prompt_token_ids"),
+    "spans",
+}
 
 
 def make_scheduler(**changes: Any) -> Scheduler:

@@ -78,7 +78,7 @@ class AttentionSpec(Structure):
         *((name, c_int32) for name in ("window", "num_heads", "num_kv_heads")),
         *((name, c_int32) for name in ("key_dim", "value_dim", "rotary_dim")),
         *((name, c_int32) for name in ("keys_are_values", "has_gate")),
-        *((name, c_int32) for name in ("shares_cache", "is_windowed")),
+        *((name, c_int32) for name in ("shares_cache", "is_windowed", "joins_images")),
     ]
 
 
@@ -118,7 +118,7 @@ class StepSpec(Structure):
         *((name, c_void_p) for name in ("hidden", "blocks", "window_blocks")),
         *((name, c_void_p) for name in ("rows", "wanted")),
         *((name, c_void_p) for name in ("logits", "lookups", "cos", "sin")),
-        ("deepstack", c_void_p),
+        *((name, c_void_p) for name in ("deepstack", "key_ends")),
         *((name, c_int32) for name in ("num_tokens", "num_rows", "num_wanted")),
         *((name, c_int32) for name in ("max_blocks", "num_deepstack")),
     ]

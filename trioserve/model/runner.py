@@ -28,6 +28,7 @@ from .runtimes.modules.layers import ModuleLayers
 from .sampling.extensions import Extensions
 from .sampling.grammars import LoadTokenizer
 from .sampling.launched import LaunchedStep
+from .step.joined_images import JoinedImages
 from .step.layout import StepInputs, lay_out
 from .step.slots import SlotTables
 
@@ -88,6 +89,8 @@ class ModelRunner:
         )
         self._writer = ends.make_writer(model, self._tables, extensions)
         self._grid = _make_grid(model)
+        joins_images = any(layer.joins_images for layer in model.layers)
+        self._images = JoinedImages() if joins_images else None
         self._layers = _make_layers(model, self._tables, num_blocks, num_window_blocks)
         self._block_size = block_size
         fewest = min(num_blocks, num_window_blocks or num_blocks)
@@ -116,6 +119,8 @@ class ModelRunner:
             self._tables.start(start)
             if self._grid is not None:
                 self._grid.start(start)
+            if self._images is not None:
+                self._images.start(start)
         copies = self._layers.copies
         if copies is not None:
             copies.restore(plan.starts)
@@ -125,7 +130,8 @@ class ModelRunner:
         # A state cannot be computed twice, so it must be known now which rows are skipped.
         held = self._writer.find_skipped(plan) if self._model.states else ()
         inputs = lay_out(
-            plan, self._tables, self._layers.order, self._model.device, held
+            *(plan, self._tables, self._layers.order, self._model.device),
+            *(held, self._images),
         )
         # Before the input is read: a later stage of a pipeline waits for it.
         layers = self._layers.begin(inputs)

@@ -20,6 +20,7 @@ from ..weights import Weights, complete_weights, read_gguf
 from .limits import (
     check_room,
     count_step_tokens,
+    limit_images,
     limit_length,
     limit_sequences,
     make_scheduler,
@@ -62,7 +63,8 @@ def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
         device=model.device,
         step_bytes=measure_step_bytes(config, model),
     )
-    info = _complete_info(config, source, model.info, blocks, processors)
+    info = limit_images(model.info, config, model.device.type)
+    info = _complete_info(config, source, info, blocks, processors)
     scheduler = make_scheduler(config, info, blocks, model.device.type)
     runner = ModelRunner(
         model,
@@ -111,7 +113,8 @@ async def build_pipeline_core(
 ) -> LoadedCore:
     config = set_max_num_seqs(config, pipeline.max_num_seqs)
     blocks = pipeline.blocks
-    info = _complete_info(config, source, pipeline.info, blocks, processors)
+    info = limit_images(pipeline.info, config, pipeline.device_type)
+    info = _complete_info(config, source, info, blocks, processors)
     executor = await pipeline.connect(config, info.max_model_len)
     scheduler = make_scheduler(config, info, blocks, pipeline.device_type)
     _log_loaded(info, config, blocks)

@@ -108,6 +108,16 @@ def limit_length(info: ModelInfo, config: EngineConfig, num_blocks: int) -> Mode
     return replace(info, max_model_len=min(info.max_model_len, room))
 
 
+def limit_images(info: ModelInfo, config: EngineConfig, device_type: str) -> ModelInfo:
+    """Limit images that a step computes whole: a longer one would wait for ever."""
+    if not info.joins_images:
+        return info
+    scheduler = config.scheduler
+    # All other sequences may decode in the same step.
+    room = count_step_tokens(scheduler, device_type) - (scheduler.max_num_seqs - 1)
+    return replace(info, max_image_tokens=room)
+
+
 def _check_length(config: EngineConfig, num_blocks: int) -> None:
     room = num_blocks * config.cache.block_size
     if config.model.max_model_len is not None and config.model.max_model_len > room:

@@ -351,6 +351,35 @@ TINY_VISION_MODELS: dict[str, dict[str, Any]] = {
             "patch_size": 14,
         },
     },
+    "gemma3": {
+        "text_config": {
+            **_VISION_COMMON,
+            "head_dim": 16,
+            "layer_types": ["sliding_attention", "full_attention"],
+            # An image is longer.
+            "sliding_window": 7,
+        },
+        "vision_config": {**_VISION_TOWER, "image_size": 64, "patch_size": 8},
+        "mm_tokens_per_image": 16,
+        "tie_word_embeddings": False,
+    },
+    "gemma4": {
+        "text_config": {
+            **TINY_MODELS["gemma4_text"],
+            **_VISION_COMMON,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "use_bidirectional_attention": "vision",
+            "sliding_window": 9,
+        },
+        "vision_config": {
+            **_VISION_TOWER,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "patch_size": 4,
+            "position_embedding_size": 256,
+        },
+        "tie_word_embeddings": False,
+    },
     "llava": {
         "text_config": {"model_type": "llama", **_VISION_COMMON},
         "vision_config": {
@@ -371,7 +400,11 @@ _VISION_TOKENS: dict[str, tuple[str, ...]] = {
         "<IMG_CONTEXT>",
         "[IMG]",
         "<|image|>",
+        "<image_soft_token>",
     ),
+    "boi_token_id": ("<start_of_image>",),
+    "audio_token_id": ("<audio_soft_token>",),
+    "eoi_token_id": ("<end_of_image>",),
     "video_token_id": ("<|video_pad|>", "<|video|>"),
     "vision_start_token_id": ("<|vision_start|>",),
     "vision_end_token_id": ("<|vision_end|>",),
@@ -448,4 +481,8 @@ def _save_random(build: Any, config: Any, folder: Path, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build(config, dtype=torch.float32)
+        for name, weight in model.named_parameters():
+            # Gemma 3's images would all be alike.
+            if name.endswith("mm_input_projection_weight"):
+                torch.nn.init.normal_(weight, std=0.4)
     model.save_pretrained(folder)

@@ -26,6 +26,8 @@ ProcessorKind = Literal[
     "internvl",
     "mistral3",
     "glm4v",
+    "gemma3",
+    "gemma4",
 ]
 
 # Size of every vocabulary here. Reserved tokens follow the tokens of text and the
@@ -48,6 +50,23 @@ _INTERNVL_TOKENS = {
     "context_image_token": "<IMG_CONTEXT>",
     "video_token": "<video>",
 }
+# So do Gemma's.
+_GEMMA_TOKENS = {
+    "boi_token": "<start_of_image>",
+    "eoi_token": "<end_of_image>",
+    "image_token": "<image_soft_token>",
+}
+_GEMMA4_TOKENS = {
+    **_GEMMA_TOKENS,
+    "boa_token": "<start_of_audio>",
+    "eoa_token": "<end_of_audio>",
+    "audio_token": "<audio_soft_token>",
+}
+_NAMED_TOKENS = {
+    "internvl": _INTERNVL_TOKENS,
+    "gemma3": _GEMMA_TOKENS,
+    "gemma4": _GEMMA4_TOKENS,
+}
 _SPECIAL_TOKENS: dict[ProcessorKind, tuple[str, ...]] = {
     "qwen2_vl": _QWEN_TOKENS,
     "qwen2_5_vl": _QWEN_TOKENS,
@@ -57,6 +76,8 @@ _SPECIAL_TOKENS: dict[ProcessorKind, tuple[str, ...]] = {
     "internvl": tuple(_INTERNVL_TOKENS.values()),
     "mistral3": ("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
     "glm4v": ("<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>"),
+    "gemma3": tuple(_GEMMA_TOKENS.values()),
+    "gemma4": (*_GEMMA4_TOKENS.values(), "<|video|>", "<pad>"),
 }
 
 _QWEN_PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -69,6 +90,9 @@ _PLACEHOLDERS: dict[ProcessorKind, str] = {
     "internvl": "<IMG_CONTEXT>",
     "mistral3": "[IMG]",
     "glm4v": "<|begin_of_image|><|image|><|end_of_image|>",
+    # An image has a token, and its vectors have another one.
+    "gemma3": "<start_of_image>",
+    "gemma4": "<image_soft_token>",
 }
 
 # The content of a message is a string or a list of parts, as in Qwen2-VL's template.
@@ -142,6 +166,20 @@ _IMAGE_SETTINGS: dict[ProcessorKind, dict[str, Any]] = {
         "size": {"longest_edge": 112},
         "patch_size": {"height": 28, "width": 28},
     },
+    # Always 16 vectors.
+    "gemma3": {
+        "image_processor_type": "Gemma3ImageProcessor",
+        "processor_class": "Gemma3Processor",
+        "size": {"height": 64, "width": 64},
+    },
+    # Up to 70 vectors, the fewest that it takes, and nearly as many for each image.
+    "gemma4": {
+        "image_processor_type": "Gemma4ImageProcessor",
+        "processor_class": "Gemma4Processor",
+        "patch_size": 4,
+        "pooling_kernel_size": 3,
+        "max_soft_tokens": 70,
+    },
 }
 
 # The content of processor_config.json, for models that have this file.
@@ -164,6 +202,7 @@ _PROCESSOR_SETTINGS: dict[ProcessorKind, dict[str, Any]] = {
         "patch_size": 14,
         "spatial_merge_size": 2,
     },
+    "gemma3": {"processor_class": "Gemma3Processor", "image_seq_length": 16},
 }
 
 
@@ -178,11 +217,13 @@ def save_tiny_processor(kind: ProcessorKind, folder: Path, **changes: Any) -> Pa
     """
     tiny_tokenizer(folder)
     _add_special_tokens(folder / "tokenizer.json", _SPECIAL_TOKENS[kind])
-    if kind == "internvl":
+    if kind in _NAMED_TOKENS:
         path = folder / "tokenizer_config.json"
         named = {
             **json.loads(path.read_text()),
-            "extra_special_tokens": _INTERNVL_TOKENS,
+            "extra_special_tokens": _NAMED_TOKENS[kind],
+            # Gemma 4's processor asks for it.
+            **({"pad_token": "<pad>"} if kind == "gemma4" else {}),
         }
         path.write_text(json.dumps(named, indent=2))
     template = _TEMPLATE.replace("PLACEHOLDER", _PLACEHOLDERS[kind])

@@ -31,6 +31,9 @@ class ModelInfo:
       hidden_size: width of the vectors that the first layer reads.
       dtype: torch's name of their type.
       takes_images: it has an encoder for images.
+      joins_images: the tokens of an image see each other, so a step computes it whole.
+      max_image_tokens: the longest image, or part of one, for which a step has room; None if
+        steps may divide images.
       fingerprint: a string that changes when the same request could get another answer.
       max_logprobs: alternatives to a token that a request may ask for; -1 sets no limit.
       logits_processors: names of the plug-ins that requests may name.
@@ -50,6 +53,8 @@ class ModelInfo:
     hidden_size: int = 0
     dtype: str = "float32"
     takes_images: bool = False
+    joins_images: bool = False
+    max_image_tokens: int | None = None
     fingerprint: str = ""
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
     logits_processors: tuple[str, ...] = ()

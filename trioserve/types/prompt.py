@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,6 +39,11 @@ class EmbeddedInput:
     @property
     def num_vectors(self) -> int:
         return sum(end - begin for begin, end in self.runs)
+
+
+def list_image_runs(embedded: Iterable[EmbeddedInput]) -> tuple[tuple[int, int], ...]:
+    """Return the (begin, end) positions of the parts of all images, rising."""
+    return tuple(run for item in embedded if item.kind == "image" for run in item.runs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,10 +16,11 @@ from trioserve.model.runner import ModelRunner
 from trioserve.model.stages.loading import load_stage
 from trioserve.scheduler.generation.scheduler import Scheduler
 from trioserve.scheduler.generation.sequence import Sequence as Scheduled
+from trioserve.scheduler.generation.spans import Spans
 from trioserve.testing.models import TINY_MODELS
 from trioserve.types.ids import SequenceId
 from trioserve.types.plan import StepPlan
-from trioserve.types.prompt import NO_TOKEN
+from trioserve.types.prompt import NO_TOKEN, list_image_runs
 from trioserve.types.sampling import SamplingParams
 from trioserve.types.stage_place import StagePlace
 from trioserve.types.transfers import list_transfers
@@ -44,15 +45,17 @@ def write_all(
     aborts: dict[int, int] | None = None,
     prefix_caching: bool = True,
     has_states: bool = False,
+    budget: int = 9,
 ) -> dict[int, list[int]]:
     """Run sequences as the engine does.
 
     Args:
+      budget: most tokens of a step.
       aborts: step -> the sequence that is cancelled once the step is launched.
     """
     scheduler = Scheduler(
         **SIZES,
-        max_num_batched_tokens=9,
+        max_num_batched_tokens=budget,
         max_model_len=64,
         prefix_caching=prefix_caching,
         num_checkpoints=RUNNER_SIZES["num_checkpoints"] if has_states else None,
@@ -77,6 +80,7 @@ def make_sequences(
     *,
     sampling: SamplingParams = GREEDY,
     embedded: Sequence[tuple[Any, ...]] = (),
+    joins_images: bool = False,
 ) -> list[Scheduled]:
     items = list(embedded) or [()] * len(prompts)
     return [
@@ -87,6 +91,7 @@ def make_sequences(
             seed=number,
             arrival=number,
             embedded=item,
+            spans=Spans(list_image_runs(item) if joins_images else ()),
         )
         for number, (prompt, item) in enumerate(zip(prompts, items))
     ]
@@ -246,7 +251,7 @@ def test_vectors_of_prompts(cut: Callable[..., Any], make_pipeline: Any) -> None
     assert run(pipeline.launch, sequences, depth=3) == expected
 
 
-@pytest.mark.parametrize("model_type", ["qwen2_vl", "smolvlm"])
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "smolvlm", "gemma3"])
 def test_images(
     tiny_vision: Callable[..., Any],
     make_pipeline: Any,
@@ -265,11 +270,12 @@ def test_images(
         make_sequences,
         [*(mixed.prompt for mixed in mixed_prompts), text],
         embedded=[*(mixed.embedded for mixed in mixed_prompts), ()],
+        joins_images=model.loaded.info.joins_images,
     )
+    # An image of Gemma 3 has 16 tokens.
+    write = functools.partial(write_all, budget=21 if model_type == "gemma3" else 9)
     sizes = {**SIZES, "max_model_len": 64}
-    expected = write_all(
-        ModelRunner(model.loaded, **sizes).launch, sequences(), depth=1
-    )
+    expected = write(ModelRunner(model.loaded, **sizes).launch, sequences(), depth=1)
     stages = tuple(
         load_stage(
             model.folder,
@@ -280,7 +286,7 @@ def test_images(
         for stage in range(2)
     )
     pipeline = make_pipeline(stages, **sizes)
-    assert write_all(pipeline.launch, sequences(), depth=3) == expected
+    assert write(pipeline.launch, sequences(), depth=3) == expected
 
 
 def test_tokens_can_be_made_to_go_back_in_every_step(

@@ -130,6 +130,7 @@ def _check_embedded(item: EmbeddedInput, info: ModelInfo) -> None:
     if item.kind == "image":
         if not info.takes_images:
             raise InvalidParameter("prompt", "this model takes no images")
+        _check_image(item, info.max_image_tokens)
         return
     if info.hidden_size == 0:
         raise InvalidParameter("prompt_embeds", "this model takes tokens only")
@@ -141,6 +142,16 @@ def _check_embedded(item: EmbeddedInput, info: ModelInfo) -> None:
     if embeds.dtype != info.dtype:
         raise InvalidParameter(
             "prompt_embeds", f"must be {info.dtype}, got {embeds.dtype}"
+        )
+
+
+def _check_image(item: EmbeddedInput, limit: int | None) -> None:
+    longest = max(end - begin for begin, end in item.runs)
+    if limit is not None and longest > limit:
+        raise InvalidParameter(
+            "prompt",
+            f"an image of {longest} tokens must be computed in one step, and a step has "
+            f"room for {limit} (--max-num-batched-tokens)",
         )
 
 

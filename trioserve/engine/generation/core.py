@@ -12,13 +12,14 @@ from ...executor import Executor
 from ...scheduler.generation.counts import SchedulerCounters, SchedulerStatistics
 from ...scheduler.generation.scheduler import Scheduler
 from ...scheduler.generation.sequence import Flow, Sequence
+from ...scheduler.generation.spans import Spans
 from ...scheduler.step_cost import StepRates
 from ...types.client import Client
 from ...types.ids import SequenceId
 from ...types.model_info import ModelInfo
 from ...types.output import StepResult, TokenDelta
 from ...types.plan import StepPlan
-from ...types.prompt import Prompt
+from ...types.prompt import Prompt, list_image_runs
 from ...types.sampling import SamplingParams
 from ..core import Core, CoreHoldings, HeldWork
 from ..loop import StepLoop
@@ -207,11 +208,17 @@ class LocalCore:
                 eos_token_ids=self._info.eos_token_ids,
                 cache_salt=prompt.cache_salt,
                 embedded=prompt.embedded,
+                spans=self._find_spans(prompt),
             )
             for offset, (number, (prompt, sampling)) in enumerate(
                 zip(group.list_ids(), resolved)
             )
         ]
+
+    def _find_spans(self, prompt: Prompt) -> Spans:
+        """Return the parts of a prompt that a step computes whole."""
+        joins = self._info.joins_images and prompt.embedded
+        return Spans(list_image_runs(prompt.embedded)) if joins else Spans()
 
 
 def _wrap(seed: int) -> int:

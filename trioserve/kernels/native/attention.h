@@ -62,7 +62,8 @@ class QueryTile {
     num_rows_ = std::min(kRows, row.num_tokens * group - first);
     for (int r = 0; r < num_rows_; ++r) {
       int token = (first + r) / group, head = kv_head * group + (first + r) % group;
-      ends_[r] = row.num_keys ? row.num_keys : row.start + token + 1;
+      ends_[r] = row.find_end(shape_, token);
+      begins_[r] = shape_.window ? std::max(0, row.start + token + 1 - shape_.window) : 0;
       queries_[r] = queries + (row.first_token + token) * stride + head * shape_.key_dim;
     }
     clear();
@@ -80,9 +81,7 @@ class QueryTile {
   }
 
   // The blocks that a query sees begin and end with these.
-  int first_block() const {
-    return shape_.window ? std::max(0, ends_[0] - shape_.window) / shape_.block_size : 0;
-  }
+  int first_block() const { return begins_[0] / shape_.block_size; }
   int last_block() const { return (ends_[num_rows_ - 1] - 1) / shape_.block_size + 1; }
 
   // The sums of a range do not depend on the other queries of the tile: corrections are at
@@ -194,7 +193,7 @@ class QueryTile {
       float* scores = &scores_[r * keys_];
       Operand* weights = &weights_[r * keys_];
       scale(scores, width);
-      mask(scores, num_keys, ends_[r] - first_key);
+      mask(scores, num_keys, begins_[r] - first_key, ends_[r] - first_key);
       std::fill(scores + num_keys, scores + width, kNone);
       Vec most = Vec::all(largest_[r]);
       for (int i = 0; i < width; i += Vec::kLanes) most = Vec::max(most, Vec::load(scores + i));
@@ -228,12 +227,10 @@ class QueryTile {
     }
   }
 
-  // A query sees keys below `end`, and of those the last ones, within the window.
-  void mask(float* scores, int num_keys, int end) {
+  // A query sees the keys [begin, end).
+  static void mask(float* scores, int num_keys, int begin, int end) {
     std::fill(scores + std::clamp(end, 0, num_keys), scores + num_keys, kNone);
-    if (shape_.window) {
-      std::fill(scores, scores + std::clamp(end - shape_.window, 0, num_keys), kNone);
-    }
+    std::fill(scores, scores + std::clamp(begin, 0, num_keys), kNone);
   }
 
   // sums += p V for blocks [block, last)
@@ -277,7 +274,7 @@ class QueryTile {
 
   AttentionShape shape_;
   int blocks_, keys_, num_rows_ = 0;
-  int ends_[kRows];  // the keys that a query sees end there
+  int begins_[kRows], ends_[kRows];  // the keys that each query sees
   const Operand* queries_[kRows];
   float largest_[kRows], total_[kRows];
   std::vector<float> scores_, sums_;

@@ -55,7 +55,8 @@ void Decoder<Format>::prepare(const StepSpec& step, int num_threads) {
     const std::int32_t* row = step.rows + 5 * i;
     const std::ptrdiff_t place = static_cast<std::ptrdiff_t>(row[3]) * step.max_blocks;
     const std::int64_t* window_blocks = step.window_blocks ? step.window_blocks + place : nullptr;
-    rows_.push_back({row[0], row[1], row[2], {step.blocks + place, window_blocks}});
+    rows_.push_back({row[0], row[1], row[2], {step.blocks + place, window_blocks}, 0,
+                     step.key_ends ? step.key_ends + row[0] : nullptr});
     state_rows_.push_back({row[0], row[1], row[3], row[2] == 0, row[4]});
     row_of_token_.insert(row_of_token_.end(), static_cast<std::size_t>(row[1]), i);
   }

@@ -43,6 +43,7 @@ struct AttentionSpec {
   std::int32_t has_gate;         // sigmoids of gates weigh the outputs of attention
   std::int32_t shares_cache;     // the cache is an earlier layer's, which alone writes it
   std::int32_t is_windowed;      // its blocks stand in the table of window blocks
+  std::int32_t joins_images;     // the tokens of an image see each other
 };
 
 // One sublayer, as Python fills it in. Null pointers are parts that it does not have.
@@ -106,12 +107,16 @@ struct StepSpec {
   const float* cos;
   const float* sin;
   const float* deepstack;  // (num_deepstack, num_tokens, hidden_size), added behind as many layers
+  // (num_tokens,) the end of the keys that a token sees in layers that join images; null: behind
+  // itself
+  const std::int32_t* key_ends;
   std::int32_t num_tokens, num_rows, num_wanted, max_blocks, num_deepstack;
 };
 
 inline AttentionShape shape_of(const AttentionSpec& spec, int block_size) {
   return {spec.num_heads, spec.num_kv_heads, spec.key_dim, spec.value_dim, block_size,
-          spec.scaling,   spec.softcap,      spec.window,  spec.sinks,     spec.is_windowed};
+          spec.scaling,   spec.softcap,      spec.window,  spec.sinks,
+          spec.is_windowed, spec.joins_images != 0};
 }
 
 // Format is that of the cache and of attention. Each matrix has a format of its own.

@@ -30,6 +30,7 @@ struct AttentionShape {
   int window;          // keys that a query sees, with its own; 0: all
   const float* sinks;  // num_heads numbers, or null
   int table = 0;       // which of a row's tables names the blocks
+  bool joins_images = false;  // the tokens of an image see each other
 
   bool has_sizes_of(const AttentionShape& other) const {
     return num_heads == other.num_heads && num_kv_heads == other.num_kv_heads &&
@@ -54,7 +55,14 @@ struct StepRow {
   int start;  // the position of the first
   const std::int64_t* tables[2];  // of most layers, and of windowed ones
   int num_keys = 0;  // seen by all of them; 0: each sees the keys up to its own
+  // The end of the keys that each of them sees, in layers that join images; or null.
+  const std::int32_t* ends = nullptr;
 
+  // Invariant: ends rise from token to token, and lie within the row.
+  int find_end(const AttentionShape& shape, int token) const {
+    if (shape.joins_images && ends) return ends[token];
+    return num_keys ? num_keys : start + token + 1;
+  }
   int count_keys() const { return num_keys ? num_keys : start + num_tokens; }
 };
 

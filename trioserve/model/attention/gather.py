@@ -78,7 +78,7 @@ class GatherAttention:
         }
         layouts = {
             reads: _lay_out(
-                step.rows,
+                step,
                 self._tables.get_table(reads.is_windowed),
                 reads.reach,
                 self._rules,
@@ -237,15 +237,14 @@ def _reading_order(row: StepRow) -> tuple[bool, int]:
     return (True, 0) if row.num_tokens > 1 else (False, -row.start)
 
 
-def _lay_out(
-    rows: Sequence[StepRow], table: Tensor, reach: Reach, rules: _Rules
-) -> _Layout:
+def _lay_out(step: StepInputs, table: Tensor, reach: Reach, rules: _Rules) -> _Layout:
+    rows, key_ends = step.rows, step.key_ends if reach.joins_images else None
     num_decodes = sum(row.num_tokens == 1 for row in rows)
     ends = list(accumulate(row.num_tokens for row in rows))
     return _Layout(
         buckets=tuple(_lay_out_buckets(rows[:num_decodes], table, reach, rules)),
         chunks=tuple(
-            _lay_out_chunk(row, end, table, reach, rules)
+            _lay_out_chunk(row, end, table, reach, rules, key_ends)
             for row, end in zip(rows[num_decodes:], ends[num_decodes:])
         ),
     )
@@ -303,15 +302,25 @@ def _cut_buckets(num_blocks: list[int], limit: int) -> Iterator[tuple[int, int]]
 
 
 def _lay_out_chunk(
-    row: StepRow, end: int, table: Tensor, reach: Reach, rules: _Rules
+    row: StepRow,
+    end: int,
+    table: Tensor,
+    reach: Reach,
+    rules: _Rules,
+    key_ends: Tensor | None,
 ) -> _Chunk:
     size = rules.block_size
     num_tokens = row.end
     first_block = 0 if row.start == 0 else reach.first_key(row.start) // size
     first_key = first_block * size
     needs_mask = (
-        rules.explicit_masks or row.start > 0 or reach.first_key(num_tokens - 1) > 0
+        rules.explicit_masks
+        or row.start > 0
+        or reach.first_key(num_tokens - 1) > 0
+        or key_ends is not None
     )
+    if key_ends is not None:
+        key_ends = key_ends[end - row.num_tokens : end, None]
     queries = _count_up(row.start, num_tokens, rules)[:, None]
     keys = _count_up(first_key, num_tokens, rules)
     block_ids = table[row.slot, first_block : -(-num_tokens // size)]
@@ -320,7 +329,9 @@ def _lay_out_chunk(
         end=end,
         block_ids=block_ids if row.start else None,
         num_keys=num_tokens - first_key,
-        mask=(_to_mask(reach.sees(queries, keys), rules) if needs_mask else None),
+        mask=(
+            _to_mask(reach.sees(queries, keys, key_ends), rules) if needs_mask else None
+        ),
     )
 
 

@@ -70,6 +70,8 @@ class TritonAttention:
             return "the model keeps latents"
         if any(layer.chunk is not None for layer in model.layers):
             return "the model's layers see chunks of the text"
+        if any(layer.joins_images for layer in model.layers):
+            return "the tokens of an image see each other"
         return None
 
     def order(self, rows: Sequence[StepRow]) -> list[int]:

@@ -69,6 +69,8 @@ class VarlenAttention:
                 return "the model's layers see chunks of the text"
             if layer.values_in_keys:
                 return "the model keeps latents"
+            if layer.joins_images:
+                return "the tokens of an image see each other"
             if layer.key_dim != layer.value_dim or layer.key_dim > _MAX_DIM:
                 return "the heads of the model do not fit"
         return None

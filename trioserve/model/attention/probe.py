@@ -24,12 +24,13 @@ class Reach:
     """The keys that a query sees.
 
     Args:
-      is_causal, window, chunk: as in LayerSpec.
+      is_causal, window, chunk, joins_images: as in LayerSpec.
     """
 
     is_causal: bool = True
     window: int | None = None
     chunk: int | None = None
+    joins_images: bool = False
 
     @property
     def num_keys(self) -> int | None:
@@ -45,11 +46,18 @@ class Reach:
         first = 0 if self.window is None else max(0, query - self.window + 1)
         return first if self.chunk is None else max(first, query - query % self.chunk)
 
-    def sees(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return whether queries see keys, for positions of shapes that broadcast."""
+    def sees(self, queries: Tensor, keys: Tensor, ends: Tensor | None = None) -> Tensor:
+        """Return whether queries see keys, for positions of shapes that broadcast.
+
+        Args:
+          ends: of the queries, as in StepInputs.key_ends.
+        """
         if not self.is_causal:
             return (keys >= 0) & (queries >= 0)
-        seen = keys <= queries
+        if self.joins_images and ends is not None:
+            seen = keys < ends
+        else:
+            seen = keys <= queries
         if self.window is not None:
             # As in transformers' sliding_window_overlay, the query itself counts.
             seen = seen & (keys > queries - self.window)
@@ -72,6 +80,7 @@ class LayerSpec:
       values_in_keys: values are the first numbers of keys, so that they are kept once.
       shares: the place, among the calls, of the one whose keys and values it reads; None if
         it has its own. Only layers that have their own keep a cache.
+      joins_images: the tokens of an image see each other; the window counts backwards alone.
     """
 
     module_name: str
@@ -87,6 +96,7 @@ class LayerSpec:
     shares: int | None = None
     chunk: int | None = None
     values_in_keys: bool = False
+    joins_images: bool = False
 
     @property
     def kept_dim(self) -> int:
@@ -96,7 +106,12 @@ class LayerSpec:
     @property
     def reach(self) -> Reach:
         """The keys that its queries see."""
-        return Reach(is_causal=self.is_causal, window=self.window, chunk=self.chunk)
+        return Reach(
+            is_causal=self.is_causal,
+            window=self.window,
+            chunk=self.chunk,
+            joins_images=self.joins_images,
+        )
 
     @property
     def needs_scores(self) -> bool:

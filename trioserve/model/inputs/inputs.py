@@ -25,6 +25,7 @@ from ..runtimes.deepstack import ADDED
 from ..runtimes.loaded import LoadedModel
 from ..runtimes.vision import ImageEncoder
 from ..step.layout import StepInputs
+from .lookup import TokenLookup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,7 @@ class EmbeddedInputs:
         self._embed_tokens: Any = model.model.get_input_embeddings()
         self._encoder = None if model.vision is None else ImageEncoder(model.model)
         self._num_added = 0 if model.deepstack is None else model.deepstack.num_layers
+        self._lookup = TokenLookup.of(model)
         # In the order of positions, without the slots that have read all vectors.
         self._slots: dict[int, deque[_Source]] = {}
         # Sequences with the same image share its encoding.
@@ -107,6 +109,7 @@ class EmbeddedInputs:
             inputs_embeds  (1, num_tokens, hidden_size)
             ADDED          (num_layers, num_tokens, hidden_size), if images have vectors
                            that are added behind the first layers (deepstack.py)
+          and what TokenLookup adds, if each layer looks up the tokens again
         """
         if not self._slots:
             return {}
@@ -117,6 +120,8 @@ class EmbeddedInputs:
         ]
         if not parts:
             return {}
+        if self._lookup is not None:
+            self._lookup.pad(inputs, parts)
         embeds: Tensor = self._embed_tokens(inputs.input_ids)
         num_tokens, hidden_size = embeds.shape[1:]
         added = embeds.new_zeros((self._num_added, num_tokens, hidden_size))
@@ -126,7 +131,11 @@ class EmbeddedInputs:
             # Vectors of clients have none of these.
             for index, more in enumerate(vectors.split(hidden_size, dim=1)[1:]):
                 added[index, place] = more
-        return {"inputs_embeds": embeds, **({ADDED: added} if len(added) else {})}
+        return {
+            "inputs_embeds": embeds,
+            **({ADDED: added} if len(added) else {}),
+            **({} if self._lookup is None else self._lookup.find(inputs)),
+        }
 
     def _make_reader(self, item: EmbeddedInput) -> Callable[[int, int], Tensor]:
         if item.kind == "embeds":

@@ -2,7 +2,8 @@
 
 A model may count positions by itself, look for a mask that is not built here, or change
 scores in an attention function of its own. Then it would run, and answer worse. So two short
-prompts, one of them in two parts, are compared with one pass of transformers alone. Windows
+prompts, one of them in two parts, are compared with one pass of transformers alone. If a model
+reads images, some tokens are marked as those of an image, because its masks may join them. Windows
 are longer than these prompts; attention/masks.py reads them.
 """
 
@@ -24,7 +25,8 @@ from ..attention.probe import UnfitLayer
 from ..runtimes.loaded import LoadedModel
 from ..runtimes.modules.layers import ModuleLayers
 from ..self_check.compare import measure_distance
-from ..self_check.steps import make_tables
+from ..self_check.steps import CHECKED_IMAGE, make_tables
+from ..step.joined_images import JoinedImages
 from ..step.layout import lay_out
 
 logger = logging.getLogger(__name__)
@@ -59,6 +61,7 @@ def check_modules(model: LoadedModel, attention: str | dict[str, str]) -> None:
     if "position_ids" in inspect.signature(model.model.forward).parameters:
         # As generate() does. Some models would begin at another number.
         arguments["position_ids"] = torch.arange(_NUM_TOKENS, device=model.device)[None]
+    arguments |= _mark_image(model, tokens)
 
     def run_alone(own: str) -> Tensor:
         assert model.stateful is not None, "transformers has built its modules"
@@ -83,6 +86,18 @@ def check_modules(model: LoadedModel, attention: str | dict[str, str]) -> None:
         )
 
 
+def _mark_image(model: LoadedModel, tokens: Tensor) -> dict[str, Tensor]:
+    """Return the argument that marks CHECKED_IMAGE, if a model's masks may depend on it."""
+    if model.vision is None or model.vision.has_grid_positions:
+        return {}
+    known = inspect.signature(model.model.forward).parameters.keys()
+    kinds = torch.zeros_like(tokens)
+    for begin, end in CHECKED_IMAGE:
+        kinds[:, begin:end] = 1
+    names = known & {"token_type_ids", "mm_token_type_ids"}
+    return {name: kinds.to(model.device) for name in names}
+
+
 @contextmanager
 def _own_attention(
     model: Any, attention: str | dict[str, str], own: str
@@ -101,12 +116,14 @@ def _run_paged(model: LoadedModel, tokens: Tensor) -> Tensor:
     """Return the logits behind _CUT of both prompts, (2, _NUM_TOKENS - _CUT, vocab_size)."""
     tables = make_tables(tokens.tolist(), _BLOCK_SIZE, model.device)
     num_blocks = -(-_NUM_TOKENS // _BLOCK_SIZE)
+    joins_images = model.info.joins_images
+    images = JoinedImages.at(CHECKED_IMAGE, 2) if joins_images else None
     layers = ModuleLayers(model, tables, 2 * num_blocks, GatherAttention)
 
     def run(*rows: StepRow) -> Tensor:
         tables.append_blocks(rows)
         plan = StepPlan(step_id=0, starts=(), rows=rows)
-        inputs = lay_out(plan, tables, layers.order, model.device)
+        inputs = lay_out(plan, tables, layers.order, model.device, images=images)
         arguments = {
             "input_ids": inputs.input_ids,
             "position_ids": inputs.position_ids,

@@ -110,6 +110,7 @@ def make_decoder(
     tables, steps = make_steps(
         *(model.info.vocab_size, model.device, model.dtype),
         has_states=bool(model.states),
+        joins_images=model.info.joins_images,
     )
     reads = [_read(model, parts, step) for step in steps]
     expected = _run_modules(model, tables, reads)

@@ -89,7 +89,7 @@ def _watch(
             model, facts, name=name, layers=watched.layers, states=watched.states
         ),
         attention=watched.attention,
-        layers=watched.layers,
+        layers=facts.mark(watched.layers),
         states=watched.states,
         stateful=watched.stateful,
         takes_logits_to_keep=takes_logits_to_keep(model),
@@ -149,6 +149,7 @@ def describe_model(
         hidden_size=_count_hidden(whole or model),
         dtype=str(model.dtype).removeprefix("torch."),
         takes_images=facts.vision is not None,
+        joins_images=facts.vision is not None and facts.vision.joins != "none",
     )
 
 

@@ -6,7 +6,8 @@ before the weights are read take no memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 import re
 from typing import Any
 
@@ -23,9 +24,13 @@ def choose_class(facts: ModelFacts) -> type[PreTrainedModel]:
       UnsupportedModel
     """
     model_class: type[PreTrainedModel] = find_class(facts.config)
-    return (
-        make_pruned_class(model_class, keep_text) if facts.is_text_part else model_class
-    )
+    if facts.is_text_part:
+        return make_pruned_class(model_class, keep_text)
+    if facts.vision is not None and facts.vision.unread:
+        return make_pruned_class(
+            model_class, partial(_remove, names=facts.vision.unread)
+        )
+    return model_class
 
 
 def make_pruned_class(
@@ -70,16 +75,22 @@ def keep_text(model: Any) -> None:
     }
     removed: list[str] = []
     for name, module in list(model.named_modules()):
-        parent, _, attribute = name.rpartition(".")
         is_outermost = not name.startswith(tuple(f"{each}." for each in removed))
         has_weights = any(True for _ in module.parameters())
         if is_outermost and has_weights and kept.isdisjoint(module.modules()):
-            setattr(model.get_submodule(parent), attribute, None)
             removed.append(name)
+    _remove(model, removed)
+
+
+def _remove(model: Any, names: Sequence[str]) -> None:
+    """Remove modules of a new model, and let their weights be ignored."""
+    for name in names:
+        parent, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(parent), attribute, None)
     # transformers would warn of all their weights.
     model._keys_to_ignore_on_load_unexpected = {
         *(model._keys_to_ignore_on_load_unexpected or ()),
-        *(rf"^{re.escape(name)}\." for name in removed),
+        *(rf"^{re.escape(name)}\." for name in names),
     }
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 import inspect
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 
 from ...types.model_info import SEES_NO_IMAGES
 from ...types.prompt import EmbeddedInput
+from ..attention.probe import LayerSpec
 from ..device.tensors import read_tensor
 from ..device.torch_threads import torch_threads
 
@@ -33,18 +34,44 @@ class VisionKind:
       has_grid_positions: its rotary embeddings place the vectors of an image in a plane.
       has_deepstack: its encoder also has vectors for the layers behind the first
         (deepstack.py).
+      joins: the layers in which the tokens of an image see each other: none, all, or the
+        layers with a window.
+      unread: names of its modules that no image needs, such as the encoder of sound.
     """
 
     vision_type: str
     text_type: str | None = None
     has_grid_positions: bool = False
     has_deepstack: bool = False
+    joins: Literal["none", "all", "windows"] = "none"
+    unread: tuple[str, ...] = ()
+
+    def mark(self, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
+        """Return a model's layers, with those marked that join images."""
+        return tuple(
+            replace(layer, joins_images=True) if self._joins_in(layer) else layer
+            for layer in layers
+        )
+
+    def _joins_in(self, layer: LayerSpec) -> bool:
+        if self.joins == "windows":
+            return layer.window is not None
+        return self.joins == "all"
 
 
 # By model_type. All of them are compared with transformers, token for token. Others would
-# often run and give wrong results: some models attend to the vectors of an image in both
-# directions.
+# often run and give wrong results.
 VISION_KINDS: dict[str, VisionKind] = {
+    "gemma3": VisionKind(
+        text_type="gemma3_text", vision_type="siglip_vision_model", joins="all"
+    ),
+    # If use_bidirectional_attention is "vision": the small ones join no images.
+    "gemma4": VisionKind(
+        text_type="gemma4_text",
+        vision_type="gemma4_vision",
+        joins="windows",
+        unread=("model.audio_tower", "model.embed_audio"),
+    ),
     "glm46v": VisionKind(
         text_type="glm4v_text", vision_type="glm4v_vision", has_grid_positions=True
     ),
@@ -97,7 +124,7 @@ VISION_KINDS: dict[str, VisionKind] = {
 # Further types whose texts are compared with transformers, but whose images are not served.
 TEXT_PARTS = frozenset(
     {
-        *("aria", "aya_vision", "cohere2_vision", "exaone4_5", "gemma3", "gemma4"),
+        *("aria", "aya_vision", "cohere2_vision", "exaone4_5"),
         *("gemma4_unified", "glm_ocr", "idefics2"),
         *("hyperclovax_vision_v2", "kimi_k25", "lfm2_vl", "lighton_ocr", "llava_next"),
         *("llava_next_video", "llava_onevision", "ovis2", "paddleocr_vl"),
@@ -120,8 +147,16 @@ def find_vision_kind(config: PreTrainedConfig) -> VisionKind | None:
         return None
     text_type = type(config.text_config).model_type
     is_known = kind.text_type in (None, text_type)
-    is_known &= type(config.vision_config).model_type == kind.vision_type
-    return kind if is_known else None
+    # Some are without the part that reads images.
+    vision_type = getattr(type(config.vision_config), "model_type", None)
+    is_known &= vision_type == kind.vision_type
+    if not is_known:
+        return None
+    if kind.joins == "windows":
+        direction = getattr(config.text_config, "use_bidirectional_attention", None)
+        if direction != "vision":
+            return replace(kind, joins="none")
+    return kind
 
 
 def explain_refusal(config: PreTrainedConfig, *, text_only: bool) -> str | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from ...types.ids import BlockId
 from ...types.plan import SlotStart, StepPlan, StepRow
 from ...types.sampling import SamplingParams
+from ..step.joined_images import JoinedImages
 from ..step.layout import StepInputs, lay_out
 from ..step.slots import SlotTables
 from .compare import find_difference
@@ -19,6 +20,9 @@ from .compare import find_difference
 # even if the server allows only shorter sequences.
 NUM_CHECKED = 12
 _BLOCK_SIZE = 8
+
+# The positions of tokens that see each other in models that join images.
+CHECKED_IMAGE = ((2, 6),)
 
 # Flat tokens whose logits are compared.
 COMPARED_TOKENS = range(NUM_CHECKED - 4, NUM_CHECKED)
@@ -59,9 +63,16 @@ def make_tables(
 
 
 def make_check(
-    vocab_size: int, device: torch.device = torch.device("cpu")
+    vocab_size: int,
+    device: torch.device = torch.device("cpu"),
+    *,
+    joins_images: bool = False,
 ) -> tuple[SlotTables, StepInputs]:
-    """Make a step of one prompt of random tokens."""
+    """Make a step of one prompt of random tokens.
+
+    Args:
+      joins_images: some of the tokens see each other.
+    """
     chance = torch.Generator().manual_seed(0)
     token_ids = torch.randint(vocab_size, (NUM_CHECKED,), generator=chance).tolist()
     tables = make_tables([token_ids], _BLOCK_SIZE, device)
@@ -74,7 +85,8 @@ def make_check(
     )
     tables.append_blocks([row])
     plan = StepPlan(step_id=0, starts=(), rows=(row,))
-    return tables, lay_out(plan, tables, lambda rows: [0], device)
+    images = JoinedImages.at(CHECKED_IMAGE, 1) if joins_images else None
+    return tables, lay_out(plan, tables, lambda rows: [0], device, images=images)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,16 +102,22 @@ class CheckedStep:
 
 
 def make_steps(
-    vocab_size: int, device: torch.device, dtype: torch.dtype, *, has_states: bool
+    vocab_size: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    has_states: bool,
+    joins_images: bool,
 ) -> tuple[SlotTables, list[CheckedStep]]:
     """Make the steps in which a model is compared: one, or some of two prompts.
 
     Args:
       device, dtype: the model's.
       has_states: the model keeps states, which one step does not show.
+      joins_images: the tokens of an image see each other.
     """
     if not has_states:
-        tables, inputs = make_check(vocab_size, device)
+        tables, inputs = make_check(vocab_size, device, joins_images=joins_images)
         return tables, [CheckedStep(inputs=inputs, tokens=COMPARED_TOKENS)]
     chance = torch.Generator().manual_seed(0)
     shape = 2, NUM_CHECKED_WITH_STATES

@@ -149,7 +149,7 @@ def _load(
     info = describe_model(
         model, facts, name=name, layers=layers, states=states, whole=whole
     )
-    return replace(loaded, layers=layers, states=states, info=info)
+    return replace(loaded, layers=facts.mark(layers), states=states, info=info)
 
 
 def _check_reach(facts: ModelFacts, place: StagePlace) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ...types.plan import StepPlan, StepRow
 from ..device.tensors import send_ids
+from .joined_images import JoinedImages
 from .slots import SlotTables
 
 
@@ -40,6 +41,8 @@ class StepInputs:
       last_tokens: the same of its last token.
       held: slots whose rows are skipped. The last token of such a row comes again in a
         later step, so states must stay as they are before it.
+      key_ends: (num_tokens,) int32, as JoinedImages.find_ends returns them; None if no token
+        lies in an image whose tokens see each other
     """
 
     rows: tuple[StepRow, ...]
@@ -51,6 +54,7 @@ class StepInputs:
     first_tokens: tuple[int, ...]
     last_tokens: tuple[int, ...]
     held: Collection[int] = ()
+    key_ends: Tensor | None = None
 
 
 def lay_out(
@@ -59,6 +63,7 @@ def lay_out(
     order: Callable[[Sequence[StepRow]], list[int]],
     device: torch.device,
     held: Collection[int] = (),
+    images: JoinedImages | None = None,
 ) -> StepInputs:
     """Lay one step's tokens out flat.
 
@@ -68,6 +73,7 @@ def lay_out(
       order: returns the order of rows that the attention backend wants.
       device: the model's.
       held: as in StepInputs.
+      images: the images whose tokens see each other; None if layers join none.
     """
     places = order(plan.rows)
     rows = tuple(plan.rows[i] for i in places)
@@ -86,6 +92,7 @@ def lay_out(
         first_tokens[i], last_tokens[i] = end - row.num_tokens, end - 1
     sampled = [i for i, row in enumerate(plan.rows) if tables.has_sampled(row)]
     input_ids = tables.token_ids[slots, positions].to(torch.int64)
+    key_ends = None if images is None else images.find_ends(rows)
     return StepInputs(
         rows=rows,
         input_ids=input_ids.to(device, non_blocking=True)[None],
@@ -96,4 +103,5 @@ def lay_out(
         first_tokens=tuple(first_tokens),
         last_tokens=tuple(last_tokens),
         held=held,
+        key_ends=None if key_ends is None else key_ends.to(device, non_blocking=True),
     )

@@ -24,10 +24,15 @@ from .preprocess import ProcessedImage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageToken:
-    """The token that stands for each vector of an image."""
+    """The tokens that stand for images.
+
+    Args:
+      text: the token of an image in a rendered chat.
+      vector_id: the token of each of its vectors in a prompt; mostly the same.
+    """
 
     text: str
-    token_id: int
+    vector_id: int
 
 
 def embed_whole(embeds: DecodedEmbeds, cache_salt: str) -> Prompt:
@@ -115,7 +120,7 @@ class _Builder:
         self, images: Sequence[ProcessedImage], image_token: ImageToken | None
     ) -> None:
         self._images = images
-        self._image_id = None if image_token is None else image_token.token_id
+        self._image_id = None if image_token is None else image_token.vector_id
         self.token_ids: list[int] = []
         self._image_positions: list[int] = []
         self._embedded: list[EmbeddedInput] = []

@@ -37,7 +37,7 @@ class ProcessedImage:
 
     Args:
       replacement: the text that stands for it in the prompt.
-      num_vectors: how often the image's token occurs in the replacement; the model's
+      num_vectors: how often the token of vectors occurs in the replacement; the model's
         encoder makes as many vectors.
       tensors: inputs of the encoder by name.
       key: KEY_BYTES; images of equal bytes have equal keys.
@@ -96,8 +96,9 @@ class ImageProcessor:
 
     Attributes:
       processor: the processor of transformers.
-      image_token: stands for an image in a rendered chat, and for each vector in the
-        image's replacement.
+      image_token: stands for an image in a rendered chat.
+      vector_token: stands for each vector in an image's replacement; mostly the same.
+      vector_token_id: its id.
       cache: earlier results; callers of process look there first.
 
     Raises:
@@ -110,8 +111,9 @@ class ImageProcessor:
         tokenizer: PreTrainedTokenizerBase,
         config: MediaConfig,
     ) -> None:
-        self.image_token = _read_image_token(processor, tokenizer)
-        self.image_token_id = _find_token_id(processor, tokenizer, self.image_token)
+        self.image_token = _read_image_token(processor)
+        self.vector_token = getattr(tokenizer, "image_token", self.image_token)
+        self.vector_token_id = _find_token_id(processor, tokenizer, self.vector_token)
         self.cache = ImageCache(_read_capacity(config))
         self.processor = processor
         self._settings: dict[str, Any] = processor._merge_kwargs(
@@ -131,7 +133,7 @@ class ImageProcessor:
         )
         return ProcessedImage(
             replacement=replacement,
-            num_vectors=replacement.count(self.image_token),
+            num_vectors=replacement.count(self.vector_token),
             tensors=ImageTensors(
                 (name, _to_bytes(tensor))
                 for name, tensor in inputs.items()
@@ -141,17 +143,11 @@ class ImageProcessor:
         )
 
 
-def _read_image_token(
-    processor: ProcessorMixin, tokenizer: PreTrainedTokenizerBase
-) -> str:
+def _read_image_token(processor: ProcessorMixin) -> str:
     name = type(processor).__name__
     token = getattr(processor, "image_token", None)
     if not isinstance(token, str):
         raise UnsupportedModel(name, "it has no token that stands for an image")
-    # Some models, such as Gemma 3, have one token for an image and another for its
-    # vectors.
-    if getattr(tokenizer, "image_token", token) != token:
-        raise UnsupportedModel(name, "it has several tokens that stand for images")
     return token
 
 

@@ -68,7 +68,7 @@ class ImageRenderer:
 
     Attributes:
       loader: fetches and decodes images.
-      token: stands for each vector of an image.
+      token: stands for an image, and for each of its vectors.
       max_images: the limit of images in one request.
       num_hits: requested images that were found in the cache, perhaps after another
         request had prepared them.
@@ -83,7 +83,7 @@ class ImageRenderer:
         loader: ImageLoader | None = None,
     ) -> None:
         self.token = ImageToken(
-            text=processor.image_token, token_id=processor.image_token_id
+            text=processor.image_token, vector_id=processor.vector_token_id
         )
         self.max_images = config.max_images
         self._processor = processor

@@ -256,7 +256,11 @@ class BlockTables:
             return num_tokens, None
         size, begin = self._block_size, sequence.num_computed
         last = (sequence.num_tokens - 1) // size * size
-        borders = [each for each in (sequence.junction, last) if each > begin]
+        borders = [
+            each
+            for each in (sequence.junction, last)
+            if each > begin and not sequence.spans.is_inside(each)
+        ]
         end = min([begin + num_tokens, *borders])
         if end % size or end > last:
             return end - begin, None
@@ -304,12 +308,15 @@ class BlockTables:
     def _count_usable(self, sequence: Sequence, num_shared: int) -> int:
         """Return how many of its cached blocks a sequence can go on behind."""
         if self._windows is not None:
-            return self._windows.find_end(sequence, num_shared, self._has_states)
-        while num_shared and not self._has_states(sequence, num_shared):
+            return self._windows.find_end(sequence, num_shared, self._can_go_on)
+        while num_shared and not self._can_go_on(sequence, num_shared):
             num_shared -= 1
         return num_shared
 
-    def _has_states(self, sequence: Sequence, num_blocks: int) -> bool:
+    def _can_go_on(self, sequence: Sequence, num_blocks: int) -> bool:
+        """Return whether a sequence can go on behind blocks, by its images and states."""
+        if sequence.spans.is_inside(num_blocks * self._block_size):
+            return False
         if self._checkpoints is None:
             return True
         block_hash = sequence.hash_block(num_blocks - 1, self._block_size)

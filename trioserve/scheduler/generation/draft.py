@@ -70,6 +70,27 @@ class Draft:
         num_tokens -= (start + num_tokens) % self._block_size
         return min(limit, max(num_tokens, self._block_size))
 
+    def keep_whole(self, sequence: Sequence, num_tokens: int) -> int:
+        """Return how many tokens of a chunk remain if it divides no image.
+
+        An image at the beginning of a chunk is computed whole, whatever time it takes, if it
+        is the step's first chunk. So the first prompt in line always goes on.
+
+        Returns:
+          0 if the image at its beginning has no room in this step
+        """
+        start = sequence.num_computed
+        end = sequence.spans.step_back(start + num_tokens)
+        if end > start:
+            return end - start
+        whole = sequence.spans.step_on(start + num_tokens) - start
+        has_time = (
+            self.seconds == math.inf
+            or not self._has_chunk
+            or whole <= self._count_tokens(start)
+        )
+        return whole if whole <= self.num_tokens and has_time else 0
+
     def measure_share(self, num_tokens: int) -> int:
         """Return how many tokens of a long prompt's chunk shorter prompts may have.
 

@@ -63,6 +63,10 @@ class PromptPlanner:
                     line.append(sequence)
                     continue
                 num_tokens -= num_left
+            num_tokens = draft.keep_whole(sequence, num_tokens)
+            if not num_tokens:
+                # An image waits for the next step.
+                continue
             num_tokens, saves = self._blocks.cut_chunk(sequence, num_tokens)
             draft.add_chunk(sequence, num_tokens)
             draft.add(sequence, num_tokens, saves)

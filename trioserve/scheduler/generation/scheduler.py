@@ -119,6 +119,8 @@ class Scheduler:
             raise ValueError("the longest sequence must fit the pool alone")
         self._block_size = block_size
         self._max_num_batched_tokens = max_num_batched_tokens
+        # The sequences that may decode beside a prompt.
+        self._max_num_others = max_num_seqs - 1
         self._max_model_len = max_model_len
         self._can_recompute = can_recompute
         self._num_stages = num_stages
@@ -168,6 +170,8 @@ class Scheduler:
         """
         if sequence.num_tokens >= self._max_model_len:
             raise ValueError("the prompt leaves no room for a token of output")
+        if sequence.spans.longest > self._max_num_batched_tokens - self._max_num_others:
+            raise ValueError("no step has room for an image of the prompt")
         if sequence.sequence_id in self._sequences:
             raise ValueError(f"sequence {sequence.sequence_id} is there already")
         sequence.max_num_tokens = min(sequence.max_num_tokens, self._max_model_len)

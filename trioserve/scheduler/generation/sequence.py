@@ -12,6 +12,7 @@ from ...types.prompt import EmbeddedInput
 from ...types.sampling import SamplingParams
 from .blocks import BlockHashes
 from .repetition import RepetitionDetector
+from .spans import Spans
 
 # Waiting time that one level of priority is worth. A guess: longer than most requests wait
 # on a server that is not overloaded, short enough for a person to wait.
@@ -107,6 +108,7 @@ class Sequence:
       eos_token_ids: end the sequence unless sampling.ignore_eos.
       cache_salt: blocks are shared only under the same salt.
       embedded: see prompt.Prompt.
+      spans: parts of the prompt that a step computes whole.
 
     Attributes:
       num_tokens: tokens whose ids are known.
@@ -162,6 +164,7 @@ class Sequence:
         "seed",
         "sequence_id",
         "slot",
+        "spans",
         "started_in",
         "window_begin",
         "window_ids",
@@ -187,10 +190,12 @@ class Sequence:
         eos_token_ids: frozenset[int] = frozenset(),
         cache_salt: str = "",
         embedded: tuple[EmbeddedInput, ...] = (),
+        spans: Spans = Spans(),
     ) -> None:
         self.sequence_id = sequence_id
         self.prompt_token_ids = prompt_token_ids
         self.embedded = embedded
+        self.spans = spans
         self.output_token_ids: list[int] = []
         self.sampling = sampling
         self.seed = seed

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from ....config import ModelConfig
+from ...attention.probe import LayerSpec
 from ...attention.registered import IMPLEMENTATION
 from ...device.choose import resolve_device, set_threads
 from ...runtimes.vision import VisionKind, explain_refusal, find_vision_kind, has_vision
@@ -50,6 +51,10 @@ class ModelFacts:
         if self.vision is None or not self.vision.has_deepstack:
             return 0
         return len(self.config.vision_config.deepstack_visual_indexes)
+
+    def mark(self, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
+        """Return the model's layers, with those marked that join images."""
+        return layers if self.vision is None else self.vision.mark(layers)
 
     @property
     def attention(self) -> str | dict[str, str]:

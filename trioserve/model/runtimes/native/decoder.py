@@ -254,6 +254,7 @@ class NativeDecoder:
                 rotary_dim=mixer.cos.shape[1],
                 has_gate=mixer.has_gate,
                 shares_cache=call.shares is not None,
+                joins_images=call.joins_images,
             )
         )
 

@@ -97,6 +97,7 @@ class NativeLayers:
         lookups = None
         if self._look_up is not None:
             lookups = self._look_up(inputs.input_ids, vectors)
+        key_ends = inputs.key_ends
         if deepstack is not None:
             deepstack = deepstack.to(torch.float32).contiguous()
         window_ids = self._tables.window_ids
@@ -111,6 +112,7 @@ class NativeLayers:
             cos=None if cos is None else cos.data_ptr(),
             sin=None if sin is None else sin.data_ptr(),
             deepstack=None if deepstack is None else deepstack.data_ptr(),
+            key_ends=None if key_ends is None else key_ends.data_ptr(),
             num_tokens=len(hidden),
             num_rows=len(rows),
             num_wanted=len(tokens),
