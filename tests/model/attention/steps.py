@@ -28,6 +28,7 @@ def make_layer(
     window: int | None = None,
     softcap: float | None = None,
     sinks: bool = False,
+    joins_images: bool = False,
 ) -> LayerSpec:
     generator = torch.Generator().manual_seed(0)
     return LayerSpec(
@@ -40,6 +41,7 @@ def make_layer(
         window=window,
         scaling=dims[0] ** -0.5,
         softcap=softcap,
+        joins_images=joins_images,
         sinks=torch.randn(heads[0], generator=generator).to(DEVICE) if sinks else None,
     )
 
@@ -71,10 +73,11 @@ class Steps(BackendPair):
         block_size: int = 4,
         dtype: torch.dtype = torch.float32,
         max_model_len: int = 96,
+        **images: tuple[tuple[int, int], ...],
     ) -> None:
         model = make_model(layer=layer, block_size=block_size, dtype=dtype)
         super().__init__(
-            make_backend, model, max_num_seqs=6, max_model_len=max_model_len
+            make_backend, model, max_num_seqs=6, max_model_len=max_model_len, **images
         )
         self._number = 0.0
 

@@ -67,6 +67,21 @@ def test_layers_with_windows_have_blocks_of_their_own() -> None:
     check_windows(TritonAttention)
 
 
+@pytest.mark.parametrize("window", [3, pytest.param(None, marks=pytest.mark.matrix)])
+def test_tokens_of_an_image_see_each_other(window: int | None) -> None:
+    """The second image is longer than the window."""
+    layer = make_layer(heads=(4, 1), dims=(8, 8), window=window, joins_images=True)
+    steps = Steps(TritonAttention, layer, images=((2, 4), (5, 10)))
+    joined, output = steps.run((0, 12), (1, 2))
+    assert (joined - output).abs().max() < LIMIT
+    causal, _ = Steps(TritonAttention, replace(layer, joins_images=False)).run(
+        (0, 12), (1, 2)
+    )
+    differs = (joined - causal).abs().amax((1, 2)) > 0.01
+    assert differs.nonzero().flatten().tolist() == [2, 5, 6, 7, 8]
+    assert steps.step((0, 1), (1, 9)) < LIMIT
+
+
 def test_a_long_context() -> None:
     """Its chunk has two tiles, and its decode several splits of many keys."""
     layer = LAYERS["one head of keys"]

@@ -117,6 +117,7 @@ def attend_to_keys(
     summed,
     queries,
     query_positions,
+    query_ends,
     places,
     there,
     cache,
@@ -141,6 +142,7 @@ def attend_to_keys(
       summed: (rows, VALUE_WIDTH) float32, the weighted sum of the values
       queries: (rows, KEY_WIDTH)
       query_positions: (rows,)
+      query_ends: (rows,), the ends of the keys that they see
       places: (keys,), positions of the keys in the sequence, less than `there` if they count
       table: (max_blocks,) int64, blocks of the slot
       IS_MASKED: some row may not see some key, or rows of the cache are narrower than the
@@ -169,7 +171,7 @@ def attend_to_keys(
     else:
         scores *= scaling * LOG2_E
     if IS_MASKED:
-        seen = is_key[None, :] & (places[None, :] <= query_positions[:, None])
+        seen = is_key[None, :] & (places[None, :] < query_ends[:, None])
         if WINDOW:
             seen = seen & (places[None, :] > query_positions[:, None] - WINDOW)
         scores = tl.where(seen, scores, float("-inf"))
@@ -203,6 +205,7 @@ def attend(
     tables,
     tiles,
     sinks,
+    key_ends,
     scaling,
     softcap,
     query_token_stride,
@@ -218,6 +221,7 @@ def attend(
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_KEY_ENDS: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
@@ -234,6 +238,8 @@ def attend(
       tiles: (num_tiles, TILE_COLUMNS) int32: first flat token, number of tokens (0 for a
         tile that is padding), slot, position of the first token
       sinks: (num_heads,)
+      key_ends: (num_tokens,) int32, the ends of the keys that tokens see, if HAS_KEY_ENDS;
+        without them, tokens see the keys up to their own
       softcap: of the scores, if HAS_SOFTCAP.
       GROUP: heads of queries for each head of keys.
       KEY_WIDTH, VALUE_WIDTH: the dims, rounded up to a power of two.
@@ -262,9 +268,13 @@ def attend(
         other=0.0,
     )  # (TILE_ROWS, KEY_WIDTH)
     query_positions = position + row_tokens
+    query_ends = query_positions + 1
 
     # Keys [first, last) are seen by the tile, and [here, there) by this program.
     last = tl.where(count > 0, position + count, 0)
+    if HAS_KEY_ENDS:
+        query_ends = tl.load(key_ends + begin + row_tokens, mask=is_row, other=0)
+        last = tl.max(query_ends, 0)
     first = tl.maximum(position - WINDOW + 1, 0) if WINDOW else 0
     length = tl.cdiv(tl.cdiv(last - first, NUM_SPLITS), TILE_KEYS) * TILE_KEYS
     here = first + split * length
@@ -294,6 +304,7 @@ def attend(
                 summed,
                 queries,
                 query_positions,
+                query_ends,
                 start + tl.arange(0, TILE_KEYS),
                 there,
                 cache,

@@ -35,6 +35,8 @@ class AttentionSpec(Protocol):
     def sinks(self) -> Tensor | None: ...
     @property
     def shares(self) -> int | None: ...
+    @property
+    def joins_images(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,9 @@ class PagedLayer:
         num_queries: int,
     ) -> None:
         spec, table = self.spec, tiles.get_table(self.is_windowed)
+        # A decode sees no key behind its own.
+        has_ends = spec.joins_images and chosen is tiles.chunks
+        key_ends = tiles.key_ends if has_ends else None
         rows = round_side(num_queries * self.group)
         size = choose_size(rows, self._width, self.cache.itemsize)
         attend[len(chosen), spec.num_kv_heads, splits](
@@ -162,6 +167,7 @@ class PagedLayer:
             table,
             chosen,
             spec.sinks,
+            key_ends,
             spec.scaling,
             spec.softcap or 1.0,
             *query.stride()[:2],
@@ -171,6 +177,7 @@ class PagedLayer:
             WINDOW=spec.window or 0,
             HAS_SOFTCAP=spec.softcap is not None,
             HAS_SINKS=spec.sinks is not None,
+            HAS_KEY_ENDS=key_ends is not None,
             NUM_SPLITS=splits,
             TILE_ROWS=rows,
             TILE_KEYS=size.keys,

@@ -49,6 +49,8 @@ class Tiles:
       slots, positions: (num_tokens,) int64
       decodes, chunks: (num_tiles, 4) int32, as `cut_tiles` cuts them
       rows: (num_rows, 5) int32, as `list_rows` lists them; None if no layer has states
+      key_ends: (num_tokens,) int32, the ends of the keys that tokens see in layers that join
+        images; None if all of them are behind the tokens
     """
 
     tables: Tensor
@@ -58,6 +60,7 @@ class Tiles:
     chunks: Tensor
     window_tables: Tensor | None = None
     rows: Tensor | None = None
+    key_ends: Tensor | None = None
 
     def get_table(self, is_windowed: bool) -> Tensor:
         """Return the table of the blocks that a layer has."""

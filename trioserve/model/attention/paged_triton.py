@@ -70,8 +70,6 @@ class TritonAttention:
             return "the model keeps latents"
         if any(layer.chunk is not None for layer in model.layers):
             return "the model's layers see chunks of the text"
-        if any(layer.joins_images for layer in model.layers):
-            return "the tokens of an image see each other"
         return None
 
     def order(self, rows: Sequence[StepRow]) -> list[int]:
@@ -94,6 +92,7 @@ class TritonAttention:
             positions=step.position_ids[0],
             decodes=tiles[: len(decodes)],
             chunks=tiles[len(decodes) :],
+            key_ends=step.key_ends,
         )
 
 

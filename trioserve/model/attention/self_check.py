@@ -17,6 +17,7 @@ from ...types.ids import BlockId
 from ...types.plan import StepPlan, StepRow
 from ..self_check.compare import describe_failure, find_difference
 from ..self_check.steps import make_tables
+from ..step.joined_images import JoinedImages
 from ..step.layout import StepInputs, lay_out
 from ..step.slots import SlotTables
 from .backend import PagedBackend, PagedModel
@@ -67,6 +68,7 @@ class BackendPair:
 
     Args:
       model: has one layer; the number of its blocks does not matter.
+      images: positions in each slot of tokens that see each other, if the layer joins images.
     """
 
     def __init__(
@@ -76,7 +78,9 @@ class BackendPair:
         *,
         max_num_seqs: int,
         max_model_len: int,
+        images: tuple[tuple[int, int], ...] = ((2, 5),),
     ) -> None:
+        self._images = images
         num_blocks = max_num_seqs * -(-max_model_len // model.block_size)
         self.model = replace(model, num_blocks=num_blocks)
         prompts = [[0] * max_model_len] * max_num_seqs
@@ -138,9 +142,14 @@ class BackendPair:
         self, backend: PagedBackend, plan: StepPlan, tensors: Sequence[Tensor]
     ) -> Tensor:
         """Run one step; returns float32, in the order of the plan."""
-        inputs = lay_out(plan, self.tables, backend.order, self.model.device)
-        places = place_tokens(plan, inputs)
         (layer,) = self.model.layers
+        images = None
+        if layer.joins_images:
+            images = JoinedImages.at(self._images, len(self.lengths))
+        inputs = lay_out(
+            *(plan, self.tables, backend.order, self.model.device), images=images
+        )
+        places = place_tokens(plan, inputs)
         call = AttentionCall(
             scaling=layer.scaling,
             window=layer.window,

@@ -23,7 +23,7 @@ from trioserve.model.runtimes.choice import NotRecognised
 from trioserve.model.runtimes.fused.graphs import find_size, list_sizes
 from trioserve.model.runtimes.loaded import LoadedModel
 
-from ...planning import Planner, make_prompt
+from ...planning import Planner, make_image, make_prompt
 from ...windowed import WindowedServer
 
 require_triton()
@@ -87,6 +87,17 @@ def test_a_model_writes_what_generate_writes(
     planner.step((sequences[1], 9), (sequences[0], 4))
     planner.run(*sequences, num_tokens=2)
     model.check(*sequences)
+
+
+@pytest.mark.matrix
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_images_whose_tokens_see_each_other(tiny_vision: Callable[..., Any]) -> None:
+    model = tiny_vision("gemma3", DEVICE)
+    planner = Planner(load(model))
+    mixed = model.join(make_prompt(3), make_image(), make_prompt(4, 1))
+    sequence = planner.begin(mixed.prompt, embedded=mixed.embedded)
+    planner.run(sequence, num_tokens=2, chunk=9)
+    model.check_at(mixed, sequence.outputs)
 
 
 # Padding computes with what its memory held before.
