@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from trioserve.kernels.triton.tiles import Tile, count_splits, cut_tiles
+from trioserve.kernels.triton.tiles import Tile, count_splits, cut_tiles, list_rows
 from trioserve.types.plan import StepRow
 
 
@@ -27,6 +27,12 @@ def test_a_chunk_is_cut_and_its_last_tile_comes_first() -> None:
     decodes, chunks = cut_tiles(rows, 4)
     assert decodes == [(0, 1, 3, 9)]
     assert chunks == [(9, 2, 0, 12), (5, 4, 0, 8), (1, 4, 0, 4)]
+
+
+def test_decodes_come_first_and_held_rows_keep_all_but_their_last_token() -> None:
+    rows = [make_row(2, 0, 3), make_row(0, 4, 10), make_row(3, 9, 1)]
+    expected = [(13, 1, 3, 9, 0), (0, 3, 2, 0, 3), (3, 10, 0, 4, 9)]
+    assert list_rows(rows, {0, 3}) == expected
 
 
 @given(
