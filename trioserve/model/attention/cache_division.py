@@ -17,7 +17,7 @@ from ...types.windows import (
 )
 
 # A guess at the length of a chat. Longer sequences run out of blocks before window blocks.
-_TYPICAL_TOKENS = 4096
+_TYPICAL_TOKENS = 2048
 
 
 class CacheDivision:

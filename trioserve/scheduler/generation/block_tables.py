@@ -200,19 +200,21 @@ class BlockTables:
     ) -> list[Sequence]:
         """Return the sequences that need another block for their planned tokens."""
         size, windows = self._block_size, self._windows
-        growing = [
-            sequence
-            for sequence in itertools.chain(decoding, prompts)
-            if sequence.num_planned > size * len(sequence.block_ids)
-        ]
+        sequences = itertools.chain(decoding, prompts)
         if windows is None:
-            return growing
-        # Most of those that need another block need a window block, too.
-        return growing + [
+            return [
+                sequence
+                for sequence in sequences
+                if sequence.num_planned > size * len(sequence.block_ids)
+            ]
+        return [
             sequence
-            for sequence in itertools.chain(decoding, prompts)
-            if windows.count_missing(sequence) > 0
-            and sequence.num_planned <= size * len(sequence.block_ids)
+            for sequence in sequences
+            if sequence.num_planned > size * len(sequence.block_ids)
+            or (
+                sequence.num_planned > size * sequence.end_of_window_blocks
+                and windows.count_missing(sequence) > 0
+            )
         ]
 
     def can_extend(self, sequences: Iterable[Sequence]) -> bool:

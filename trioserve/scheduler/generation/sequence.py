@@ -402,6 +402,11 @@ class Sequence:
         )
 
     @property
+    def end_of_window_blocks(self) -> int:
+        """The place behind its last window block among the blocks of its tokens."""
+        return self.window_begin + len(self.window_ids)
+
+    @property
     def num_blocks(self) -> int:
         """Blocks that it holds, and may share."""
         return len(self.block_ids) + len(self.window_ids)
@@ -418,10 +423,12 @@ class Sequence:
 
     def take_new_window_ids(self) -> tuple[BlockId, ...]:
         """Return the window blocks that no plan has named since the sequence started."""
+        num_planned, end = self._num_planned_window_blocks, self.end_of_window_blocks
+        if num_planned == end:
+            return ()
+        self._num_planned_window_blocks = end
         # Blocks are named before they are given back.
-        num_named = max(0, self._num_planned_window_blocks - self.window_begin)
-        self._num_planned_window_blocks = self.window_begin + len(self.window_ids)
-        return tuple(self.window_ids[num_named:])
+        return tuple(self.window_ids[max(0, num_planned - self.window_begin) :])
 
     def give_up(self) -> list[BlockId]:
         """Forget slot, blocks and computed tokens; returns the blocks that it held."""

@@ -133,8 +133,11 @@ class WindowBlocks:
 
     def give_back(self, sequences: Iterable[Sequence]) -> None:
         """Take back the blocks that no token to come sees."""
+        size, num_behind = self._block_size, self._window - 1
         for sequence in sequences:
-            first = self._find_needed(sequence)
+            # The device may skip rows; then the last known token is computed again.
+            query = min(sequence.num_computed, sequence.num_tokens - 1)
+            first = (query - num_behind) // size - SPARE_BLOCKS
             if first > sequence.window_begin:
                 self._give_back(sequence, first)
 
@@ -151,16 +154,7 @@ class WindowBlocks:
         """Return the windows behind which later prompts are likely to go on."""
         size = self._block_size
         ends = {len(sequence.prompt_token_ids) // size, sequence.junction // size}
-        return [range(self._find_kept(end * size), end) for end in ends]
-
-    def _find_kept(self, query: int) -> int:
-        """Return the number of the first block that stays before a token."""
-        return max(0, self.find_first(query) - SPARE_BLOCKS)
-
-    def _find_needed(self, sequence: Sequence) -> int:
-        """Return the number of the first block that stays before the tokens to come."""
-        # The device may skip rows; then the last known token is computed again.
-        return self._find_kept(min(sequence.num_computed, sequence.num_tokens - 1))
+        return [range(self.find_first(end * size) - SPARE_BLOCKS, end) for end in ends]
 
     def register(self, sequence: Sequence, index: int, block_hash: bytes) -> None:
         """Let other sequences find a full block, unless it is given back already."""
