@@ -16,9 +16,12 @@ from trioserve.kernels.library import open_library
 from trioserve.model.loading.load import load_model
 from trioserve.model.runtimes.recognise import mamba2, state_formulas, states
 from trioserve.model.self_check.steps import make_tables
+from trioserve.model.stages.loading import load_stage
 from trioserve.model.step.layout import lay_out
+from trioserve.testing.models import save_tiny_model
 from trioserve.types.ids import BlockId
 from trioserve.types.plan import StepPlan, StepRow
+from trioserve.types.stage_place import StagePlace
 
 from ...families.tiny import make_tiny
 from ...planning import make_prompt
@@ -138,7 +141,16 @@ def test_alone_in_chunks_beside_another_skipped_and_again(
     assert torch.equal(torch.cat(parts), expected)
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_5_text", "lfm2"])
+def test_a_stage_with_kimi_delta_attention_alone(tmp_path: Path) -> None:
+    """A load compares it with the modules; other layers of Kimi-Linear have latents."""
+    folder = save_tiny_model("kimi_linear", tmp_path)
+    config = ModelConfig(device="cpu", kernels="native")
+    place = StagePlace(stage=0, num_stages=2)
+    loaded = load_stage(folder, config, name="tiny", place=place)
+    assert loaded.info.kernels == f"native {open_library().name}"
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "lfm2", "falcon_h1"])
 def test_bfloat16(tmp_path: Path, model_type: str) -> None:
     """A load compares it with the modules."""
     loaded = load(save(model_type, tmp_path), dtype="bfloat16")

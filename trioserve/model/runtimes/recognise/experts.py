@@ -42,6 +42,13 @@ def find_mlp(mlp: nn.Module) -> MlpParts:
         *(("input_linear",), _OTHER_NAMES[:2], ("up_proj",)),
     )
     output = check_linear(output, "down_proj")
+    others = {
+        name
+        for name, child in mlp.named_children()
+        if child not in (*inputs, output) and any(True for _ in child.parameters())
+    }
+    if others:
+        raise NotRecognised(f"{type(mlp).__name__} has {', '.join(sorted(others))}")
     num_inner = sum(product.out_features for product in inputs)
     return MlpParts(
         inputs=inputs,

@@ -40,7 +40,20 @@ def find_norm(norm: nn.Module, size: int | None = None) -> Tensor:
         raise NotRecognised(f"{type(norm).__name__} has no epsilon")
     ones = torch.ones(len(weight), dtype=torch.float32, device=weight.device)
     found: Tensor = norm(ones).float() * (1 + epsilon) ** 0.5
+    _check_norm(norm, found, epsilon)
     return found.contiguous()
+
+
+def _check_norm(norm: nn.Module, weight: Tensor, epsilon: float) -> None:
+    """Refuse norms of another kind, such as those that subtract the mean.
+
+    Raises:
+      NotRecognised
+    """
+    numbers = torch.linspace(-1, 3, len(weight), device=weight.device)
+    expected = functional.rms_norm(numbers, numbers.shape, weight, epsilon)
+    if not torch.allclose(norm(numbers).float(), expected, rtol=1e-2, atol=1e-2):
+        raise NotRecognised(f"{type(norm).__name__} is no root mean square norm")
 
 
 def find_optional_norm(module: Any, size: int, *names: str) -> Tensor | None:
