@@ -217,7 +217,16 @@ NATIVE_MODELS = {
     *("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "gemma4_text"),
     *("phi3", "mixtral", "qwen2_moe", "qwen3_moe", "idefics3", "llava", "smolvlm"),
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "internvl"),
-    *("mistral3", "qwen3_5_text", "lfm2", "gemma3", "gemma4", "gemma4_e2b"),
+    *(
+        "mistral3",
+        "qwen3_5_text",
+        "lfm2",
+        "gemma3",
+        "gemma4",
+        "gemma4_e2b",
+        "llava_next",
+        "vipllava",
+    ),
 }
 
 
@@ -441,6 +450,11 @@ class TinyVision(Tiny):
             return [4] * tensors["pixel_values"].shape[1]
         if "num_soft_tokens_per_image" in tensors:
             return [int(tensors["num_soft_tokens_per_image"])]
+        if self._model_type == "llava_next":
+            # Rows of two parts without their padding, and a small picture of the whole.
+            with torch.inference_mode():
+                output = self.oracle.model.get_image_features(**tensors)
+            return [len(output.pooler_output[0])]
         if self._model_type == "internvl":
             return [4] * len(tensors["pixel_values"])
         if "image_sizes" in tensors:
@@ -471,6 +485,7 @@ _PROCESSORS = {
     "qwen3_5_moe": "qwen3_vl",
     "qwen3_vl_moe": "qwen3_vl",
     "glm4v_moe": "glm4v",
+    "vipllava": "llava",
 }
 
 

@@ -102,7 +102,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
 }
 
 # The types that are tried by default.
-SOME = ["gemma4_unified", "llava_next"]
+SOME = ["gemma4_unified", "idefics2"]
 
 
 def shrink(model_type: str) -> Any:

@@ -60,6 +60,7 @@ TOKENS = {
     "glm4v": "<|image|>",
     "smolvlm": "<image>",
     "llava": "<image>",
+    "llava_next": "<image>",
     "gemma3": "<start_of_image>",
     "gemma4": "<image_soft_token>",
 }
@@ -110,6 +111,7 @@ ORACLES = {
     "glm4v": "Glm4vProcessor",
     "smolvlm": "SmolVLMProcessor",
     "llava": "LlavaProcessor",
+    "llava_next": "LlavaNextProcessor",
     "gemma3": "Gemma3Processor",
     "gemma4": "Gemma4Processor",
 }

@@ -390,6 +390,28 @@ TINY_VISION_MODELS: dict[str, dict[str, Any]] = {
             "patch_size": 14,
         },
     },
+    "llava_next": {
+        "text_config": {"model_type": "mistral", **_VISION_COMMON},
+        "vision_config": {
+            "model_type": "clip_vision_model",
+            **_VISION_TOWER,
+            "projection_dim": 32,
+            "image_size": 56,
+            "patch_size": 14,
+        },
+        "image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]],
+    },
+    "vipllava": {
+        "text_config": {"model_type": "llama", **_VISION_COMMON},
+        "vision_config": {
+            "model_type": "clip_vision_model",
+            **_VISION_TOWER,
+            "projection_dim": 32,
+            "image_size": 56,
+            "patch_size": 14,
+        },
+        "vision_feature_layers": [-1, 1],
+    },
 }
 
 # Field of the configuration -> the names of its token in different tokenizers.

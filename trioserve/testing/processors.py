@@ -28,6 +28,7 @@ ProcessorKind = Literal[
     "glm4v",
     "gemma3",
     "gemma4",
+    "llava_next",
 ]
 
 # Size of every vocabulary here. Reserved tokens follow the tokens of text and the
@@ -73,6 +74,7 @@ _SPECIAL_TOKENS: dict[ProcessorKind, tuple[str, ...]] = {
     "qwen3_vl": _QWEN_TOKENS,
     "smolvlm": _SMOLVLM_TOKENS,
     "llava": ("<image>", "<pad>"),
+    "llava_next": ("<image>", "<pad>"),
     "internvl": tuple(_INTERNVL_TOKENS.values()),
     "mistral3": ("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
     "glm4v": ("<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>"),
@@ -87,6 +89,7 @@ _PLACEHOLDERS: dict[ProcessorKind, str] = {
     "qwen3_vl": _QWEN_PLACEHOLDER,
     "smolvlm": "<image>",
     "llava": "<image>",
+    "llava_next": "<image>",
     "internvl": "<IMG_CONTEXT>",
     "mistral3": "[IMG]",
     "glm4v": "<|begin_of_image|><|image|><|end_of_image|>",
@@ -143,6 +146,13 @@ _IMAGE_SETTINGS: dict[ProcessorKind, dict[str, Any]] = {
         "size": {"shortest_edge": 56},
         "crop_size": {"height": 56, "width": 56},
     },
+    "llava_next": {
+        "image_processor_type": "LlavaNextImageProcessor",
+        "processor_class": "LlavaNextProcessor",
+        "size": {"shortest_edge": 56},
+        "crop_size": {"height": 56, "width": 56},
+        "image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]],
+    },
     "internvl": {
         "image_processor_type": "GotOcr2ImageProcessor",
         "processor_class": "InternVLProcessor",
@@ -190,6 +200,14 @@ _PROCESSOR_SETTINGS: dict[ProcessorKind, dict[str, Any]] = {
     # 4 x 4 patches and CLIP's class token. The strategy "default" drops that token.
     "llava": {
         "processor_class": "LlavaProcessor",
+        "image_token": "<image>",
+        "patch_size": 14,
+        "num_additional_image_tokens": 1,
+        "vision_feature_select_strategy": "default",
+    },
+    # The same for each part of an image, and a vector behind each row of the whole.
+    "llava_next": {
+        "processor_class": "LlavaNextProcessor",
         "image_token": "<image>",
         "patch_size": 14,
         "num_additional_image_tokens": 1,

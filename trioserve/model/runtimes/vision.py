@@ -86,6 +86,7 @@ VISION_KINDS: dict[str, VisionKind] = {
     "idefics3": VisionKind(text_type="llama", vision_type="idefics3_vision"),
     "internvl": VisionKind(vision_type="internvl_vision"),
     "llava": VisionKind(vision_type="clip_vision_model"),
+    "llava_next": VisionKind(vision_type="clip_vision_model"),
     "mistral3": VisionKind(vision_type="pixtral"),
     "qwen2_5_vl": VisionKind(
         text_type="qwen2_5_vl_text",
@@ -118,6 +119,7 @@ VISION_KINDS: dict[str, VisionKind] = {
         has_deepstack=True,
     ),
     "smolvlm": VisionKind(text_type="llama", vision_type="smolvlm_vision"),
+    "vipllava": VisionKind(text_type="llama", vision_type="clip_vision_model"),
 }
 
 
@@ -126,9 +128,9 @@ TEXT_PARTS = frozenset(
     {
         *("aria", "aya_vision", "cohere2_vision", "exaone4_5"),
         *("gemma4_unified", "glm_ocr", "idefics2"),
-        *("hyperclovax_vision_v2", "kimi_k25", "lfm2_vl", "lighton_ocr", "llava_next"),
+        *("hyperclovax_vision_v2", "kimi_k25", "lfm2_vl", "lighton_ocr"),
         *("llava_next_video", "llava_onevision", "ovis2", "paddleocr_vl"),
-        *("qianfan_ocr", "video_llama_3", "vipllava"),
+        *("qianfan_ocr", "video_llama_3"),
     }
 )
 

@@ -174,7 +174,7 @@ def _make_builder(
 ) -> ShardBuilder:
     try:
         if facts.vision is not None:
-            raise UnfitLayer("it reads images")
+            raise UnfitLayer("it reads images, which --text-only turns off")
         watched = watch_outline(facts)
         if watched is not None and watched.states:
             raise UnfitLayer("they keep states besides keys and values")
