@@ -25,6 +25,7 @@ from trioserve.scheduler.generation.scheduler import Scheduler
 from trioserve.scheduler.generation.sequence import Sequence as Scheduled
 from trioserve.types.ids import SequenceId
 from trioserve.types.sampling import SamplingParams
+from trioserve.types.windows import count_window_blocks
 
 from ..planning import Planner, make_prompt, run_steps
 from .tiny import make_tiny
@@ -190,7 +191,7 @@ def _find_wrong(
     planner.run(*batch, num_tokens=_NUM_TOKENS, chunk=33)
     if not check(batch):
         return "after a preemption"
-    if model.states:
+    if model.states or model.info.windows is not None:
         twice = _answer_twice(model, prompts[-1])
         return None if twice == [expected[-1]] * 2 else "with a prefix hit"
     planner = plan()
@@ -203,10 +204,17 @@ def _find_wrong(
 
 
 def _answer_twice(model: LoadedModel, prompt: Sequence[int]) -> list[list[int]]:
-    """Answer a prompt, and again from a copy of its states."""
+    """Answer a prompt, and again from a copy of its states and behind its window."""
     sizes = {"num_blocks": 100, "block_size": _BLOCK_SIZE, "max_num_seqs": 2}
-    sizes |= {"max_model_len": 400, "num_checkpoints": 2}
-    scheduler = Scheduler(**sizes, max_num_batched_tokens=64)
+    sizes |= {"max_model_len": 400}
+    if model.states:
+        sizes["num_checkpoints"] = 2
+    window = None
+    if model.info.windows is not None:
+        window = model.info.windows.window
+        # A window and a chunk, which are given back and taken again.
+        sizes["num_window_blocks"] = count_window_blocks(window, 64, _BLOCK_SIZE)
+    scheduler = Scheduler(**sizes, max_num_batched_tokens=64, window=window)
     runner = ModelRunner(model, **sizes)
     answers: list[list[int]] = [[], []]
     for number, answer in enumerate(answers):
@@ -220,7 +228,7 @@ def _answer_twice(model: LoadedModel, prompt: Sequence[int]) -> list[list[int]]:
         scheduler.add(sequence)
         for delta in run_steps(scheduler, runner.launch, depth=1):
             answer += delta.token_ids
-    assert scheduler.counters().num_prefix_hit_tokens, "a copy is found"
+    assert scheduler.counters().num_prefix_hit_tokens, "its prefix is found"
     return answers
 
 
