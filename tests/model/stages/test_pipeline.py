@@ -24,6 +24,7 @@ from trioserve.types.prompt import NO_TOKEN, list_image_runs
 from trioserve.types.sampling import SamplingParams
 from trioserve.types.stage_place import StagePlace
 from trioserve.types.transfers import list_transfers
+from trioserve.types.windows import WindowLayers
 
 from ..planning import make_image, make_prompt, make_vectors, run_steps
 from ..test_launching import SAMPLINGS, answer_all, assert_same
@@ -33,6 +34,8 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 MODELS = "gemma3_text gpt2 gpt_neox gpt_oss llama phi3 qwen3_5_text qwen3_moe".split()
 MORE_MODELS = sorted(TINY_MODELS.keys() - {*MODELS})
 SIZES: dict[str, int] = {"num_blocks": 64, "block_size": 4, "max_num_seqs": 5}
+# A window and a chunk take six.
+NUM_WINDOW_BLOCKS = 16
 # Models without states need none.
 RUNNER_SIZES = {**SIZES, "num_checkpoints": 5}
 
@@ -45,11 +48,13 @@ def write_all(
     aborts: dict[int, int] | None = None,
     prefix_caching: bool = True,
     has_states: bool = False,
+    windows: WindowLayers | None = None,
     budget: int = 9,
 ) -> dict[int, list[int]]:
     """Run sequences as the engine does.
 
     Args:
+      windows: the layers with window blocks.
       budget: most tokens of a step.
       aborts: step -> the sequence that is cancelled once the step is launched.
     """
@@ -59,6 +64,8 @@ def write_all(
         max_model_len=64,
         prefix_caching=prefix_caching,
         num_checkpoints=RUNNER_SIZES["num_checkpoints"] if has_states else None,
+        num_window_blocks=None if windows is None else NUM_WINDOW_BLOCKS,
+        window=None if windows is None else windows.window,
     )
     for sequence in sequences:
         scheduler.add(sequence)
@@ -181,12 +188,19 @@ def test_every_architecture(
     model = cut(model_type)
     expected = write_whole(model)
     stages = model.stages(num_stages, kernels)
-    pipeline = make_pipeline(stages, **RUNNER_SIZES, max_model_len=64)
+    windows = model.loaded.info.windows
+    pipeline = make_pipeline(
+        stages,
+        **RUNNER_SIZES,
+        max_model_len=64,
+        num_window_blocks=None if windows is None else NUM_WINDOW_BLOCKS,
+    )
     written = write_all(
         pipeline.launch,
         make_sequences(make_prompts()),
         depth=num_stages + 1,
         has_states=bool(model.loaded.states),
+        windows=windows,
     )
     assert written == expected
     assert len({tuple(tokens) for tokens in expected.values()}) > 2
