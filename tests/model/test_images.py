@@ -19,7 +19,9 @@ from trioserve.types.sampling import SamplingParams
 from .planning import Planner, make_image, make_prompt, make_vectors
 
 # They have the encoder of another type, or one much like it.
-SIMILAR = {"glm4v", "glm4v_moe", "qwen3_5_moe", "qwen3_vl_moe"}
+SIMILAR = {
+    *("glm4v", "glm4v_moe", "llava_next", "qwen3_5_moe", "qwen3_vl_moe", "vipllava"),
+}
 
 every_model = pytest.mark.parametrize(
     "model_type",

@@ -76,7 +76,10 @@ def test_alone_after_preemptions_and_behind_known_prefixes(
 
 
 @joining
-@pytest.mark.parametrize("budget, num_blocks", [(80, 120), (400, 60)])
+@pytest.mark.parametrize(
+    "budget, num_blocks",
+    [(80, 60), pytest.param(400, 120, marks=pytest.mark.matrix)],
+)
 def test_any_budget_with_preemptions_and_a_prefix_cache(
     tiny_vision_by_kernels: Callable[..., Any],
     model_type: str,
@@ -116,7 +119,7 @@ def test_any_budget_with_preemptions_and_a_prefix_cache(
         model.check_at(mixed, written)
 
 
-@pytest.mark.parametrize("chunk", [1000, 7])
+@pytest.mark.parametrize("chunk", [pytest.param(1000, marks=pytest.mark.matrix), 7])
 def test_small_gemma_4_divides_images_and_looks_up_padding(
     tiny_vision_by_kernels: Callable[..., Any], chunk: int
 ) -> None:
