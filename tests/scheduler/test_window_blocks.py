@@ -10,6 +10,7 @@ import pytest
 from scheduling import Loop, count_to, make_device, make_scheduler, make_sequence
 
 from trioserve.scheduler.generation.scheduler import Scheduler
+from trioserve.types.windows import count_window_blocks
 
 BLOCK_SIZE = 4
 WINDOW = 8
@@ -128,10 +129,16 @@ def test_states_and_windows_must_both_be_there() -> None:
     assert answer(loop, 2, (*range(30), 5, 6, 7)) == 28
 
 
-def run_late(scheduler: Scheduler, num_stages: int, share: float, seed: int) -> None:
+def run_late(
+    scheduler: Scheduler, block_size: int, num_stages: int, share: float, seed: int
+) -> None:
     chance = random.Random(seed)
-    device = make_device(window=WINDOW, is_late=lambda slot: chance.random() < share)
-    loop = Loop(scheduler, device, num_stages + 1)
+    device = make_device(
+        block_size=block_size,
+        window=WINDOW,
+        is_late=lambda slot: chance.random() < share,
+    )
+    loop = Loop(scheduler, device, num_stages + 3)
     numbers = range(1, chance.randint(2, 6))
     for number in numbers:
         scheduler.add(make_sequence(number, chance.randint(1, 25), max_tokens=30))
@@ -140,21 +147,24 @@ def run_late(scheduler: Scheduler, num_stages: int, share: float, seed: int) -> 
 
 @settings(max_examples=examples(40), deadline=None)
 @given(
+    block_size=st.sampled_from([1, 4]),
     num_stages=st.integers(1, 3),
     num_spare=st.integers(0, 6),
     share=st.floats(0.0, 0.8),
     seed=st.integers(0, 2**32),
 )
 def test_the_last_token_can_be_computed_again(
-    num_stages: int, num_spare: int, share: float, seed: int
+    block_size: int, num_stages: int, num_spare: int, share: float, seed: int
 ) -> None:
     """The device skips rows behind which others were planned already."""
     scheduler = make_scheduler(
         num_stages=num_stages,
-        num_window_blocks=8 + num_spare,
+        num_blocks=256 // block_size,
+        block_size=block_size,
+        num_window_blocks=count_window_blocks(WINDOW, 16, block_size) + num_spare,
         window=WINDOW,
         max_num_seqs=8,
     )
     fresh = scheduler.statistics()
-    run_late(scheduler, num_stages, share, seed)
+    run_late(scheduler, block_size, num_stages, share, seed)
     assert scheduler.statistics() == fresh
