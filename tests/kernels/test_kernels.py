@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import Structure, c_float, c_int32, c_void_p
+from ctypes import Structure, c_bool, c_float, c_int32, c_void_p
 import math
 from typing import Any
 
@@ -319,6 +319,8 @@ class Shape(Structure):
         *((name, c_float) for name in ("scaling", "softcap")),
         ("window", c_int32),
         ("sinks", c_void_p),
+        ("table", c_int32),
+        *((name, c_bool) for name in ("joins_images", "values_in_keys")),
     ]
 
 
@@ -390,6 +392,7 @@ ONE_QUERY: dict[str, Any] = {
     softcap=st.sampled_from([0.0, 5.0]),
     window=st.sampled_from([0, 1, 7, 40, 200]),
     has_sinks=st.booleans(),
+    values_in_keys=st.booleans(),
     num_threads=st.integers(1, 3),
     seed=st.integers(0, 99),
 )
@@ -398,12 +401,14 @@ ONE_QUERY: dict[str, Any] = {
     **ONE_QUERY,
     **{"num_earlier": 130, "group_size": 1, "key_dim": 2, "value_dim": 1},
     **{"block_size": 3, "window": 0, "has_sinks": False, "num_threads": 1},
+    values_in_keys=False,
 )
 # The keys are cut into parts, of which the window leaves out the first.
 @example(
     **ONE_QUERY,
     **{"num_earlier": 700, "group_size": 3, "key_dim": 16, "value_dim": 16},
     **{"block_size": 16, "window": 200, "has_sinks": True, "num_threads": 3},
+    values_in_keys=False,
 )
 def test_attention_is_the_formula(
     kernels: ctypes.CDLL,
@@ -418,6 +423,7 @@ def test_attention_is_the_formula(
     softcap: float,
     window: int,
     has_sinks: bool,
+    values_in_keys: bool,
     num_threads: int,
     seed: int,
 ) -> None:
@@ -425,17 +431,20 @@ def test_attention_is_the_formula(
     query = make_numbers(seed, num_queries, num_heads, key_dim).bfloat16().float()
     key = make_numbers(seed + 1, num_keys, num_kv_heads, key_dim).bfloat16().float()
     value = make_numbers(seed + 2, num_keys, num_kv_heads, value_dim).bfloat16().float()
+    if values_in_keys:
+        value = key[..., :value_dim].contiguous()
     sinks = make_numbers(seed + 3, num_heads) if has_sinks else None
     shape = Shape(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         key_dim=key_dim,
-        value_dim=value_dim,
+        value_dim=value.shape[-1],
         block_size=block_size,
         scaling=key_dim**-0.5,
         softcap=softcap,
         window=window,
         sinks=None if sinks is None else sinks.data_ptr(),
+        values_in_keys=values_in_keys,
     )
     out = attend_paged(kernels, shape, dtype, query, key, value, num_threads)
     expected = attend(query, key, value, shape, sinks)
@@ -452,6 +461,7 @@ def test_attention_is_the_formula(
     block_size=st.sampled_from([1, 16, 48, 200]),
     window=st.sampled_from([0, 40, 500]),
     has_sinks=st.booleans(),
+    values_in_keys=st.booleans(),
     num_threads=st.integers(1, 4),
     seed=st.integers(0, 99),
 )
@@ -463,6 +473,7 @@ def test_a_query_in_float32_gets_the_same_bits_alone_and_beside_others(
     block_size: int,
     window: int,
     has_sinks: bool,
+    values_in_keys: bool,
     num_threads: int,
     seed: int,
 ) -> None:
@@ -480,6 +491,7 @@ def test_a_query_in_float32_gets_the_same_bits_alone_and_beside_others(
         scaling=1.0,
         window=window,
         sinks=sinks.data_ptr() if has_sinks else None,
+        values_in_keys=values_in_keys,
     )
     together = attend_paged(
         kernels, shape, torch.float32, query, key, value, num_threads

@@ -227,6 +227,7 @@ NATIVE_MODELS = {
         "llava_next",
         "vipllava",
     ),
+    *("deepseek_v3", "kimi_linear"),
 }
 
 

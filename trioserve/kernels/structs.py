@@ -1,6 +1,7 @@
 """The structures that the kernels read, field by field.
 
 They stand in native/matrix.h, native/pack.h, native/experts.h, native/states.h,
+native/latents.h,
 native/decoder.h, native/encoder.h, native/logits.h and native/exchange.h.
 """
 
@@ -48,6 +49,8 @@ class MixtureSpec(Structure):
         ("network_norm", c_void_p),
         *((name, c_int32) for name in ("num_experts", "num_chosen")),
         *((name, c_int32) for name in ("has_shared", "renormalizes", "has_sigmoid")),
+        *((name, c_int32) for name in ("num_groups", "num_chosen_groups")),
+        ("num_ranked", c_int32),
         ("scale", c_float),
     ]
 
@@ -68,12 +71,24 @@ class StateSpec(Structure):
     ]
 
 
+class LatentSpec(Structure):
+    """The products of attention whose heads share one latent a token."""
+
+    _fields_ = [
+        ("queries", MatrixSpec),
+        *((name, c_void_p) for name in ("absorb", "expand")),
+        *((name, c_void_p) for name in ("query_norm", "latent_norm")),
+        *((name, c_int32) for name in ("num_query_inputs", "own_dim", "shared_dim")),
+        ("epsilon", c_float),
+    ]
+
+
 class AttentionSpec(Structure):
     """Attention of a sublayer; a null pointer is a part that it does not have."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("query_norm", "key_norm", "value_norm")),
-        *((name, c_void_p) for name in ("cos", "sin", "sinks")),
+        *((name, c_void_p) for name in ("cos", "sin", "sinks", "latent")),
         *((name, c_float) for name in ("scaling", "softcap")),
         *((name, c_int32) for name in ("window", "num_heads", "num_kv_heads")),
         *((name, c_int32) for name in ("key_dim", "value_dim", "rotary_dim")),
@@ -180,7 +195,15 @@ class ExchangeSpec(Structure):
 
 # As native/api_sizes.cpp lists them.
 SPECS = (
-    *(MatrixSpec, SourceSpec, ExpertSpec, MixtureSpec, StateSpec, AttentionSpec),
-    *(SublayerSpec, DecoderSpec, StepSpec, EncoderLayerSpec, EncoderSpec, TextsSpec),
+    *(MatrixSpec, SourceSpec, ExpertSpec, MixtureSpec, StateSpec, LatentSpec),
+    *(
+        AttentionSpec,
+        SublayerSpec,
+        DecoderSpec,
+        StepSpec,
+        EncoderLayerSpec,
+        EncoderSpec,
+        TextsSpec,
+    ),
     *(LogitsSpec, ExchangeSpec),
 )

@@ -13,9 +13,9 @@ using namespace trioserve;
 extern "C" void trioserve_list_sizes(std::int32_t* to) {
   for (std::size_t size :
        {sizeof(MatrixSpec), sizeof(SourceSpec), sizeof(ExpertSpec), sizeof(MixtureSpec),
-        sizeof(StateSpec), sizeof(AttentionSpec), sizeof(SublayerSpec), sizeof(DecoderSpec),
-        sizeof(StepSpec), sizeof(EncoderLayerSpec), sizeof(EncoderSpec), sizeof(TextsSpec),
-        sizeof(LogitsSpec), sizeof(ExchangeSpec)}) {
+        sizeof(StateSpec), sizeof(LatentSpec), sizeof(AttentionSpec), sizeof(SublayerSpec),
+        sizeof(DecoderSpec), sizeof(StepSpec), sizeof(EncoderLayerSpec), sizeof(EncoderSpec),
+        sizeof(TextsSpec), sizeof(LogitsSpec), sizeof(ExchangeSpec)}) {
     *to++ = static_cast<std::int32_t>(size);
   }
 }

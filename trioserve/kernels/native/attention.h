@@ -47,6 +47,7 @@ class QueryTile {
     weights_.resize(scores_.size());
     sums_.resize(static_cast<std::size_t>(kRows) * shape.value_width());
     gathered_.resize(static_cast<std::size_t>(kMaxRows) * shape.key_dim);
+    if (shape.values_in_keys) wide_.resize(static_cast<std::size_t>(kMaxRows) * shape.row_width());
   }
 
   static int count(const AttentionShape& shape, int num_tokens) {
@@ -91,7 +92,11 @@ class QueryTile {
     const int skipped = std::max(0, first_block() - range.begin);
     for (int block = range.begin + skipped / blocks_ * blocks_; block < end; block += blocks_) {
       int last = std::min(block + blocks_, end);
-      score(cache, row, kv_head, block, last);
+      if (shape_.values_in_keys) {
+        score_rows(cache, row, kv_head, block, last);
+      } else {
+        score(cache, row, kv_head, block, last);
+      }
       weigh(block * shape_.block_size, (last - block) * shape_.block_size);
       add_values(cache, row, kv_head, block, last);
     }
@@ -179,6 +184,64 @@ class QueryTile {
     }
   }
 
+  // As score, where a token's numbers lie side by side, in the layout of values.
+  void score_rows(const Weight* cache, const StepRow& row, int kv_head, int block, int last) {
+    const int width = shape_.row_width();
+    for (int r = 0; r < num_rows_; r += kMaxRows) {
+      widen_queries(r, width);
+      with_rows(std::min(kMaxRows, num_rows_ - r), [&](auto constant) {
+        constexpr int R = decltype(constant)::value;
+        for (int b = block; b < last; ++b) {
+          const Weight* keys = find_head(cache, row, kv_head, b);
+          float* to = &scores_[r * keys_ + (b - block) * shape_.block_size];
+          // The second of a last pair may be padding; the next block overwrites its score.
+          for (int t = 0; t < shape_.block_size; t += 2) {
+            score_pair<R>(keys + static_cast<std::ptrdiff_t>(t) * width, width, to + t);
+          }
+        }
+      });
+    }
+  }
+
+  // The scores of two tokens. Each is added up in one order, whatever the number of rows.
+  template <int R>
+  void score_pair(const Weight* pair, int width, float* to) {
+    Vec sums[R][2] = {};
+    for (int d = 0; d < width; d += Vec::kLanes) {
+      Vec first, second;
+      if constexpr (Format::kInputs == 2) {
+        first = Vec::load_low(pair + 2 * d);
+        second = Vec::load_high(pair + 2 * d);
+      } else {
+        first = Vec::load(pair + d);
+        second = Vec::load(pair + width + d);
+      }
+#pragma GCC unroll 16
+      for (int i = 0; i < R; ++i) {
+        const Vec query = Vec::load(&wide_[i * width + d]);
+        sums[i][0] = Vec::fma(query, first, sums[i][0]);
+        sums[i][1] = Vec::fma(query, second, sums[i][1]);
+      }
+    }
+    for (int i = 0; i < R; ++i) {
+      for (int t = 0; t < 2; ++t) to[i * keys_ + t] = sums[i][t].sum();
+    }
+  }
+
+  // Numbers beyond the keys are 0.
+  void widen_queries(int first, int width) {
+    for (int r = first; r < std::min(first + kMaxRows, num_rows_); ++r) {
+      float* to = &wide_[static_cast<std::ptrdiff_t>(r - first) * width];
+      for (int d = 0; d < shape_.key_dim; ++d) {
+        if constexpr (sizeof(Operand) == sizeof(float)) {
+          to[d] = queries_[r][d];
+        } else {
+          to[d] = widen(queries_[r][d]);
+        }
+      }
+    }
+  }
+
   // A product wants rows at equal distances; those of a group of heads are not.
   void gather_queries(int first) {
     for (int r = first; r < std::min(first + kMaxRows, num_rows_); ++r) {
@@ -263,7 +326,7 @@ class QueryTile {
       const Weight* values = find_head(cache, row, kv_head, b) +
                              shape_.keys_size() + d * Format::kInputs;
       multiply_block<Format, R, V>(&weights_[r * keys_ + (b - block) * shape_.block_size], keys_,
-                                   values, shape_.value_width(),
+                                   values, shape_.row_width(),
                                    round_up(shape_.block_size, Format::kInputs) / Format::kInputs,
                                    sums);
     }
@@ -277,7 +340,7 @@ class QueryTile {
   int begins_[kRows], ends_[kRows];  // the keys that each query sees
   const Operand* queries_[kRows];
   float largest_[kRows], total_[kRows];
-  std::vector<float> scores_, sums_;
+  std::vector<float> scores_, sums_, wide_;
   std::vector<Operand> weights_, gathered_;
 };
 

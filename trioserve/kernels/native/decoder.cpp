@@ -109,10 +109,22 @@ template <class Format>
 void Decoder<Format>::attend(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step) {
   const int size = sublayer.output.num_inputs;
   read_inputs(pool, sublayer, step);
-  place_tokens(pool, sublayer, step);
+  const LatentSpec* latent = sublayer.attention->latent;
   const AttentionShape shape = shape_of(*sublayer.attention, spec_.block_size);
+  float* mixed = mixed_.data();
+  std::ptrdiff_t mixed_stride = row_stride(size);
+  if (latent) {
+    latents_.absorb(pool, operands_, *latent, shape.num_heads, inputs_.data(),
+                    sublayer.inputs_size(), step.num_tokens);
+    mixed = latents_.mixed();
+    mixed_stride = shape.num_heads * shape.value_dim;
+  }
+  place_tokens(pool, sublayer, step);
   find_planned(shape)->attention.run(pool, shape, static_cast<const Weight*>(sublayer.cache),
-                                     queries_.data(), mixed_.data(), row_stride(size));
+                                     queries_.data(), mixed, mixed_stride);
+  if (latent) {
+    latents_.expand(pool, operands_, *latent, step.num_tokens, mixed_.data(), row_stride(size));
+  }
   if (!sublayer.attention->has_gate) return;
   const std::ptrdiff_t stride = sublayer.inputs_size();
   run_tokens(pool, step.num_tokens, [&](int token) {
@@ -132,7 +144,11 @@ void Decoder<Format>::place_tokens(Pool& pool, const SublayerSpec& sublayer,
                                    const StepSpec& step) {
   run_tokens(pool, step.num_tokens, [&](int token) {
     const StepRow& row = rows_[row_of_token_[token]];
-    place_token(sublayer, step, row, token - row.first_token);
+    if (sublayer.attention->latent) {
+      place_latent(sublayer, step, row, token - row.first_token);
+    } else {
+      place_token(sublayer, step, row, token - row.first_token);
+    }
   });
 }
 
@@ -170,6 +186,29 @@ void Decoder<Format>::place_token(const SublayerSpec& sublayer, const StepSpec& 
     write_cache<Format>(static_cast<Weight*>(sublayer.cache), attention, row, token, h, head,
                         value);
   }
+}
+
+template <class Format>
+void Decoder<Format>::place_latent(const SublayerSpec& sublayer, const StepSpec& step,
+                                   const StepRow& row, int token) {
+  const AttentionSpec& spec = *sublayer.attention;
+  const std::ptrdiff_t flat = row.first_token + token;
+  const std::ptrdiff_t angle = (step.cos ? flat : row.start + token) * spec.rotary_dim;
+  const float* cos = (step.cos ? step.cos : spec.cos) + angle;
+  const float* sin = (step.cos ? step.sin : spec.sin) + angle;
+  const int rank = spec.value_dim;
+  auto* query = &queries_[flat * spec.num_heads * spec.key_dim];
+  for (int h = 0; h < spec.num_heads; ++h, query += spec.key_dim) {
+    float* head = latents_.query(flat, h);
+    latents_.add_shared(*spec.latent, flat, h);
+    rotate(head + rank, cos, sin, spec.rotary_dim);
+    convert(head, spec.key_dim, query);
+  }
+  float* key = &inputs_[(flat + 1) * sublayer.inputs_size() - spec.key_dim];
+  normalize(key, spec.latent->latent_norm, rank, spec.latent->epsilon, key);
+  rotate(key + rank, cos, sin, spec.rotary_dim);
+  write_cache<Format>(static_cast<Weight*>(sublayer.cache), shape_of(spec, spec_.block_size), row,
+                      token, 0, key, nullptr);
 }
 
 template <class Format>

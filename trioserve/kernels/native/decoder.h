@@ -4,7 +4,7 @@
 //
 //     hidden = (hidden + scale * post_norm(body(norm(hidden)))) * output_scale
 //
-//     kAttention   inputs -> rotary -> cache -> attention -> output
+//     kAttention   inputs -> rotary -> cache -> attention -> output; with latents, see latents.h
 //     kState       inputs -> state_mixer.h -> output
 //     kNetwork     gate, inputs -> activation -> output
 //     kMixture     experts.h, between inputs and output if the sublayer has them
@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "experts.h"
+#include "latents.h"
 #include "state_mixer.h"
 #include "step_attention.h"
 
@@ -27,7 +28,8 @@ enum class SublayerKind : std::int32_t {
 };
 
 // Attention of one sublayer, as Python fills it in. Its inputs are queries, keys and values, as
-// far as there are products for them, and gates, if it has those. All numbers are float32.
+// far as there are products for them, and gates, if it has those. LatentSpec draws the inputs of
+// attention over latents. All numbers are float32.
 struct AttentionSpec {
   const float* query_norm;  // (key_dim,)
   const float* key_norm;
@@ -35,6 +37,7 @@ struct AttentionSpec {
   const float* cos;         // (max positions, rotary_dim)
   const float* sin;
   const float* sinks;       // (num_heads,)
+  const LatentSpec* latent;  // of attention whose heads share one latent a token
   float scaling;
   float softcap;
   std::int32_t window;
@@ -116,7 +119,7 @@ struct StepSpec {
 inline AttentionShape shape_of(const AttentionSpec& spec, int block_size) {
   return {spec.num_heads, spec.num_kv_heads, spec.key_dim, spec.value_dim, block_size,
           spec.scaling,   spec.softcap,      spec.window,  spec.sinks,
-          spec.is_windowed, spec.joins_images != 0};
+          spec.is_windowed, spec.joins_images != 0, spec.latent != nullptr};
 }
 
 // Format is that of the cache and of attention. Each matrix has a format of its own.
@@ -143,6 +146,8 @@ class Decoder {
   void prepare(const StepSpec& step, int num_threads);
   void read_inputs(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step);
   void place_tokens(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step);
+  void place_latent(const SublayerSpec& sublayer, const StepSpec& step, const StepRow& row,
+                    int token);
   void place_token(const SublayerSpec& sublayer, const StepSpec& step, const StepRow& row,
                    int token);
   void add_product(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step);
@@ -179,6 +184,7 @@ class Decoder {
   OperandBuffer operands_;
   Mixture mixture_;
   StateMixer states_;
+  LatentProducts latents_;
 };
 
 }  // namespace trioserve

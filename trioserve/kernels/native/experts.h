@@ -11,12 +11,17 @@
 #pragma once
 
 #include <cmath>
+#include <limits>
+#include <numeric>
 #include <vector>
 
 #include "gated.h"
 #include "tokens.h"
 
 namespace trioserve {
+
+constexpr int kMaxGroups = 64;
+constexpr int kMaxRanked = 2;
 
 struct ExpertSpec {
   MatrixSpec gate;  // null if nothing weighs `up`
@@ -42,6 +47,9 @@ struct MixtureSpec {
   std::int32_t has_shared;
   std::int32_t renormalizes;  // the weights of a token's chosen experts add up to 1
   std::int32_t has_sigmoid;   // in place of a softmax
+  // Experts are chosen among those of the best groups: the largest num_ranked ranks of a group
+  // are added up. One group is all experts.
+  std::int32_t num_groups, num_chosen_groups, num_ranked;
   float scale;                // factor of the weights
 };
 
@@ -107,12 +115,16 @@ class Mixture {
   static void choose_largest(const MixtureSpec& spec, float* scores, Choice* choices) {
     weigh(spec, scores);
     auto rank = [&](int i) { return scores[i] + (spec.choice_bias ? spec.choice_bias[i] : 0.0f); };
+    const int group_size = spec.num_experts / spec.num_groups;
+    bool is_open[kMaxGroups];
+    open_groups(spec, rank, is_open);
     float chosen = 0.0f;
     for (int k = 0; k < spec.num_chosen; ++k) {
       // Weights that are no numbers compare as false, so there is always a best one.
       int best = -1;
       for (int i = 0; i < spec.num_experts; ++i) {
-        if ((best < 0 || rank(i) > rank(best)) && !has(choices, k, i)) best = i;
+        if (!is_open[i / group_size] || has(choices, k, i)) continue;
+        if (best < 0 || rank(i) > rank(best)) best = i;
       }
       chosen += scores[best];
       choices[k] = {best, scores[best], 0};
@@ -124,6 +136,35 @@ class Mixture {
     }
     std::sort(choices, choices + spec.num_chosen,
               [](const Choice& a, const Choice& b) { return a.expert < b.expert; });
+  }
+
+  // Opens the best groups. Their open experts are as many as are chosen, at least.
+  template <class Rank>
+  static void open_groups(const MixtureSpec& spec, Rank&& rank, bool* is_open) {
+    std::fill_n(is_open, spec.num_groups, spec.num_groups == spec.num_chosen_groups);
+    if (spec.num_groups == spec.num_chosen_groups) return;
+    const int size = spec.num_experts / spec.num_groups;
+    float strengths[kMaxGroups];
+    for (int group = 0; group < spec.num_groups; ++group) {
+      // Of the largest ranks, the least last.
+      float largest[kMaxRanked];
+      std::fill_n(largest, spec.num_ranked, -std::numeric_limits<float>::infinity());
+      for (int i = group * size; i < (group + 1) * size; ++i) {
+        float each = rank(i);
+        for (int k = 0; k < spec.num_ranked; ++k) {
+          if (each > largest[k]) std::swap(each, largest[k]);
+        }
+      }
+      strengths[group] = std::accumulate(largest, largest + spec.num_ranked, 0.0f);
+    }
+    for (int k = 0; k < spec.num_chosen_groups; ++k) {
+      int best = -1;
+      for (int group = 0; group < spec.num_groups; ++group) {
+        if (is_open[group]) continue;
+        if (best < 0 || strengths[group] > strengths[best]) best = group;
+      }
+      is_open[best] = true;
+    }
   }
 
   static void weigh(const MixtureSpec& spec, float* scores) {

@@ -10,6 +10,9 @@
 //
 // Both are padded with zeros to whole vectors of outputs, and values to whole steps of
 // tokens.
+//
+// If values are the first numbers of keys, as latents are, a head has keys alone, in the
+// layout of values: the product with queries adds up the numbers of a token (attention.h).
 // Source: Kwon et al. 2023 (PagedAttention).
 #pragma once
 
@@ -31,18 +34,24 @@ struct AttentionShape {
   const float* sinks;  // num_heads numbers, or null
   int table = 0;       // which of a row's tables names the blocks
   bool joins_images = false;  // the tokens of an image see each other
+  bool values_in_keys = false;  // values are the first numbers of keys
 
   bool has_sizes_of(const AttentionShape& other) const {
     return num_heads == other.num_heads && num_kv_heads == other.num_kv_heads &&
-           key_dim == other.key_dim && value_dim == other.value_dim;
+           key_dim == other.key_dim && value_dim == other.value_dim &&
+           values_in_keys == other.values_in_keys;
   }
   int group_size() const { return num_heads / num_kv_heads; }
   // The numbers of outputs, with padding.
   int token_width() const { return round_up(block_size, Vec::kLanes); }
   int value_width() const { return round_up(value_dim, Vec::kLanes); }
+  // The numbers of a token in the layout of values.
+  int row_width() const {
+    return values_in_keys ? round_up(key_dim, Vec::kLanes) : value_width();
+  }
   // Numbers of one head's keys, of its keys and values, and of a whole block.
-  int keys_size() const { return token_width() * key_dim; }
-  int head_size() const { return keys_size() + value_width() * round_up(block_size, 2); }
+  int keys_size() const { return values_in_keys ? 0 : token_width() * key_dim; }
+  int head_size() const { return keys_size() + row_width() * round_up(block_size, 2); }
   std::ptrdiff_t block_numbers() const {
     return static_cast<std::ptrdiff_t>(head_size()) * num_kv_heads;
   }
@@ -66,7 +75,7 @@ struct StepRow {
   int count_keys() const { return num_keys ? num_keys : start + num_tokens; }
 };
 
-// Stores one token's keys and values of one head.
+// Stores one token's keys and values of one head; if values are in keys, the keys.
 template <class Format>
 inline void write_cache(typename Format::Weight* cache, const AttentionShape& shape,
                         const StepRow& row, int token, int kv_head, const float* key,
@@ -89,12 +98,14 @@ inline void write_cache(typename Format::Weight* cache, const AttentionShape& sh
       return (half & 0x7fff) == 0x7f80 ? static_cast<Weight>(half - 1) : half;
     }
   };
-  for (int d = 0; d < shape.key_dim; ++d) {
+  for (int d = 0; d < shape.key_dim && !shape.values_in_keys; ++d) {
     head[(d / kInputs * shape.token_width() + offset) * kInputs + d % kInputs] = convert(key[d]);
   }
   Weight* values = head + shape.keys_size() +
-                   offset / kInputs * kInputs * shape.value_width() + offset % kInputs;
-  for (int d = 0; d < shape.value_dim; ++d) values[d * kInputs] = convert(value[d]);
+                   offset / kInputs * kInputs * shape.row_width() + offset % kInputs;
+  const float* kept = shape.values_in_keys ? key : value;
+  const int size = shape.values_in_keys ? shape.key_dim : shape.value_dim;
+  for (int d = 0; d < size; ++d) values[d * kInputs] = convert(kept[d]);
 }
 
 }  // namespace trioserve

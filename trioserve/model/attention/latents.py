@@ -42,6 +42,11 @@ class LatentProjection(nn.Module):
         """The numbers of a latent."""
         return self.weight.shape[1]
 
+    @property
+    def value_dim(self) -> int:
+        """The numbers of a head's value."""
+        return self.weight.shape[0] // self.num_heads - self.key_dim
+
     def expand(self, latents: Tensor) -> tuple[Tensor, Tensor]:
         """Return the keys, without their shared part, and the values of latents.
 

@@ -14,6 +14,7 @@ from ...config import ModelConfig
 from ...kernels.library import NoKernels, open_library
 from ...types.windows import WindowLayers
 from ..attention.cache_memory import count_kv_bytes
+from ..attention.latents import LatentProjection
 from ..attention.windows import find_windows
 from ..runtimes.choice import NotRecognised, check_need
 from ..runtimes.fused.weights import check_parts
@@ -21,6 +22,7 @@ from ..runtimes.native.packer import NUMBERS
 from ..runtimes.recognise.decoder import find_parts
 from ..self_check.steps import NUM_CHECKED
 from ..states.spec import count_state_bytes
+from .adapt.latents import keep_latents
 from .files.facts import ModelFacts, read_facts
 from .gguf.tensors import make_buffers
 from .outline import build_on_meta, find_dtype, watch_outline
@@ -110,6 +112,7 @@ def _find_obstacle(
         return "only its weights can tell"
     try:
         model = build_on_meta(facts, dtype)
+        keep_latents(model)
         _fill_small(model)
         parts = find_parts(
             model,
@@ -139,7 +142,7 @@ def _fill_small(model: Any) -> None:
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.dim() <= 1:
                 numbers = torch.ones_like(parameter, device="cpu")
-            elif isinstance(module, nn.Linear):
+            elif isinstance(module, (nn.Linear, LatentProjection)):
                 continue
             elif parameter.dim() == 2 and not isinstance(module, nn.Embedding):
                 # A router of experts.

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..attention.latents import LatentProjection
 from ..attention.probe import LayerSpec
 
 
@@ -49,6 +50,9 @@ class MixtureParts:
         read and write hidden states.
       num_chosen: experts for each token.
       renormalizes: the weights of a token's experts add up to 1.
+      num_groups, num_chosen_groups: experts are chosen among those of the best groups, which
+        follow each other.
+      num_ranked: the best experts of a group that decide its place.
       has_sigmoid: weights are sigmoids of the router's scores, in place of their softmax.
       choice_bias: (num_experts,), added to the weights to choose experts; None if nothing is
       scale: factor of the weights.
@@ -62,6 +66,9 @@ class MixtureParts:
     experts: Any
     num_chosen: int
     renormalizes: bool
+    num_groups: int = 1
+    num_chosen_groups: int = 1
+    num_ranked: int = 1
     has_sigmoid: bool = False
     choice_bias: Tensor | None = None
     scale: float = 1.0
@@ -111,6 +118,37 @@ class AttentionParts:
     key_norm: Tensor | None = None
     value_norm: Tensor | None = None
     keys_are_values: bool = False
+    cos: Tensor
+    sin: Tensor
+    output: nn.Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentParts:
+    """Attention whose heads share one latent a token. All but the products are float32.
+
+    Args:
+      call: its call of attention: keys are a latent and a shared key.
+      inputs: the products of queries, or of the numbers that `query` reads, and of keys.
+      order: as in DeltaParts. The numbers of a rotated pair are half of a head apart.
+      query: the product of queries; None if it is among the inputs.
+      query_order: of its outputs, as `order`.
+      query_norm: of the numbers that `query` reads; None without it
+      latent_norm: (rank,)
+      epsilon: of both norms.
+      projection: turns latents into keys and values, which nobody computes.
+      cos, sin: (max_model_len, rotary_dim), of each position
+    """
+
+    call: LayerSpec
+    inputs: tuple[nn.Linear, ...]
+    order: Tensor | None
+    query: nn.Linear | None
+    query_order: Tensor | None
+    query_norm: Tensor | None
+    latent_norm: Tensor
+    epsilon: float
+    projection: LatentProjection
     cos: Tensor
     sin: Tensor
     output: nn.Linear
@@ -218,6 +256,7 @@ class Mamba2Parts:
 
 
 StateParts = DeltaParts | ShortConvParts | Mamba2Parts
+MixerParts = AttentionParts | LatentParts | StateParts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +293,7 @@ class LookupParts:
     output: nn.Linear
 
 
-Body = AttentionParts | StateParts | MlpParts | MixtureParts | BesideParts | LookupParts
+Body = MixerParts | MlpParts | MixtureParts | BesideParts | LookupParts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,6 +391,9 @@ def list_products(body: Body) -> list[nn.Linear]:
         case DeltaParts():
             others = body.widen_decays, body.widen_gates
             return [*body.inputs, *(each for each in others if each), body.output]
+        case LatentParts():
+            query = [] if body.query is None else [body.query]
+            return [*body.inputs, *query, body.output]
         case _:
             return [*body.inputs, body.output]
 

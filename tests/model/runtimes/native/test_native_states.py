@@ -35,7 +35,14 @@ NUM_TOKENS = 600
 # and layers with attention beside a state.
 TYPES = ["qwen3_5_text", "qwen3_next", "lfm2_moe", "granitemoehybrid", "nemotron_h"]
 TYPES += ["falcon_h1"]
+# Latents, whose rotated pairs are complex numbers or neighbours, and experts in groups.
+LATENT_TYPES = ["deepseek_v2", "deepseek_v3"]
 CHANGES: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {
+        **{"q_lora_rank": None, "topk_method": "group_limited_greedy"},
+        **{"n_group": 2, "num_experts_per_tok": 1, "rms_norm_eps": 1e-5},
+    },
+    "deepseek_v3": {"n_group": 2, "rms_norm_eps": 1e-5},
     "granitemoehybrid": {
         "layer_types": ["linear_attention", "full_attention"] * 2,
         "position_embedding_type": None,
@@ -74,7 +81,9 @@ def save(model_type: str, folder: Path, **others: Any) -> Path:
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for name, numbers in [*model.named_parameters(), *model.named_buffers()]:
-            if "norm" in name or name.endswith((".D", "expert_bias")):
+            if "norm" in name or name.endswith(
+                (".D", "expert_bias", "correction_bias")
+            ):
                 numbers.uniform_(0.5, 1.5)
             elif numbers.dim() > 1:
                 numbers.normal_(std=0.2)
@@ -125,7 +134,7 @@ class Steps:
         )
 
 
-@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("model_type", TYPES + LATENT_TYPES)
 def test_alone_in_chunks_beside_another_skipped_and_again(
     tmp_path: Path, model_type: str
 ) -> None:
@@ -150,7 +159,9 @@ def test_a_stage_with_kimi_delta_attention_alone(tmp_path: Path) -> None:
     assert loaded.info.kernels == f"native {open_library().name}"
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_5_text", "lfm2", "falcon_h1"])
+@pytest.mark.parametrize(
+    "model_type", ["qwen3_5_text", "lfm2", "falcon_h1", "deepseek_v2"]
+)
 def test_bfloat16(tmp_path: Path, model_type: str) -> None:
     """A load compares it with the modules."""
     loaded = load(save(model_type, tmp_path), dtype="bfloat16")

@@ -17,6 +17,7 @@ from ..description import (
     Body,
     DecoderParts,
     DeltaParts,
+    LatentParts,
     LayerParts,
     LookupParts,
     Mamba2Parts,
@@ -95,6 +96,8 @@ def _list_sizes(call: LayerSpec) -> tuple[int, ...]:
 def _check_layer(layer: LayerParts) -> None:
     first, second = _find_halves(layer)
     mixer, mlp = first.body, second.body
+    if isinstance(mixer, LatentParts):
+        raise NotRecognised("its layers keep latents in place of keys and values")
     if not isinstance(mlp, MlpParts):
         raise NotRecognised("it has experts")
     if not mlp.has_gate or mlp.gate_scale != 1.0:

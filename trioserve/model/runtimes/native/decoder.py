@@ -34,7 +34,9 @@ from ..description import (
     BesideParts,
     Body,
     DecoderParts,
+    LatentParts,
     LookupParts,
+    MixerParts,
     MixtureParts,
     MlpParts,
     StateParts,
@@ -44,6 +46,7 @@ from ..description import (
     release,
 )
 from ..recognise.formulas import ACTIVATION_CODES
+from .latents import make_latent
 from .layers import NativeLayers
 from .packer import NUMBERS, Packer, Rows, has_other_columns, split, take
 from .scans import NativeScans
@@ -204,7 +207,7 @@ class NativeDecoder:
     def _make_body(self, body: Body) -> dict[str, Any]:
         """Return the fields of a sublayer for its body."""
         match body:
-            case AttentionParts():
+            case AttentionParts() | LatentParts():
                 fields = {"kind": _ATTENTION, "attention": self._make_attention(body)}
                 return fields | self._make_products(body)
             case MlpParts():
@@ -223,7 +226,7 @@ class NativeDecoder:
                 fields = {"kind": _STATE, "state": self._make_state(body)}
                 return fields | self._make_products(body)
 
-    def _make_products(self, body: AttentionParts | StateParts) -> dict[str, Any]:
+    def _make_products(self, body: MixerParts) -> dict[str, Any]:
         """Pack the first and the last product of what mixes tokens."""
         return {
             **self._pack_inputs(body),
@@ -233,14 +236,24 @@ class NativeDecoder:
             "output_bias": self._packer.point(body.output.bias),
         }
 
-    def _make_attention(self, mixer: AttentionParts) -> int:
+    def _make_attention(self, mixer: AttentionParts | LatentParts) -> int:
         call, point = mixer.call, self._packer.point
+        own: dict[str, Any]
+        if isinstance(mixer, LatentParts):
+            latent, arrays = make_latent(mixer, self._packer, self._find_rows)
+            self._held += arrays
+            own = {"latent": self._hold(latent)}
+        else:
+            own = {
+                "query_norm": point(mixer.query_norm),
+                "key_norm": point(mixer.key_norm),
+                "value_norm": point(mixer.value_norm),
+                "keys_are_values": mixer.keys_are_values,
+                "has_gate": mixer.has_gate,
+            }
         return self._hold(
             AttentionSpec(
-                query_norm=point(mixer.query_norm),
-                key_norm=point(mixer.key_norm),
-                value_norm=point(mixer.value_norm),
-                keys_are_values=mixer.keys_are_values,
+                **own,
                 cos=point(mixer.cos),
                 sin=point(mixer.sin),
                 sinks=point(call.sinks),
@@ -252,7 +265,6 @@ class NativeDecoder:
                 key_dim=call.key_dim,
                 value_dim=call.value_dim,
                 rotary_dim=mixer.cos.shape[1],
-                has_gate=mixer.has_gate,
                 shares_cache=call.shares is not None,
                 joins_images=call.joins_images,
             )
@@ -263,7 +275,7 @@ class NativeDecoder:
         self._held.append(places)
         return self._hold(make_state(mixer, places, self._packer.point, self._pack))
 
-    def _pack_inputs(self, mixer: AttentionParts | StateParts) -> dict[str, Any]:
+    def _pack_inputs(self, mixer: MixerParts) -> dict[str, Any]:
         """Return the fields of a sublayer for the products that its body reads."""
         rows = self._join_rows(mixer.inputs)
         if mixer.order is not None:
@@ -328,6 +340,9 @@ class NativeDecoder:
                 experts=self._hold((ExpertSpec * len(experts))(*experts)),
                 num_experts=len(mlp.router),
                 num_chosen=mlp.num_chosen,
+                num_groups=mlp.num_groups,
+                num_chosen_groups=mlp.num_chosen_groups,
+                num_ranked=mlp.num_ranked,
                 has_shared=mlp.shared is not None,
                 renormalizes=mlp.renormalizes,
                 choice_bias=self._packer.point(mlp.choice_bias),
@@ -376,10 +391,10 @@ class NativeDecoder:
     def _join_rows(self, products: Sequence[nn.Linear]) -> Rows:
         return [row for each in products for row in self._find_rows(each.weight)]
 
-    def _find_output(self, mixer: AttentionParts | StateParts) -> Rows:
+    def _find_output(self, mixer: MixerParts) -> Rows:
         """Return the rows of a mixer's output; only a state may write in their order."""
         weight = mixer.output.weight
-        if isinstance(mixer, AttentionParts):
+        if isinstance(mixer, AttentionParts | LatentParts):
             return self._find_rows(weight)
         return self._sources.get(weight) or [weight.detach().contiguous()]
 
@@ -406,11 +421,10 @@ def _list_shared(parts: DecoderParts) -> list[int | None]:
 
 
 def _list_windowed(parts: DecoderParts) -> list[bool]:
-    calls = [each.call for each in parts.bodies if isinstance(each, AttentionParts)]
+    kinds = AttentionParts | LatentParts
+    calls = [each.call for each in parts.bodies if isinstance(each, kinds)]
     windowed = iter(list_windowed(calls))
-    return [
-        isinstance(each, AttentionParts) and next(windowed) for each in parts.bodies
-    ]
+    return [isinstance(each, kinds) and next(windowed) for each in parts.bodies]
 
 
 def _copy_attention(sublayer: SublayerSpec) -> AttentionSpec:
@@ -425,6 +439,8 @@ def _release(body: Body) -> None:
         release([mixture.experts], mixture.first_name)
         release([mixture.experts], "down_proj")
     release(list_products(body))
+    if isinstance(body, LatentParts):
+        release([body.projection])
 
 
 def _join_biases(

@@ -19,6 +19,7 @@ from ..description import (
     Body,
     DecoderParts,
     DeltaParts,
+    LatentParts,
     LookupParts,
     MixtureParts,
     MlpParts,
@@ -26,6 +27,7 @@ from ..description import (
 from .attention import check_attention
 from .formulas import find_epsilon, find_norm
 from .given import find_plane_rotary, watch_layers
+from .latents import check_latents
 from .layers import find_activation, find_first_norm, find_layers
 from .lookups import check_lookup, find_token_lookup
 from .products import check_linear, check_shape, get_final_norm, get_part
@@ -125,6 +127,8 @@ def _check_body(body: Body, size: int, dtype: torch.dtype) -> None:
         case _:
             if isinstance(body, AttentionParts):
                 check_attention(body)
+            if isinstance(body, LatentParts):
+                check_latents(body, dtype)
             num_inputs = sum(product.out_features for product in body.inputs)
             check_shape(body.inputs, size, num_inputs, dtype)
             check_shape([body.output], body.output.in_features, size, dtype)

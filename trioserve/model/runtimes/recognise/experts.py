@@ -23,6 +23,9 @@ _CHOICE_BIAS = "expert_bias"
 # Products before and behind the experts, which read and write fewer numbers.
 _LATENTS = "fc1_latent_proj", "fc2_latent_proj"
 
+# kMaxGroups of native/experts.h.
+_MAX_GROUPS = 64
+
 _ACTIVATIONS = "act_fn", "activation_fn", "activation"
 
 # The products of the gate, of what it weighs, and of both.
@@ -93,6 +96,9 @@ def find_mixture(
         experts=experts,
         num_chosen=rule.num_chosen,
         renormalizes=rule.renormalizes,
+        num_groups=rule.num_groups,
+        num_chosen_groups=rule.num_chosen_groups,
+        num_ranked=rule.num_ranked,
         has_sigmoid=rule.has_sigmoid,
         choice_bias=_get_bias(router, choice_bias),
         scale=rule.scale,
@@ -163,6 +169,9 @@ class _Rule:
     has_sigmoid: bool
     renormalizes: bool
     scale: float
+    num_groups: int = 1
+    num_chosen_groups: int = 1
+    num_ranked: int = 1
 
     def apply(
         self, scores: Tensor, choice_bias: Tensor | None
@@ -170,11 +179,21 @@ class _Rule:
         """Return the weights and the places of the chosen experts of each token, in order."""
         weights = scores.sigmoid() if self.has_sigmoid else scores.softmax(dim=-1)
         ranks = weights if choice_bias is None else weights + choice_bias
+        if self.num_groups != self.num_chosen_groups:
+            ranks = ranks.masked_fill(~self._open_groups(ranks), -torch.inf)
         chosen = ranks.topk(self.num_chosen, dim=-1).indices.sort(dim=-1).values
         weights = weights.gather(-1, chosen)
         if self.renormalizes:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         return weights * self.scale, chosen
+
+    def _open_groups(self, ranks: Tensor) -> Tensor:
+        """Return whether experts are in the best groups."""
+        groups = ranks.unflatten(-1, (self.num_groups, -1))
+        strengths = groups.topk(self.num_ranked, dim=-1).values.sum(dim=-1)
+        best = strengths.topk(self.num_chosen_groups, dim=-1).indices
+        is_open = torch.zeros_like(strengths, dtype=torch.bool).scatter(-1, best, True)
+        return is_open.repeat_interleave(groups.shape[-1], dim=-1)
 
 
 def _find_rule(router: nn.Module, choice_bias: Tensor | None) -> _Rule:
@@ -201,12 +220,22 @@ def _find_rule(router: nn.Module, choice_bias: Tensor | None) -> _Rule:
     actual = actual.gather(-1, order)
     bias = _get_bias(exact, choice_bias)
     scale = float(getattr(router, "routed_scaling_factor", 1.0))
-    for has_sigmoid, renormalizes in product((False, True), repeat=2):
-        rule = _Rule(chosen.shape[1], has_sigmoid, renormalizes, scale)
+    for flags in product((False, True), (False, True), _list_groups(router)):
+        has_sigmoid, renormalizes, groups = flags
+        rule = _Rule(chosen.shape[1], has_sigmoid, renormalizes, scale, *groups)
         expected, best = rule.apply(states @ exact.weight.T, bias)
         if torch.equal(chosen, best) and torch.allclose(actual, expected, atol=1e-5):
             return rule
     raise NotRecognised(f"{type(router).__name__} chooses experts by another rule")
+
+
+def _list_groups(router: Any) -> list[tuple[int, int, int]]:
+    """Return the groups of experts to try, as the last fields of a rule."""
+    num_groups = getattr(router, "num_group", None) or 1
+    num_chosen = getattr(router, "topk_group", None) or 1
+    if not 1 <= num_chosen < num_groups <= _MAX_GROUPS:
+        return [(1, 1, 1)]
+    return [(1, 1, 1), *((num_groups, num_chosen, ranked) for ranked in (1, 2))]
 
 
 def check_experts(found: MixtureParts, expert_size: int) -> None:

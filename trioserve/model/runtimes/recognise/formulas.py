@@ -35,9 +35,7 @@ def find_norm(norm: nn.Module, size: int | None = None) -> Tensor:
         raise NotRecognised(f"{type(norm).__name__} has no weight of one dimension")
     if size is not None and len(weight) != size:
         raise NotRecognised(f"{type(norm).__name__} normalizes {len(weight)} numbers")
-    epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-    if not isinstance(epsilon, float):
-        raise NotRecognised(f"{type(norm).__name__} has no epsilon")
+    epsilon = read_epsilon(norm)
     ones = torch.ones(len(weight), dtype=torch.float32, device=weight.device)
     found: Tensor = norm(ones).float() * (1 + epsilon) ** 0.5
     _check_norm(norm, found, epsilon)
@@ -56,6 +54,18 @@ def _check_norm(norm: nn.Module, weight: Tensor, epsilon: float) -> None:
         raise NotRecognised(f"{type(norm).__name__} is no root mean square norm")
 
 
+def read_epsilon(norm: nn.Module) -> float:
+    """Return the number that a norm adds to the mean square.
+
+    Raises:
+      NotRecognised: it has none.
+    """
+    epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    if not isinstance(epsilon, float):
+        raise NotRecognised(f"{type(norm).__name__} has no epsilon")
+    return epsilon
+
+
 def find_optional_norm(module: Any, size: int, *names: str) -> Tensor | None:
     """Return the weight of a norm that a module may have; None if it has none."""
     norms = (getattr(module, name, None) for name in names)
@@ -63,16 +73,21 @@ def find_optional_norm(module: Any, size: int, *names: str) -> Tensor | None:
     return None if norm is None else find_norm(norm, size)
 
 
+# They have an epsilon of their own: transformers gives them none.
+_NORMS_OF_LATENTS = "q_a_layernorm", "kv_a_layernorm"
+
+
 def find_epsilon(model: nn.Module) -> float:
-    """Return the epsilon that all norms of a model share.
+    """Return the epsilon that all norms of a model share, but those of latents.
 
     Raises:
       NotRecognised
     """
     found = {
         getattr(module, "variance_epsilon", getattr(module, "eps", None))
-        for module in model.modules()
+        for name, module in model.named_modules()
         if "norm" in type(module).__name__.lower()
+        and not name.endswith(_NORMS_OF_LATENTS)
     }
     if len(found) != 1:
         raise NotRecognised("its norms have different epsilons")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,16 +24,29 @@ _OUTPUTS: tuple[Callable[[Tensor], object], ...] = (
 _NUM_PLACED = 16
 
 
+class Angles(NamedTuple):
+    """The rotary angles of a layer.
+
+    Args:
+      cos, sin: (max_model_len, rotary_dim) float32
+      are_complex: the layer turns complex numbers: neighbours are pairs.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    are_complex: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
     """The inputs of a model's layers.
 
     Args:
-      rotary: for each layer, cosines and sines, (max_model_len, rotary_dim) float32 both
+      rotary: the angles of each layer.
       embedding_scale: factor of the vectors of tokens before the first layer.
     """
 
-    rotary: list[tuple[Tensor, Tensor]]
+    rotary: list[Angles]
     embedding_scale: float
 
 
@@ -77,7 +90,7 @@ def find_plane_rotary(
         expected = _flatten(rotary(vectors, positions))
     seen, _ = _record(body, layers, vectors, positions)
     for angles in seen:
-        if not all(map(torch.equal, _flatten(angles), expected)):
+        if not all(map(torch.equal, _flatten(angles)[:2], expected[:2])):
             raise NotRecognised("it places images in a plane in a way of its own")
     return rotary
 
@@ -88,7 +101,7 @@ def _find_device(body: nn.Module) -> torch.device:
 
 def _record(
     body: nn.Module, layers: list[nn.Module], vectors: Tensor, positions: Tensor
-) -> tuple[list[tuple[Tensor, Tensor]], list[float]]:
+) -> tuple[list[tuple[Any, ...]], list[float]]:
     """Return each layer's rotary angles, and the first number of its input."""
     for wrap in _OUTPUTS:
         try:
@@ -105,9 +118,9 @@ def _record_calls(
     vectors: Tensor,
     positions: Tensor,
     wrap: Callable[[Tensor], object],
-) -> tuple[list[tuple[Tensor, Tensor]], list[float]]:
+) -> tuple[list[tuple[Any, ...]], list[float]]:
     """Return the same, with layers that return their output in some form."""
-    rotary: list[tuple[Tensor, Tensor]] = []
+    rotary: list[tuple[Any, ...]] = []
     scales: list[float] = []
     turns_nothing = not any(
         "rotary" in name.lower() for name, _ in body.named_modules()
@@ -117,7 +130,9 @@ def _record_calls(
         angles = arguments.get("position_embeddings")
         if angles is None and ("position_embeddings" in arguments or turns_nothing):
             angles = 2 * (vectors.new_empty(1, vectors.shape[1], 0),)
-        if not isinstance(angles, tuple) or len(angles) != 2:
+        if isinstance(angles, Tensor) and angles.is_complex():
+            angles = angles.real, angles.imag, True
+        elif not isinstance(angles, tuple) or len(angles) != 2:
             raise NotRecognised("its layers get no rotary angles")
         rotary.append(angles)
         scales.append(float(hidden[0, 0, 0]))
@@ -148,8 +163,12 @@ def _replace(
         delattr(module, name)
 
 
-def _flatten(angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    cos, sin = (each.float().squeeze(0).contiguous() for each in angles)
+def _flatten(angles: tuple[Any, ...]) -> Angles:
+    cos, sin = (each.float().squeeze(0).contiguous() for each in angles[:2])
+    are_complex = len(angles) == 3
+    if are_complex and cos.dim() == 2:
+        # One number for a pair, in place of one for each of its numbers.
+        cos, sin = cos.repeat(1, 2), sin.repeat(1, 2)
     if cos.dim() != 2 or cos.shape != sin.shape or cos.shape[1] % 2:
         raise NotRecognised("its rotary angles have more than one dimension")
-    return cos, sin
+    return Angles(cos, sin, are_complex)

@@ -14,6 +14,7 @@ from ..choice import NotRecognised
 from ..description import (
     AttentionParts,
     Body,
+    LatentParts,
     LayerParts,
     MixtureParts,
     MlpParts,
@@ -23,6 +24,8 @@ from .attention import find_attention
 from .beside import find_beside
 from .experts import find_mixture, find_mlp, list_activations
 from .formulas import find_norm, name_activation
+from .given import Angles
+from .latents import find_latents
 from .lookups import find_lookup, list_lookup_activations
 from .products import get_part
 from .states import find_state
@@ -42,13 +45,13 @@ _ONLY = "mixer"
 def find_layers(
     layers: Sequence[nn.Module],
     calls: Sequence[LayerSpec],
-    rotary: Sequence[tuple[Tensor, Tensor]],
+    rotary: Sequence[Angles],
 ) -> tuple[LayerParts, ...]:
     """Find the parts of layers.
 
     Args:
       calls: their calls of attention, in order.
-      rotary: for each layer, cosines and sines, (max_model_len, rotary_dim) float32 both
+      rotary: the angles of each layer.
 
     Raises:
       NotRecognised
@@ -88,9 +91,7 @@ def find_activation(layers: Sequence[nn.Module]) -> str:
     )
 
 
-def _find_layer(
-    layer: Any, calls: deque[LayerSpec], angles: tuple[Tensor, Tensor]
-) -> LayerParts:
+def _find_layer(layer: Any, calls: deque[LayerSpec], angles: Angles) -> LayerParts:
     if hasattr(layer, _ONLY):
         return LayerParts(sublayers=tuple(_find_only(layer, calls, angles)))
     # Models with four norms normalize the output of attention, too, so that the name of
@@ -125,7 +126,7 @@ def _find_layer(
 def _find_mixers(
     layer: Any,
     calls: deque[LayerSpec],
-    angles: tuple[Tensor, Tensor],
+    angles: Angles,
     scale: float,
     post_norm: Tensor | None,
 ) -> list[SublayerParts]:
@@ -155,16 +156,18 @@ def _find_mixers(
 def _attend(
     mixer: nn.Module,
     calls: deque[LayerSpec],
-    angles: tuple[Tensor, Tensor],
+    angles: Angles,
     factor: float = 1.0,
-) -> AttentionParts:
+) -> AttentionParts | LatentParts:
     if not calls:
         raise NotRecognised("not every layer calls attention once")
-    return find_attention(mixer, calls.popleft(), angles, factor)
+    call = calls.popleft()
+    latents = find_latents(mixer, call, angles)
+    return latents or find_attention(mixer, call, angles[:2], factor)
 
 
 def _find_only(
-    layer: Any, calls: deque[LayerSpec], angles: tuple[Tensor, Tensor]
+    layer: Any, calls: deque[LayerSpec], angles: Angles
 ) -> Iterable[SublayerParts]:
     """Find the sublayers of a layer that has one mixer, network or mixture."""
     norm, mixer = find_first_norm(layer), getattr(layer, _ONLY)
