@@ -74,6 +74,14 @@ def test_options_that_make_no_sense_are_refused_without_weights(
     assert caught.value.field == field
 
 
+def test_a_stage_keeps_the_latents_of_its_layers(tmp_path: Path) -> None:
+    folder = save_tiny_model("deepseek_v3", tmp_path)
+    outline = outline_stage(folder, CPU, place=StagePlace(stage=0, num_stages=2))
+    assert outline is not None
+    # A latent of 16 numbers and a key of 4, in one layer.
+    assert outline.kv_bytes_per_token == (16 + 4) * 4
+
+
 def test_more_stages_than_layers_are_refused_without_weights(folder: Path) -> None:
     with pytest.raises(InvalidConfig, match="3 stages cannot share 2 layers"):
         outline_stage(folder, CPU, place=StagePlace(stage=0, num_stages=3))

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from ...types.stage_place import Shard
+from ...types.stage_place import WHOLE_LAYERS, Shard
 from ..attention.probe import LayerSpec, UnfitLayer
 from .cut import cut_model
 from .cuts import Cut
@@ -65,7 +65,7 @@ def cut_layers(layers: tuple[LayerSpec, ...], shard: Shard) -> tuple[LayerSpec, 
 
 
 def _cut_layer(layer: LayerSpec, shard: Shard) -> LayerSpec:
-    if layer.values_in_keys:
+    if layer.values_in_keys and shard != WHOLE_LAYERS:
         raise UnfitLayer("all its heads share a latent, which cannot be split")
     heads = split_heads(layer.num_heads, layer.num_kv_heads, shard)
     return replace(layer, num_heads=len(heads.queries), num_kv_heads=len(heads.keys))
