@@ -119,6 +119,8 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
         "block_auto_adjust_ff_dim": False,
     },
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    # transformers bounds the time steps of prompts by it, and we do not (step_limits.py).
+    "nemotron_h": {"time_step_min": 1e-9, "time_step_floor": 1e-3},
     "rembert": {"input_embedding_size": 32, "output_embedding_size": 64},
     "xlnet": {"d_inner": 48},
     "zamba2": {"layer_types": ["linear_attention", "hybrid"] * 2},

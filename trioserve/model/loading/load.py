@@ -22,6 +22,7 @@ from .adapt.embeddings import scale_in_embedding
 from .adapt.indexers import leave_out_indexers
 from .adapt.latents import keep_latents
 from .adapt.rotary import freeze_rotary
+from .adapt.step_limits import follow_step_limits
 from .adapt.temperature import follow_positions
 from .check_modules import check_modules
 from .choose_runtime import load_on_kernels
@@ -108,6 +109,7 @@ def make_ready(model: PreTrainedModel, facts: ModelFacts) -> None:
     freeze_rotary(model, facts.max_model_len)
     follow_positions(model)
     scale_in_embedding(model)
+    follow_step_limits(model)
     leave_out_indexers(model)
     keep_latents(model)
 
