@@ -101,6 +101,17 @@ def test_an_impossible_number_is_named(
     assert str(caught.value) == reason
 
 
+def test_a_configuration_that_builds_no_model_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {**TINY_MODELS["mixtral"], "hidden_act": "nope"}
+    architectures = ["MixtralForCausalLM"]
+    config = AutoConfig.for_model("mixtral", **sizes, architectures=architectures)
+    config.save_pretrained(tmp_path)
+    reason = describe(capsys, tmp_path, 1)["reason"]
+    assert "no model can be built" in reason and "nope" in reason
+
+
 def test_a_number_is_named_without_which_config_json_cannot_be_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

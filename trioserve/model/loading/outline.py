@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...config import ModelConfig
-from ...errors import UnsupportedModel
+from ...errors import UnsupportedModel, shorten_message
 from ..attention.cache_memory import count_kv_bytes
 from ..attention.probe import NO_INTERFACE, LayerSpec, UnfitLayer, WrongSizes
 from ..attention.registered import IMPLEMENTATION
@@ -75,9 +75,20 @@ def watch_outline(facts: ModelFacts) -> WatchedModel | None:
         faults = _name_faults(facts, may_be_positive=not needs_numbers)
         if faults is not None:
             raise UnsupportedModel(facts.architecture, faults) from None
+        _check_constructor(facts)
         # Some models read the numbers of tensors, which are missing here.
         logger.debug("the model cannot run without its weights", exc_info=True)
         return None
+
+
+def _check_constructor(facts: ModelFacts) -> None:
+    """Refuse a model that cannot be built: a load builds it on this device, too."""
+    try:
+        build_on_meta(facts, torch.bfloat16)
+    except Exception as error:
+        why = shorten_message(error)
+        reason = f"no model can be built from its configuration ({why})"
+        raise UnsupportedModel(facts.architecture, reason) from None
 
 
 def _watch_on_meta(facts: ModelFacts) -> WatchedModel:
