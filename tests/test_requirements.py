@@ -22,17 +22,23 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # Modules that hold or launch kernels for GPUs, and are imported where one is used.
 NEED_TRITON = {
-    "trioserve/model/runtimes/fused/decoder.py",
+    *(
+        f"trioserve/model/runtimes/fused/{part}.py"
+        for part in ("decoder", "layer", "mixers")
+    ),
     "trioserve/model/sampling/triton_operators.py",
     *(
         f"trioserve/kernels/triton/{kernel}.py"
-        for kernel in ("activate", "attend", "draw")
+        for kernel in ("activate", "attend", "convolve", "draw")
     ),
     *(
         f"trioserve/kernels/triton/{kernel}.py"
-        for kernel in ("norm", "penalize", "rotate")
+        for kernel in ("norm", "penalize", "recur", "rotate")
     ),
-    *(f"trioserve/kernels/triton/{door}.py" for door in ("paged", "sampling", "steps")),
+    *(
+        f"trioserve/kernels/triton/{door}.py"
+        for door in ("paged", "sampling", "states", "steps")
+    ),
 }
 
 

@@ -16,6 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMod
 
 from trioserve.config import ModelConfig
 from trioserve.errors import InvalidConfig
+from trioserve.model.attention.windows import find_windows
 from trioserve.model.loading.outline import outline_model
 from trioserve.model.stages.loading import load_stage, outline_stage
 from trioserve.testing.models import save_tiny_model
@@ -72,8 +73,11 @@ def test_stages_describe_the_model_as_the_whole_one_does(
     model = cut(model_type)
     stages = model.stages(3)
     for stage in stages:
+        # A stage tells what its own layers keep.
         expected = dataclasses.replace(
-            model.loaded.info, kv_bytes_per_token=stage.info.kv_bytes_per_token
+            model.loaded.info,
+            kv_bytes_per_token=stage.info.kv_bytes_per_token,
+            windows=find_windows(stage.layers, stage.model.dtype),
         )
         assert stage.info == expected
     total = sum(stage.info.kv_bytes_per_token for stage in stages)

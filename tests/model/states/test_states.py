@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import CONFIG_MAPPING, DynamicCache
 
 from trioserve.config import CacheConfig, ModelConfig
-from trioserve.errors import InvalidConfig, UnsupportedModel
+from trioserve.errors import InvalidConfig
 from trioserve.model.attention.cache_memory import (
     count_fitting_blocks,
     count_fitting_states,
 )
+from trioserve.model.loading.adapt.step_limits import follow_step_limits
 from trioserve.model.loading.load import load_model
 from trioserve.model.loading.outline import outline_model
 from trioserve.model.loading.preview import preview_model
@@ -28,6 +30,8 @@ from trioserve.types.ids import SequenceId
 from trioserve.types.sampling import SamplingParams
 from trioserve.types.stage_place import Shard, StagePlace
 
+from ..families.compare import build
+from ..families.tiny import make_tiny
 from ..planning import Planner, make_prompt, run_steps
 
 hybrids = pytest.mark.parametrize("model_type", sorted(TINY_HYBRIDS))
@@ -46,6 +50,22 @@ def test_chunks_of_any_size(
     planner.run(*sequences[:1], num_tokens=2)
     planner.run(*sequences, num_tokens=12, chunk=17)
     model.check(*sequences)
+
+
+@torch.inference_mode()
+def test_nemotron_bounds_time_steps_by_its_configuration() -> None:
+    """Otherwise a token has other numbers in a prompt than in a step of its own."""
+    model = build(make_tiny(CONFIG_MAPPING["nemotron_h"], time_step_min=0.5))
+    tokens = torch.tensor([make_prompt(6)])
+
+    def find_difference() -> float:
+        cache = DynamicCache(config=model.config)
+        parts = [model(each, cache=cache).logits for each in tokens.T[:, None]]
+        return float((torch.cat(parts, 1) - model(tokens).logits).abs().max())
+
+    assert find_difference() > 0.1
+    follow_step_limits(model)
+    assert find_difference() < 1e-3
 
 
 @hybrids
@@ -167,5 +187,5 @@ def test_the_outline_knows_the_states(tmp_path: Path) -> None:
 def test_layers_with_states_are_not_split(tmp_path: Path) -> None:
     save_tiny_model("lfm2", tmp_path)
     place = StagePlace(stage=0, num_stages=1, shard=Shard(index=0, count=2))
-    with pytest.raises(UnsupportedModel, match="they keep states"):
+    with pytest.raises(InvalidConfig, match="they keep states"):
         load_stage(tmp_path, CPU, name="tiny", place=place)

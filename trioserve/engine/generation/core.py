@@ -12,7 +12,7 @@ from ...executor import Executor
 from ...scheduler.generation.counts import SchedulerCounters, SchedulerStatistics
 from ...scheduler.generation.scheduler import Scheduler
 from ...scheduler.generation.sequence import Flow, Sequence
-from ...scheduler.generation.spans import Spans
+from ...scheduler.generation.spans import NO_SPANS, Spans
 from ...scheduler.step_cost import StepRates
 from ...types.client import Client
 from ...types.ids import SequenceId
@@ -208,7 +208,7 @@ class LocalCore:
                 eos_token_ids=self._info.eos_token_ids,
                 cache_salt=prompt.cache_salt,
                 embedded=prompt.embedded,
-                spans=self._find_spans(prompt),
+                spans=self._find_spans(prompt) if prompt.embedded else NO_SPANS,
             )
             for offset, (number, (prompt, sampling)) in enumerate(
                 zip(group.list_ids(), resolved)
@@ -217,8 +217,9 @@ class LocalCore:
 
     def _find_spans(self, prompt: Prompt) -> Spans:
         """Return the parts of a prompt that a step computes whole."""
-        joins = self._info.joins_images and prompt.embedded
-        return Spans(list_image_runs(prompt.embedded)) if joins else Spans()
+        if not self._info.joins_images:
+            return NO_SPANS
+        return Spans(list_image_runs(prompt.embedded))
 
 
 def _wrap(seed: int) -> int:

@@ -72,7 +72,7 @@ class CacheDivision:
         """Return the most blocks of a sequence that is alone in some memory."""
         both = self._block_bytes + self._window_bytes
         num_blocks = memory_bytes // both
-        if self._windows is None or num_blocks <= self._most_held:
+        if self._windows is None or num_blocks < self._most_held:
             return num_blocks
         if not self._block_bytes:
             return sys.maxsize

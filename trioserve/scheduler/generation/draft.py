@@ -7,6 +7,7 @@ import math
 from ...types.plan import SlotStart, StepRow
 from ..step_cost import StepCost, StepSize
 from .sequence import Flow, Sequence
+from .spans import NO_SPANS
 
 
 def count_context(sequences: list[Sequence]) -> int:
@@ -79,6 +80,8 @@ class Draft:
         Returns:
           0 if the image at its beginning has no room in this step
         """
+        if sequence.spans is NO_SPANS:
+            return num_tokens
         start = sequence.num_computed
         end = sequence.spans.step_back(start + num_tokens)
         if end > start:

@@ -12,7 +12,7 @@ from ...types.prompt import EmbeddedInput
 from ...types.sampling import SamplingParams
 from .blocks import BlockHashes
 from .repetition import RepetitionDetector
-from .spans import Spans
+from .spans import NO_SPANS, Spans
 
 # Waiting time that one level of priority is worth. A guess: longer than most requests wait
 # on a server that is not overloaded, short enough for a person to wait.
@@ -190,7 +190,7 @@ class Sequence:
         eos_token_ids: frozenset[int] = frozenset(),
         cache_salt: str = "",
         embedded: tuple[EmbeddedInput, ...] = (),
-        spans: Spans = Spans(),
+        spans: Spans = NO_SPANS,
     ) -> None:
         self.sequence_id = sequence_id
         self.prompt_token_ids = prompt_token_ids

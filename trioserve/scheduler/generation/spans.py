@@ -11,19 +11,17 @@ class Spans:
 
     Args:
       spans: (begin, end) positions, rising.
+
+    Attributes:
+      longest: tokens of the longest span; 0 without any.
     """
 
-    __slots__ = ("_begins", "_ends")
+    __slots__ = ("longest", "_begins", "_ends")
 
     def __init__(self, spans: Sequence[tuple[int, int]] = ()) -> None:
         self._begins = [begin for begin, _ in spans]
         self._ends = [end for _, end in spans]
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest span; 0 without any."""
-        lengths = [end - begin for begin, end in zip(self._begins, self._ends)]
-        return max(lengths, default=0)
+        self.longest = max((end - begin for begin, end in spans), default=0)
 
     def is_inside(self, position: int) -> bool:
         """Return whether a cut before a position would divide a span."""
@@ -46,3 +44,7 @@ class Spans:
     def _find_next(self, position: int) -> int:
         """Return the index of the first span that ends behind a position."""
         return bisect_right(self._ends, position)
+
+
+# Most prompts have none.
+NO_SPANS = Spans()

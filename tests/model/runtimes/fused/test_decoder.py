@@ -12,8 +12,6 @@ from typing import Any
 
 from interpreter import require_triton
 import pytest
-import torch
-from torch import Tensor
 
 from trioserve.config import ModelConfig
 from trioserve.model.loading.choose_runtime import make_decoder
@@ -25,10 +23,9 @@ from trioserve.model.runtimes.loaded import LoadedModel
 
 from ...planning import Planner, make_image, make_prompt
 from ...windowed import WindowedServer
+from .graphs import DEVICE, GRAPHS, capture
 
 require_triton()
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 # They differ in biases, norms of queries, windows, soft caps, norms behind the products, the
 # scale of the embedding, and in how their weights are joined.
@@ -39,26 +36,6 @@ TYPES = (
         for model_type in ("llama", "qwen3", "gemma2", "gemma3_text", "phi3")
     ),
 )
-
-
-class Repeated:
-    """Stands in for a graph: it calls the function again."""
-
-    def __init__(self, function: Callable[[], Tensor]) -> None:
-        self.function = function
-        self.num_replays = 0
-
-    def replay(self) -> Tensor:
-        self.num_replays += 1
-        return self.function()
-
-
-GRAPHS: list[Repeated] = []
-
-
-def capture(function: Callable[[], Tensor]) -> Repeated:
-    GRAPHS.append(Repeated(function))
-    return GRAPHS[-1]
 
 
 @functools.cache

@@ -30,7 +30,7 @@ from trioserve.types.plan import StepPlan, StepRow
 from ...conftest import Tiny, load_oracle
 from ...planning import Planner, make_prompt, make_start
 from ..native.test_native_states import save
-from .test_decoder import DEVICE, GRAPHS, capture
+from .graphs import DEVICE, GRAPHS, capture
 
 require_triton()
 
