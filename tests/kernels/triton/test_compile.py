@@ -30,6 +30,7 @@ LAYER_KERNELS = {
     "add_and_normalize",
     "weigh",
 }
+LATENT_KERNELS = {"write_cache", "attend_latents", "merge"}
 STATE_KERNELS = {"convolve", "recur", "weigh_and_normalize"}
 SAMPLING_KERNELS = {"find_peaks", "sum_levels", "list_tokens", "draw", "penalize"}
 
@@ -67,6 +68,12 @@ def test_the_kernels_of_a_layer_compile_for_a_gpu(tmp_path: Path) -> None:
     )
 
 
+def test_the_kernels_of_latents_compile_for_a_gpu(tmp_path: Path) -> None:
+    """With 16 heads, decodes have fewer rows than chunks."""
+    arguments = 90, "bfloat16", 16, 512, 64
+    check(compile_kernels(tmp_path, "compile_latents.py", *arguments), LATENT_KERNELS)
+
+
 def test_the_kernels_of_states_compile_for_a_gpu(tmp_path: Path) -> None:
     check(compile_kernels(tmp_path, "compile_states.py", 90, "bfloat16"), STATE_KERNELS)
 
@@ -91,6 +98,24 @@ def test_all_kernels_compile_for_all_gpus(
         compile_kernels(tmp_path, "compile_layer.py", capability, dtype, dim, window),
         LAYER_KERNELS,
     )
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("num_heads", "dim", "shared_dim"), [(128, 512, 64), (16, 512, 64), (40, 256, 32)]
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_all_kernels_of_latents_compile_for_all_gpus(
+    tmp_path: Path,
+    capability: int,
+    dtype: str,
+    num_heads: int,
+    dim: int,
+    shared_dim: int,
+) -> None:
+    arguments = capability, dtype, num_heads, dim, shared_dim
+    check(compile_kernels(tmp_path, "compile_latents.py", *arguments), LATENT_KERNELS)
 
 
 @pytest.mark.matrix

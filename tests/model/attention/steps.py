@@ -29,6 +29,7 @@ def make_layer(
     softcap: float | None = None,
     sinks: bool = False,
     joins_images: bool = False,
+    values_in_keys: bool = False,
 ) -> LayerSpec:
     generator = torch.Generator().manual_seed(0)
     return LayerSpec(
@@ -42,6 +43,7 @@ def make_layer(
         scaling=dims[0] ** -0.5,
         softcap=softcap,
         joins_images=joins_images,
+        values_in_keys=values_in_keys,
         sinks=torch.randn(heads[0], generator=generator).to(DEVICE) if sinks else None,
     )
 
@@ -200,4 +202,7 @@ LAYERS = {
     "softcap": make_layer(softcap=2.0),
     "sinks": make_layer(sinks=True),
     "all": make_layer(heads=(6, 2), window=11, softcap=3.0, sinks=True),
+    "latents": make_layer(heads=(4, 1), dims=(48, 32), values_in_keys=True),
+    # Two programs share the heads of a token.
+    "odd latents": make_layer(heads=(18, 1), dims=(28, 20), values_in_keys=True),
 }

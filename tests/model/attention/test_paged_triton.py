@@ -35,7 +35,7 @@ LIMIT = 2e-5
 LIMITS = {torch.float32: LIMIT, torch.float16: 4e-3, torch.bfloat16: 4e-2}
 
 
-@pytest.mark.parametrize("name", ["one head of keys", "odd dims", "all"])
+@pytest.mark.parametrize("name", ["one head of keys", "odd dims", "all", "latents"])
 def test_layers_equal_torchs_operators(name: str) -> None:
     run_story(Steps(TritonAttention, LAYERS[name]), LIMIT)
 
@@ -92,12 +92,38 @@ def test_a_long_context() -> None:
     assert steps.step((0, 1)) < LIMIT
 
 
+@pytest.mark.parametrize("name", ["plain", "latents"])
+def test_a_token_does_not_see_the_next_one_in_a_full_tile_of_keys(name: str) -> None:
+    """The loop without masks ends before the tile of keys that has it."""
+    steps = Steps(TritonAttention, LAYERS[name], block_size=16)
+    steps.fill(0, 30)
+    assert steps.step((0, 2)) < LIMIT
+
+
 def test_numbers_that_are_not_finite_spoil_no_other_sequence() -> None:
     steps = Steps(TritonAttention, LAYERS["plain"])
     # In a first chunk, torch reads keys before they are written to the cache.
     assert steps.step((0, 3)) < LIMIT
     for number in (torch.inf, -torch.inf, torch.nan):
         assert steps.step((0, 3), number=number) < LIMIT
+
+
+def make_latents(**facts: Any) -> PagedModel:
+    return make_model(layer=make_layer(**facts, values_in_keys=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize("num_heads", [16, 20, 128])
+def test_latents_of_real_models(num_heads: int, dtype: torch.dtype) -> None:
+    layer = make_layer(heads=(num_heads, 1), dims=(576, 512), values_in_keys=True)
+    steps = Steps(
+        TritonAttention, layer, block_size=16, dtype=dtype, max_model_len=1056
+    )
+    steps.fill(0, 1000)
+    assert steps.step((0, 35), (1, 9)) < LIMITS[dtype]
+    assert steps.step((0, 1), (1, 1)) < LIMITS[dtype]
 
 
 @pytest.mark.parametrize(
@@ -112,6 +138,20 @@ def test_numbers_that_are_not_finite_spoil_no_other_sequence() -> None:
             make_model(layer=make_layer(dims=(512, 16))),
             "the heads of the model have more than 256 numbers",
         ),
+        (make_latents(heads=(128, 1), dims=(576, 512)), None),
+        (
+            make_latents(heads=(4, 1), dims=(640, 512)),
+            "latents have more than 512 numbers, or their shared keys more than 64",
+        ),
+        (
+            make_latents(heads=(4, 2), dims=(24, 16)),
+            "layers that keep latents have several heads of keys, change scores or join "
+            "images",
+        ),
+        (
+            make_latents(heads=(4, 1), dims=(24, 16), window=3),
+            "layers that keep latents have windows",
+        ),
     ],
 )
 def test_its_limits(model: PagedModel, obstacle: str | None) -> None:
@@ -119,7 +159,8 @@ def test_its_limits(model: PagedModel, obstacle: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "model_type", ["llama", pytest.param("gemma3_text", marks=pytest.mark.matrix)]
+    "model_type",
+    ["llama", "deepseek_v3", pytest.param("gemma3_text", marks=pytest.mark.matrix)],
 )
 def test_a_model_writes_what_generate_writes(
     tiny: Callable[..., Any], model_type: str

@@ -76,9 +76,10 @@ def test_a_failure_is_told() -> None:
     assert reason == "it fails: no kernel image is available"
 
 
-def test_tritons_kernels_agree() -> None:
+@pytest.mark.parametrize("name", ["all", "odd latents"])
+def test_tritons_kernels_agree(name: str) -> None:
     require_triton()
     from trioserve.model.attention.paged_triton import TritonAttention
 
-    model = make_model(layer=LAYERS["all"])
+    model = make_model(layer=LAYERS[name])
     assert find_disagreement(TritonAttention, model) is None

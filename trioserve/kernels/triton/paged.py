@@ -77,6 +77,11 @@ class PagedLayer:
         return max(1, count_chunk_rows(self._width, self.cache.itemsize) // self.group)
 
     @property
+    def num_parts(self) -> int:
+        """Programs of one tile and one split."""
+        return self.spec.num_kv_heads
+
+    @property
     def _width(self) -> int:
         return max(self.sizes["KEY_WIDTH"], self.sizes["VALUE_WIDTH"])
 
@@ -119,7 +124,7 @@ class PagedLayer:
 
     def _attend_decodes(self, query: Tensor, output: Tensor, tiles: Tiles) -> None:
         spec, decodes = self.spec, tiles.decodes
-        splits = count_splits(len(decodes) * spec.num_kv_heads, self.num_cores)
+        splits = count_splits(len(decodes) * self.num_parts, self.num_cores)
         if splits == 1:
             self._launch(query, output, None, None, tiles, decodes, 1, 1)
             return
@@ -158,7 +163,7 @@ class PagedLayer:
         key_ends = tiles.key_ends if has_ends else None
         rows = round_side(num_queries * self.group)
         size = choose_size(rows, self._width, self.cache.itemsize)
-        attend[len(chosen), spec.num_kv_heads, splits](
+        attend[len(chosen), self.num_parts, splits](
             query,
             output,
             sums,

@@ -63,3 +63,20 @@ def choose_size(rows: int, width: int, itemsize: int) -> AttendSize:
         # stages a half longer.
         return AttendSize(32, 4, 2)
     return AttendSize(16, 8)
+
+
+# The widest rows of latents whose program stays in registers and shared memory: DeepSeek's.
+MAX_LATENT_DIM = 512
+MAX_SHARED_DIM = 64
+
+
+def count_latent_rows(itemsize: int) -> int:
+    """Return the most rows of the product of a tile over latents, as in `count_chunk_rows`."""
+    return 32 if itemsize <= 2 else _LEAST_SIDE
+
+
+def choose_latent_size(rows: int, itemsize: int) -> AttendSize:
+    """Return the size of a program of `attend_latents`, as `choose_size` does."""
+    if itemsize > 2:
+        return AttendSize(16, 8, 1)
+    return AttendSize(32, 8 if rows > _LEAST_SIDE else 4, 2)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels.triton.tiles import TILE_NUMBERS, Tiles, cut_tiles
+from ...kernels.triton.widths import MAX_LATENT_DIM, MAX_SHARED_DIM
 from ...types.plan import StepRow
 from ..device.tensors import send_ids
 from ..step.layout import StepInputs
@@ -22,6 +23,7 @@ from ..step.slots import SlotTables
 from .backend import PagedModel
 from .bridge import AttentionCall
 from .kv_cache import allocate
+from .probe import LayerSpec
 
 if TYPE_CHECKING:
     from ...kernels.triton.paged import PagedLayer
@@ -41,12 +43,15 @@ class TritonAttention:
     def __init__(self, model: PagedModel, tables: SlotTables) -> None:
         # Only here, because a machine without a GPU may have no triton.
         from ...kernels.triton.paged import PagedLayer, count_cores
+        from ...kernels.triton.paged_latents import LatentLayer
 
         self.caches = allocate(model)
         num_cores = count_cores(model.device)
         self._tables = tables
         self.layers = tuple(
-            PagedLayer(spec, cache.blocks, num_cores, is_windowed)
+            (LatentLayer if spec.values_in_keys else PagedLayer)(
+                spec, cache.blocks, num_cores, is_windowed
+            )
             for spec, cache, is_windowed in zip(
                 model.layers, self.caches, model.list_windowed()
             )
@@ -63,14 +68,8 @@ class TritonAttention:
             return "it needs a GPU"
         if model.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             return "it needs float32, float16 or bfloat16, by --dtype"
-        dims = {dim for each in model.layers for dim in (each.key_dim, each.value_dim)}
-        if max(dims) > MAX_DIM:
-            return f"the heads of the model have more than {MAX_DIM} numbers"
-        if any(layer.values_in_keys for layer in model.layers):
-            return "the model keeps latents"
-        if any(layer.chunk is not None for layer in model.layers):
-            return "the model's layers see chunks of the text"
-        return None
+        misfits = map(_find_misfit, model.layers)
+        return next((each for each in misfits if each is not None), None)
 
     def order(self, rows: Sequence[StepRow]) -> list[int]:
         """Put single tokens first."""
@@ -100,6 +99,27 @@ def _is_interpreted() -> bool:
     """Return whether Triton's interpreter will run the kernels, on any device."""
     # Read as triton reads it, without the time to import it.
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on")
+
+
+def _find_misfit(layer: LayerSpec) -> str | None:
+    """Return why no kernel runs a layer; None if one does."""
+    if layer.chunk is not None:
+        return "the model's layers see chunks of the text"
+    if not layer.values_in_keys:
+        if max(layer.key_dim, layer.value_dim) > MAX_DIM:
+            return f"the heads of the model have more than {MAX_DIM} numbers"
+        return None
+    if layer.num_kv_heads > 1 or layer.needs_scores or layer.joins_images:
+        return "layers that keep latents have several heads of keys, change scores or join images"
+    if layer.window is not None:
+        return "layers that keep latents have windows"
+    shared_dim = layer.key_dim - layer.value_dim
+    if layer.value_dim > MAX_LATENT_DIM or shared_dim > MAX_SHARED_DIM:
+        return (
+            f"latents have more than {MAX_LATENT_DIM} numbers, or their shared keys "
+            f"more than {MAX_SHARED_DIM}"
+        )
+    return None
 
 
 class _TritonStep:

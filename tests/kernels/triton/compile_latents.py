@@ -1,0 +1,61 @@
+"""Compile the kernels of attention over latents for a GPU that need not be there.
+
+    python compile_latents.py CAPABILITY DTYPE NUM_HEADS LATENT_DIM SHARED_DIM
+
+Prints the lines of compiling.py.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from compiling import compile_for
+import torch
+
+from trioserve.kernels.triton.paged_latents import LatentLayer
+from trioserve.kernels.triton.tiles import Tiles
+from trioserve.model.attention.probe import LayerSpec
+
+# Enough of an H200's to split the keys of a few decodes.
+NUM_CORES = 132
+
+
+def main(
+    capability: int, dtype: torch.dtype, num_heads: int, dim: int, shared_dim: int
+) -> None:
+    compile_for(capability)
+    spec = LayerSpec(
+        module_name="layer",
+        num_heads=num_heads,
+        num_kv_heads=1,
+        key_dim=dim + shared_dim,
+        value_dim=dim,
+        is_causal=True,
+        window=None,
+        scaling=0.125,
+        values_in_keys=True,
+    )
+    cache = torch.zeros(4, 16, 1, spec.key_dim, dtype=dtype)
+    layer = LatentLayer(spec, cache, NUM_CORES)
+    keys = torch.zeros(2, 1, spec.key_dim, dtype=dtype)
+    places = torch.zeros(2, dtype=torch.int64)
+    one_tile = torch.zeros(1, 4, dtype=torch.int32)
+    # A decode whose keys are split, and a chunk; then decodes that fill the device.
+    for decodes, chunks in (
+        (one_tile, one_tile),
+        (one_tile.repeat(2 * NUM_CORES, 1), one_tile[:0]),
+    ):
+        tiles = Tiles(
+            tables=torch.zeros(2, 4, dtype=torch.int64),
+            slots=places,
+            positions=places,
+            decodes=decodes,
+            chunks=chunks,
+        )
+        layer.write(keys, keys[..., :dim], tiles)
+        layer.attend(torch.zeros(2, num_heads, spec.key_dim, dtype=dtype), tiles)
+
+
+if __name__ == "__main__":
+    capability, dtype, *sizes = sys.argv[1:]
+    main(int(capability), getattr(torch, dtype), *map(int, sizes))

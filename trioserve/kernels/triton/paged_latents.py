@@ -1,0 +1,79 @@
+"""Attention over the paged latents of one layer, by its kernels."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from torch import Tensor
+
+from .attend_latents import attend_latents
+from .paged import PagedLayer
+from .tiles import Tiles
+from .widths import choose_latent_size, count_latent_rows, round_side
+
+
+class LatentLayer(PagedLayer):
+    """The attention of one layer whose values are the first numbers of its one head of keys.
+
+    Args:
+      cache: (num_blocks, block_size, 1, key_dim)
+    """
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """The constants of `write_cache`, which stores keys alone."""
+        return {**super().sizes, "VALUE_DIM": 0}
+
+    @property
+    def chunk_queries(self) -> int:
+        """Most tokens of a tile of a chunk."""
+        return max(1, count_latent_rows(self.cache.itemsize) // self.spec.num_heads)
+
+    @property
+    def num_parts(self) -> int:
+        """Programs of one tile and one split."""
+        return -(-self.spec.num_heads // self._part_heads)
+
+    @property
+    def _part_heads(self) -> int:
+        return min(self.spec.num_heads, count_latent_rows(self.cache.itemsize))
+
+    def _launch(
+        self,
+        query: Tensor,
+        output: Tensor,
+        sums: Tensor | None,
+        peaks: Tensor | None,
+        tiles: Tiles,
+        chosen: Tensor,
+        splits: int,
+        num_queries: int,
+    ) -> None:
+        spec, table = self.spec, tiles.get_table(self.is_windowed)
+        shared_dim = spec.key_dim - spec.value_dim
+        rows = round_side(num_queries * self._part_heads)
+        size = choose_latent_size(rows, self.cache.itemsize)
+        attend_latents[len(chosen), self.num_parts, splits](
+            query,
+            output,
+            sums,
+            peaks,
+            self.cache,
+            table,
+            chosen,
+            spec.scaling,
+            *query.stride()[:2],
+            table.stride(0),
+            NUM_HEADS=spec.num_heads,
+            PART_HEADS=self._part_heads,
+            LATENT_DIM=spec.value_dim,
+            SHARED_DIM=shared_dim,
+            LATENT_WIDTH=round_side(spec.value_dim),
+            SHARED_WIDTH=round_side(shared_dim),
+            BLOCK_SIZE=self.cache.shape[1],
+            NUM_SPLITS=splits,
+            TILE_ROWS=rows,
+            TILE_KEYS=size.keys,
+            num_warps=size.warps,
+            num_stages=size.stages,
+        )
