@@ -112,6 +112,12 @@ class AttentionContext:
         return self._current
 
 
+def find_context(module: nn.Module) -> AttentionContext:
+    """Return the context of the model that a module belongs to."""
+    context: AttentionContext = getattr(module, _CONTEXT)
+    return context
+
+
 def attend_in_context(
     module: nn.Module,
     query: Tensor,
@@ -149,8 +155,7 @@ def attend_in_context(
     projection = find_projection(module)
     if projection is not None:
         query = projection.absorb_queries(query)
-    context: AttentionContext = getattr(module, _CONTEXT)
-    output = context.current.attend(
+    output = find_context(module).current.attend(
         module,
         query[0].transpose(0, 1),  # (num_tokens, num_heads, key_dim)
         key[0].transpose(0, 1),  # (num_tokens, num_kv_heads, key_dim)

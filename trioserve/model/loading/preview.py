@@ -13,6 +13,7 @@ from torch import nn
 from ...config import ModelConfig
 from ...kernels.library import NoKernels, open_library
 from ...types.windows import WindowLayers
+from ..attention.bridge import AttentionContext
 from ..attention.cache_memory import count_kv_bytes
 from ..attention.latents import LatentProjection
 from ..attention.windows import find_windows
@@ -20,7 +21,6 @@ from ..runtimes.choice import NotRecognised, check_need
 from ..runtimes.fused.weights import check_parts
 from ..runtimes.native.packer import NUMBERS
 from ..runtimes.recognise.decoder import find_parts
-from ..self_check.steps import NUM_CHECKED
 from ..states.spec import count_state_bytes
 from .adapt.latents import keep_latents
 from .files.facts import ModelFacts, read_facts
@@ -28,6 +28,9 @@ from .gguf.tensors import make_buffers
 from .outline import build_on_meta, find_dtype, watch_outline
 from .plain.llama import outline_plain
 from .watching import WatchedModel
+
+# Beyond the original lengths behind which models scale queries. Angles of a million take memory.
+_MAX_POSITIONS = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +116,12 @@ def _find_obstacle(
     try:
         model = build_on_meta(facts, dtype)
         keep_latents(model)
+        AttentionContext(model)
         _fill_small(model)
         parts = find_parts(
             model,
             watched.layers,
-            NUM_CHECKED,
+            min(facts.max_model_len, _MAX_POSITIONS),
             has_plane=facts.vision is not None and facts.vision.has_grid_positions,
         )
         if facts.device.type == "cpu":

@@ -17,7 +17,7 @@ from trioserve.errors import InvalidConfig
 from trioserve.kernels.library import open_library
 from trioserve.model.loading import choose_runtime as native
 from trioserve.model.loading.load import load_model
-from trioserve.model.runtimes.recognise import layers as parts
+from trioserve.model.runtimes.recognise import norms as parts
 from trioserve.model.self_check import compare
 from trioserve.model.stages.loading import load_stage
 from trioserve.testing.models import save_tiny_model

@@ -5,6 +5,8 @@
     products    products, and their shapes
     experts     mixtures of experts
     formulas    the formulas of norms and activations
+    norms       the norms of layers
+    rotation    the formula of attention, and the pairs that it rotates
     beside      mixtures beside feed-forward networks
     lookups     the vectors that layers look up for each token
     given       the inputs of layers, such as rotary angles

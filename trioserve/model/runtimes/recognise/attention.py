@@ -11,13 +11,15 @@ from ...attention.probe import LayerSpec
 from ..choice import NotRecognised
 from ..description import AttentionParts
 from .formulas import find_optional_norm
+from .given import Angles
 from .products import check_linear, find_products, get_part
+from .rotation import find_rotation
 
 
 def find_attention(
     attention: Any,
     call: LayerSpec,
-    rotary: tuple[Tensor, Tensor],
+    angles: Angles,
     factor: float = 1.0,
 ) -> AttentionParts:
     """Find the parts of attention.
@@ -25,7 +27,7 @@ def find_attention(
     Args:
       call: its call.
       factor: of what it reads.
-      rotary: cosines and sines, (max_model_len, rotary_dim) float32 both
+      angles: its rotary angles.
 
     Raises:
       NotRecognised
@@ -40,7 +42,7 @@ def find_attention(
     scale = _find_scale(attention, call, factor)
     inputs = find_products(attention, ("qkv_proj",), names)
     order = _find_order(inputs, call)
-    return AttentionParts(
+    found = AttentionParts(
         call=call,
         inputs=inputs,
         order=order,
@@ -50,10 +52,12 @@ def find_attention(
         key_norm=find_optional_norm(attention, call.key_dim, "k_norm", "k_layernorm"),
         value_norm=find_optional_norm(attention, call.value_dim, "v_norm"),
         keys_are_values=keys_are_values,
-        cos=rotary[0],
-        sin=rotary[1],
+        cos=angles.cos,
+        sin=angles.sin,
         output=check_linear(get_part(attention, "o_proj", "out_proj"), "o_proj"),
     )
+    _check_attention(attention, found)
+    return find_rotation(attention, found, angles, factor)
 
 
 def _find_scale(attention: Any, call: LayerSpec, factor: float) -> Tensor | None:
@@ -88,13 +92,25 @@ def _find_order(inputs: tuple[nn.Linear, ...], call: LayerSpec) -> Tensor | None
     return torch.cat((queries.flatten(), others, gates.flatten()))
 
 
-def check_attention(mixer: AttentionParts) -> None:
+def _check_attention(attention: nn.Module, mixer: AttentionParts) -> None:
     """Refuse attention of unexpected sizes, because the kernels trust their pointers.
 
     Raises:
       NotRecognised
     """
+    known = {*mixer.inputs, mixer.output}
+    others = {
+        name
+        for name, child in attention.named_children()
+        if child not in known
+        and "norm" not in name
+        and any(True for _ in child.parameters())
+    }
     call = mixer.call
+    if others and call.shares is None:
+        raise NotRecognised(
+            f"{type(attention).__name__} has {', '.join(sorted(others))}"
+        )
     if not call.is_causal or mixer.cos.shape[1] > call.key_dim:
         raise NotRecognised("its attention is not causal, or rotates more than keys")
     if call.chunk is not None:

@@ -14,7 +14,6 @@ import torch
 from ...attention.probe import LayerSpec
 from ..choice import NotRecognised
 from ..description import (
-    AttentionParts,
     BesideParts,
     Body,
     DecoderParts,
@@ -24,12 +23,12 @@ from ..description import (
     MixtureParts,
     MlpParts,
 )
-from .attention import check_attention
 from .formulas import find_epsilon, find_norm
 from .given import find_plane_rotary, watch_layers
 from .latents import check_latents
-from .layers import find_activation, find_first_norm, find_layers
+from .layers import find_activation, find_layers
 from .lookups import check_lookup, find_token_lookup
+from .norms import find_first_norm
 from .products import check_linear, check_shape, get_final_norm, get_part
 
 if TYPE_CHECKING:
@@ -125,8 +124,6 @@ def _check_body(body: Body, size: int, dtype: torch.dtype) -> None:
         case LookupParts():
             check_lookup(body, size, dtype)
         case _:
-            if isinstance(body, AttentionParts):
-                check_attention(body)
             if isinstance(body, LatentParts):
                 check_latents(body, dtype)
             num_inputs = sum(product.out_features for product in body.inputs)

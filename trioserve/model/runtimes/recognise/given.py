@@ -69,7 +69,12 @@ def watch_layers(
     rotary, scales = _record(body, layers, vectors, positions)
     if len(rotary) != len(layers):
         raise NotRecognised("not every layer runs once")
-    return Given(rotary=[_flatten(each) for each in rotary], embedding_scale=scales[0])
+    # Layers are given the same tensors, which become float32 once.
+    known = {id(each[0]): each for each in rotary}
+    flat = {place: _flatten(each) for place, each in known.items()}
+    return Given(
+        rotary=[flat[id(each[0])] for each in rotary], embedding_scale=scales[0]
+    )
 
 
 def find_plane_rotary(
@@ -140,21 +145,24 @@ def _record_calls(
 
     with ExitStack() as stack, torch.inference_mode():
         for layer in layers:
-            stack.enter_context(_replace(layer, "forward", record))
-        stack.enter_context(_replace(get_final_norm(body), "forward", lambda x: x))
+            stack.enter_context(replace_method(layer, "forward", record))
+        stack.enter_context(
+            replace_method(get_final_norm(body), "forward", lambda x: x)
+        )
         if hasattr(body, "project_per_layer_inputs"):
             # Vectors that layers look up for each token would take gigabytes here.
             nothing = vectors.new_zeros(1, 1, len(layers), 1)
             for name in ("get_per_layer_inputs", "project_per_layer_inputs"):
-                stack.enter_context(_replace(body, name, lambda *_: nothing))
+                stack.enter_context(replace_method(body, name, lambda *_: nothing))
         body(inputs_embeds=vectors, position_ids=positions, use_cache=False)
     return rotary, scales
 
 
 @contextmanager
-def _replace(
+def replace_method(
     module: nn.Module, name: str, method: Callable[..., object]
 ) -> Iterator[None]:
+    """Give a module another method inside the block."""
     setattr(module, name, method)
     try:
         yield

@@ -23,10 +23,11 @@ from ..description import (
 from .attention import find_attention
 from .beside import find_beside
 from .experts import find_mixture, find_mlp, list_activations
-from .formulas import find_norm, name_activation
+from .formulas import name_activation
 from .given import Angles
 from .latents import find_latents
 from .lookups import find_lookup, list_lookup_activations
+from .norms import find_first_norm, find_norms
 from .products import get_part
 from .states import find_state
 
@@ -65,15 +66,6 @@ def find_layers(
     return found
 
 
-def find_first_norm(layer: nn.Module) -> Tensor:
-    """Return the weight of the norm before a layer, (hidden_size,) float32.
-
-    Raises:
-      NotRecognised
-    """
-    return find_norm(get_part(layer, "input_layernorm", "operator_norm", "norm"))
-
-
 def find_activation(layers: Sequence[nn.Module]) -> str:
     """Return the name of the activation that feed-forward networks share.
 
@@ -94,29 +86,20 @@ def find_activation(layers: Sequence[nn.Module]) -> str:
 def _find_layer(layer: Any, calls: deque[LayerSpec], angles: Angles) -> LayerParts:
     if hasattr(layer, _ONLY):
         return LayerParts(sublayers=tuple(_find_only(layer, calls, angles)))
-    # Models with four norms normalize the output of attention, too, so that the name of
-    # the second norm of others means something else.
-    has_four = hasattr(layer, "pre_feedforward_layernorm")
-    second = "post_attention_layernorm", "pre_ff_layernorm", "ffn_norm"
-    after_attention = find_norm(get_part(layer, *second))
+    norms = find_norms(layer)
+    size = len(norms.before_network)
     scale = float(getattr(layer, "residual_multiplier", 1.0))
-    mlp_norm, post_mlp_norm = after_attention, None
-    if has_four:
-        mlp_norm = find_norm(get_part(layer, "pre_feedforward_layernorm"))
-        post_mlp_norm = find_norm(get_part(layer, "post_feedforward_layernorm"))
-    mlp: Body = _find_mlp(layer, len(after_attention))
+    mlp: Body = _find_mlp(layer, size)
     if isinstance(mlp, MlpParts):
-        mlp = find_beside(layer, mlp, len(after_attention)) or mlp
+        mlp = find_beside(layer, mlp, size) or mlp
     network = SublayerParts(
-        norm=mlp_norm,
+        norm=norms.before_network,
         body=mlp,
-        post_norm=post_mlp_norm,
+        post_norm=norms.behind_network,
         scale=scale * _find_output_scale(_list_mlps(layer)),
     )
-    mixers = _find_mixers(
-        *(layer, calls, angles, scale), after_attention if has_four else None
-    )
-    lookup = find_lookup(layer, len(after_attention))
+    mixers = _find_mixers(layer, calls, angles, scale, norms.behind_mixer)
+    lookup = find_lookup(layer, size)
     return LayerParts(
         sublayers=(*mixers, network, *([] if lookup is None else [lookup])),
         output_scale=float(getattr(layer, "layer_scalar", 1.0)),
@@ -163,7 +146,7 @@ def _attend(
         raise NotRecognised("not every layer calls attention once")
     call = calls.popleft()
     latents = find_latents(mixer, call, angles)
-    return latents or find_attention(mixer, call, angles[:2], factor)
+    return latents or find_attention(mixer, call, angles, factor)
 
 
 def _find_only(
