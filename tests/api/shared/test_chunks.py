@@ -21,6 +21,7 @@ from trioserve.api.shared.chunks import DONE, StreamHeader
 from trioserve.api.shared.logprobs import ChatLogprobs, TokenLogprob
 from trioserve.errors import EngineDied
 from trioserve.http.record.usage import Usage
+from trioserve.types.output import TextDelta
 
 USAGE = Usage.of(num_prompt_tokens=5, num_output_tokens=2, num_cached_tokens=0)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
@@ -171,6 +172,20 @@ def test_usage_is_absent_null_or_counted(
     assert read(chunks.text("a"))["usage"] is None
     assert read(chunks.text("a", finish_reason="stop"))["usage"] is None
     assert read(chunks.text("a", usage=USAGE))["usage"]["total_tokens"] == 7
+
+
+def test_the_choices_of_a_chat_begin_in_their_order() -> None:
+    """OpenAI's client looks up choices in a list, as it got their first events."""
+    stream = SimpleNamespace(splits_tool_calls=False)
+    meter = SimpleNamespace(stream=stream, prompts=[SimpleNamespace(token_ids=(1,))])
+    chat = CHAT_BODY.decode(b'{"messages":[{"role":"user","content":"a"}],"n":3}')
+    texts = cast(Any, None)
+    events = ChatEvents(chat, make_header(), cast(Any, meter), texts)
+    written = events.write(TextDelta(index=2, text="a", token_ids=(1,)))
+    written += events.write(TextDelta(index=0, text="b", token_ids=(1,)))
+    lines = written.decode().split("\n\n")[:-1]
+    indexes = [read_chat(f"{each}\n\n".encode()).choices[0].index for each in lines]
+    assert indexes == [0, 1, 2, 2, 0]
 
 
 def test_a_stream_ends_with_the_usage_in_an_event_without_choices() -> None:

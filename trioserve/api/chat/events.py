@@ -142,10 +142,11 @@ class ChatEvents(ChunkEvents[ChatRequest]):
     def write(self, delta: TextDelta) -> bytes:
         # The event with the role is sent with the first token, and not before it. So a
         # client that measures the time to the first chunk measures the first token.
+        # Choices begin in their order, because OpenAI's client looks them up in a list.
         events = b""
-        if delta.index not in self._chunks:
-            self._chunks[delta.index] = ChatChunks(self.header, delta.index)
-            events = self._start(self._chunks[delta.index], len(delta.token_ids))
+        for index in range(len(self._chunks), delta.index + 1):
+            self._chunks[index] = ChatChunks(self.header, index)
+            events += self._start(self._chunks[index], len(delta.token_ids))
         parts = self._list_parts(delta)
         for chunks, text in parts[:-1]:
             events += chunks.text(text, usage=self.current_usage())
