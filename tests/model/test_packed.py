@@ -10,6 +10,8 @@ import subprocess
 import sys
 from typing import Any
 
+import gguf
+from gguf import GGMLQuantizationType as Kind
 from gguf_families import quantise
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +19,6 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-import gguf
-from gguf import GGMLQuantizationType as Kind
 from trioserve.config import ModelConfig
 from trioserve.kernels.library import open_library
 from trioserve.model.loading.packed import load_packed

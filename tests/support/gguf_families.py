@@ -10,14 +10,13 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import gguf
+from gguf import GGMLQuantizationType as Kind, GGUFWriter
 import numpy as np
 from numpy.typing import NDArray
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-
-import gguf
-from gguf import GGMLQuantizationType as Kind, GGUFWriter
 
 Change = Callable[[Any, str, Tensor], Iterator[tuple[str, Tensor]]]
 

@@ -6,14 +6,14 @@ from collections.abc import Callable
 import json
 from pathlib import Path
 
+import gguf
+from gguf import GGUFWriter
 from gguf_families import MODELS, make_model, write_gguf
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import gguf
-from gguf import GGUFWriter
 from trioserve.errors import UnsupportedModel
 from trioserve.weights import resolve_weights
 from trioserve.weights.gguf_families import Unreadable, find_family

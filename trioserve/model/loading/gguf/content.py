@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 
+import gguf
 import numpy as np
 from numpy.typing import NDArray
 import torch
 from torch import Tensor, nn
-
-import gguf
 
 from ....types.gguf import GgufFile, GgufTensor
 from ...runtimes.choice import NotRecognised

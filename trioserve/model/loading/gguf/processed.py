@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import gguf
 import numpy as np
 from numpy.typing import NDArray
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
-
-import gguf
 
 from ....types.gguf import GgufFile, GgufTensor
 from ...runtimes.choice import NotRecognised
