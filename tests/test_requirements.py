@@ -21,24 +21,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 # Modules that hold or launch kernels for GPUs, and are imported where one is used.
+_PARTS = ("decoder", "layer", "mixers")
+_KERNELS = ("activate", "attend", "attend_latents", "convolve", "draw", "norm")
+_KERNELS += ("penalize", "recur", "rotate")
+_DOORS = ("paged", "paged_latents", "sampling", "states", "steps")
 NEED_TRITON = {
-    *(
-        f"trioserve/model/runtimes/fused/{part}.py"
-        for part in ("decoder", "layer", "mixers")
-    ),
     "trioserve/model/sampling/triton_operators.py",
-    *(
-        f"trioserve/kernels/triton/{kernel}.py"
-        for kernel in ("activate", "attend", "convolve", "draw")
-    ),
-    *(
-        f"trioserve/kernels/triton/{kernel}.py"
-        for kernel in ("norm", "penalize", "recur", "rotate")
-    ),
-    *(
-        f"trioserve/kernels/triton/{door}.py"
-        for door in ("paged", "sampling", "states", "steps")
-    ),
+    *(f"trioserve/model/runtimes/fused/{part}.py" for part in _PARTS),
+    *(f"trioserve/kernels/triton/{name}.py" for name in _KERNELS + _DOORS),
 }
 
 
