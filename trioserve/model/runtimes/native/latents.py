@@ -29,10 +29,9 @@ def make_latent(
     absorb, expand = (
         (MatrixSpec * projection.num_heads)(*(packer.pack([each]) for each in part))
         for part in (
-            heads[:, :own_dim]
-            .transpose(1, 2)
-            .contiguous(),  # (num_heads, rank, own_dim)
-            heads[:, own_dim:].contiguous(),  # (num_heads, value_dim, rank)
+            # (num_heads, rank, own_dim) and (num_heads, value_dim, rank)
+            heads[:, :own_dim].transpose(1, 2).contiguous(),
+            heads[:, own_dim:].contiguous(),
         )
     )
     queries = MatrixSpec()
