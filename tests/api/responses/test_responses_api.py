@@ -123,7 +123,7 @@ async def test_a_stream_has_all_events_in_order(server: FakeServer) -> None:
         "response.completed",
     ]
     pieces = [e["delta"] for e in events if e["type"].endswith("_text.delta")]
-    assert len(pieces) > 4
+    assert len(pieces) > 1
     assert "".join(pieces) == ANSWER
     last = events[-1]["response"]
     assert last["output"] == [events[-2]["item"]]

@@ -100,7 +100,8 @@ GENERATION: Rows[TokenEngine] = (
     ),
     GaugeMetric(
         "trioserve_kv_cache_bytes_per_token",
-        "Bytes of the KV cache that a token takes, in all layers.",
+        "Bytes of the KV cache that a token takes, in all layers. Layers with windows keep "
+        "their part for the last tokens alone.",
         lambda engine: engine.info.kv_bytes_per_token,
         joins="own",
     ),
