@@ -67,6 +67,7 @@ def test_gates_weigh_numbers(name: str) -> None:
         "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
         "gelu": functional.gelu,
         "relu": functional.relu,
+        "relu2": lambda x: functional.relu(x).square(),
         "sigmoid": torch.sigmoid,
     }[name]
     gate_up = 3 * draw(2, 2 * 11)

@@ -41,6 +41,8 @@ def weigh(
         gate = tl.sigmoid(gate)
     else:
         gate = tl.maximum(gate, 0.0)
+        if ACTIVATION == "relu2":
+            gate = gate * gate
     weighed = tl.load(numbers + row * numbers_stride + columns, mask=inside, other=0.0)
     tl.store(
         output + row * SIZE + columns,
