@@ -37,17 +37,16 @@ import statistics
 from tempfile import TemporaryDirectory
 import time
 from typing import Any
-from unittest.mock import patch
 
 from kit.options import make_parser, read_positive
 from kit.process import tell
 from kit.rounds import take_turns
+from kit.written import write_caches
 import torch
 
 from trioserve.config import ModelConfig
 from trioserve.model.loading.load import load_model
 from trioserve.model.runtimes.loaded import LoadedModel
-from trioserve.model.runtimes.native import decoder
 from trioserve.model.step.layout import lay_out
 from trioserve.model.step.slots import SlotTables
 from trioserve.types.plan import StepPlan, StepRow
@@ -97,7 +96,7 @@ def make_step(model: LoadedModel, clients: int, context: int) -> Callable[[], fl
     num_blocks = tables.block_ids.numel()
     tables.block_ids.copy_(torch.arange(num_blocks).view_as(tables.block_ids))
     tables.token_ids.zero_()
-    with patch.object(decoder, "make_zeros", make_written):
+    with write_caches():
         layers = model.native.open(tables, num_blocks=num_blocks)
     rows = tuple(
         StepRow(slot=slot, start=context, num_tokens=1, new_block_ids=(), sample=True)
@@ -115,12 +114,6 @@ def make_step(model: LoadedModel, clients: int, context: int) -> Callable[[], fl
         return time.perf_counter() - begin
 
     return run
-
-
-def make_written(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    return torch.full(shape, 0.01, dtype=dtype, device=device)
 
 
 def list_cases(

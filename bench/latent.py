@@ -10,14 +10,13 @@ the lowest of five is printed, with the bytes of the KV cache that a token takes
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 import time
 from unittest import mock
 
+from kit.written import write_caches
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM, DeepseekV2Config
 
 from trioserve.config import ModelConfig
@@ -48,20 +47,6 @@ CONFIG = DeepseekV2Config(
     v_head_dim=128,
     max_position_embeddings=NUM_TOKENS + 1,
 )
-
-
-# The names under which the modules and the kernels allocate their cache.
-_ALLOCATE = (
-    "trioserve.model.attention.kv_cache.make_zeros",
-    "trioserve.model.runtimes.native.decoder.make_zeros",
-)
-
-
-def make_written(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """Allocate a cache that is written: memory that nobody touched is one page of zeros."""
-    return torch.randn(shape, dtype=dtype, device=device)
 
 
 class Decode:
@@ -99,9 +84,7 @@ class Decode:
 
 def main() -> None:
     torch.set_num_threads(1)
-    with TemporaryDirectory() as folder, ExitStack() as stack:
-        for name in _ALLOCATE:
-            stack.enter_context(mock.patch(name, make_written))
+    with TemporaryDirectory() as folder, write_caches():
         AutoModelForCausalLM.from_config(CONFIG).save_pretrained(folder)
 
         def open_decode(kernels: str) -> Decode:
