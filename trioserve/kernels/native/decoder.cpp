@@ -6,10 +6,25 @@
 namespace trioserve {
 namespace {
 
+// The cosines and sines of a token's angles, rotary_dim each.
+struct Angles {
+  const float* cos;
+  const float* sin;
+};
+
+// Finds the angles of a token: those that the step gives it, or those of its position.
+Angles find_angles(const AttentionSpec& spec, const StepSpec& step, std::ptrdiff_t token,
+                   int position) {
+  if (step.cos) return {step.cos + token * spec.rotary_dim, step.sin + token * spec.rotary_dim};
+  const std::ptrdiff_t begin = static_cast<std::ptrdiff_t>(position) * spec.rotary_dim;
+  return {spec.cos + begin, spec.sin + begin};
+}
+
 // Turns the first `size` dimensions of a head by the angles of its position.
 // Source: Su et al. 2021 (RoFormer), in the order of dimensions that Llama has: the two
 // numbers of a pair are half of `size` apart.
-void rotate(float* head, const float* cos, const float* sin, int size) {
+void rotate(float* head, const Angles& angles, int size) {
+  const auto [cos, sin] = angles;
   const int half = size / 2;
   for (int i = 0; i < half; ++i) {
     float first = head[i], second = head[i + half];
@@ -157,15 +172,13 @@ void Decoder<Format>::place_token(const SublayerSpec& sublayer, const StepSpec& 
                                   const StepRow& row, int token) {
   const AttentionSpec& spec = *sublayer.attention;
   const std::ptrdiff_t flat = row.first_token + token;
-  const std::ptrdiff_t angle = (step.cos ? flat : row.start + token) * spec.rotary_dim;
-  const float* cos = (step.cos ? step.cos : spec.cos) + angle;
-  const float* sin = (step.cos ? step.sin : spec.sin) + angle;
+  const Angles angles = find_angles(spec, step, flat, row.start + token);
   const int key_dim = spec.key_dim, value_dim = spec.value_dim;
   float* const inputs = &inputs_[flat * sublayer.inputs_size()];
   float* head = inputs;
   auto place = [&](const float* norm) {
     if (norm) normalize(head, norm, key_dim, spec_.epsilon, head);
-    rotate(head, cos, sin, spec.rotary_dim);
+    rotate(head, angles, spec.rotary_dim);
   };
   auto* query = &queries_[flat * spec.num_heads * key_dim];
   for (int h = 0; h < spec.num_heads; ++h, head += key_dim, query += key_dim) {
@@ -193,20 +206,18 @@ void Decoder<Format>::place_latent(const SublayerSpec& sublayer, const StepSpec&
                                    const StepRow& row, int token) {
   const AttentionSpec& spec = *sublayer.attention;
   const std::ptrdiff_t flat = row.first_token + token;
-  const std::ptrdiff_t angle = (step.cos ? flat : row.start + token) * spec.rotary_dim;
-  const float* cos = (step.cos ? step.cos : spec.cos) + angle;
-  const float* sin = (step.cos ? step.sin : spec.sin) + angle;
+  const Angles angles = find_angles(spec, step, flat, row.start + token);
   const int rank = spec.value_dim;
   auto* query = &queries_[flat * spec.num_heads * spec.key_dim];
   for (int h = 0; h < spec.num_heads; ++h, query += spec.key_dim) {
     float* head = latents_.query(flat, h);
     latents_.add_shared(*spec.latent, flat, h);
-    rotate(head + rank, cos, sin, spec.rotary_dim);
+    rotate(head + rank, angles, spec.rotary_dim);
     convert(head, spec.key_dim, query);
   }
   float* key = &inputs_[(flat + 1) * sublayer.inputs_size() - spec.key_dim];
   normalize(key, spec.latent->latent_norm, rank, spec.latent->epsilon, key);
-  rotate(key + rank, cos, sin, spec.rotary_dim);
+  rotate(key + rank, angles, spec.rotary_dim);
   write_cache<Format>(static_cast<Weight*>(sublayer.cache), shape_of(spec, spec_.block_size), row,
                       token, 0, key, nullptr);
 }
