@@ -200,19 +200,13 @@ class BlockTables:
     ) -> list[Sequence]:
         """Return the sequences that need another block for their planned tokens."""
         size, windows = self._block_size, self._windows
-        sequences = itertools.chain(decoding, prompts)
-        if windows is None:
-            return [
-                sequence
-                for sequence in sequences
-                if sequence.num_planned > size * len(sequence.block_ids)
-            ]
         return [
             sequence
-            for sequence in sequences
+            for sequence in itertools.chain(decoding, prompts)
             if sequence.num_planned > size * len(sequence.block_ids)
             or (
-                sequence.num_planned > size * sequence.end_of_window_blocks
+                windows is not None
+                and sequence.num_planned > size * sequence.end_of_window_blocks
                 and windows.count_missing(sequence) > 0
             )
         ]
