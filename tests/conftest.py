@@ -39,6 +39,11 @@ settings.load_profile("quick")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Processes compute in one thread, if a test does not ask for more. The models are tiny: two
+# threads only wait for each other, and they spin meanwhile on cores that servers and the
+# other process of pytest need. OpenMP reads the number when torch is imported.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 # Kernels for GPUs are run by Triton's interpreter. It is chosen before triton is imported.
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -180,13 +185,9 @@ def helper() -> Iterator[WarmClient]:
         yield client
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(autouse=True)
 def one_thread() -> None:
-    """Let PyTorch compute in one thread, where any test of this process imports it.
-
-    The models are tiny. Two threads only wait for each other, and they spin meanwhile on
-    cores that servers and the other process of pytest need.
-    """
+    """Undo a test's choice of more threads: they would spin in all tests after it."""
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
 
