@@ -21,7 +21,7 @@ from trioserve.types.sampling import ReasoningBudget, SamplingParams
 from .planning import run_steps
 
 BLOCK_SIZE = 4
-GREEDY = SamplingParams(temperature=0.0, max_tokens=16)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=10)
 
 
 class NoRepeat(LogitsProcessor):
@@ -56,63 +56,39 @@ def make(**changes: Any) -> SamplingParams:
     return dataclasses.replace(GREEDY, **changes)
 
 
-SAMPLINGS: dict[str, list[SamplingParams]] = {
-    "greedy": [make(), make(max_tokens=1), make(max_tokens=2), make()],
-    "seeded": [
-        make(temperature=0.8, top_p=0.9),
-        make(temperature=1.0),
-        make(temperature=1.3, top_k=5, min_p=0.05),
-        make(),
-    ],
-    "penalties": [
-        make(repetition_penalty=1.7),
-        make(presence_penalty=1.5, frequency_penalty=0.7),
-        make(temperature=1.0, frequency_penalty=2.0),
-        make(),
-    ],
-    "stops": [
-        make(temperature=1.0, stop_token_ids=tuple(range(3, 20))),
-        make(temperature=1.0, stop_token_ids=tuple(range(3, 60)), min_tokens=7),
-        make(temperature=1.0, stop_token_ids=tuple(range(97)), min_tokens=15),
-        make(max_tokens=11),
-    ],
-    "bad words": [
-        make(bad_words=tuple((a, b) for a in range(97) for b in (7, 8))[:256]),
-        make(bad_words=((5,), (6, 7, 8), (9, 10))),
-        make(temperature=1.0, bad_words=tuple((a, a) for a in range(97))),
-        make(),
-    ],
-    "reports": [
-        make(logprobs=3),
-        make(temperature=1.0, logprobs=0, logit_bias=((9, 4.0),)),
-        make(prompt_logprobs=1),
-        make(),
-    ],
-    "thinking": [
-        make(reasoning_budget=ReasoningBudget(
-            num_tokens=5, start_token_ids=(90,), end_token_ids=(91, 92), is_open=True
-        )),
-        make(temperature=1.0, reasoning_budget=ReasoningBudget(
-            num_tokens=0, start_token_ids=(3, 4), end_token_ids=(5,), is_open=True
-        )),
-        make(temperature=1.0, logit_bias=((90, 8.0),), reasoning_budget=ReasoningBudget(
-            num_tokens=2, start_token_ids=(90,), end_token_ids=(91,)
-        )),
-        make(),
-    ],
-    "plug-ins": [
-        make(logits_processors=(("no_repeat", {}),)),
-        make(logits_processors=(("counting", {}), ("no_repeat", {}))),
-        make(temperature=1.0, logits_processors=(("counting", {}),)),
-        make(),
-    ],
-}  # fmt: skip
-SAMPLINGS["everything"] = [each for mix in SAMPLINGS.values() for each in mix[::2]]
-
-
-def fill(mix: str) -> list[SamplingParams]:
-    """Return the samplings of a mix, more than can run at once."""
-    return SAMPLINGS[mix] if mix == "everything" else (2 * SAMPLINGS[mix])[:7]
+EVERYTHING = [
+    make(), make(max_tokens=1), make(max_tokens=2),
+    make(temperature=0.8, top_p=0.9),
+    make(temperature=1.0),
+    make(temperature=1.3, top_k=5, min_p=0.05),
+    make(repetition_penalty=1.7),
+    make(presence_penalty=1.5, frequency_penalty=0.7),
+    make(temperature=1.0, frequency_penalty=2.0),
+    make(temperature=1.0, stop_token_ids=tuple(range(3, 20))),
+    make(temperature=1.0, stop_token_ids=tuple(range(3, 60)), min_tokens=7),
+    make(temperature=1.0, stop_token_ids=tuple(range(97)), min_tokens=9),
+    make(max_tokens=7),
+    make(bad_words=tuple((a, b) for a in range(97) for b in (7, 8))[:256]),
+    make(bad_words=((5,), (6, 7, 8), (9, 10))),
+    make(temperature=1.0, bad_words=tuple((a, a) for a in range(97))),
+    make(logprobs=3),
+    make(temperature=1.0, logprobs=0, logit_bias=((9, 4.0),)),
+    make(prompt_logprobs=1),
+    make(reasoning_budget=ReasoningBudget(
+        num_tokens=5, start_token_ids=(90,), end_token_ids=(91, 92), is_open=True
+    )),
+    make(temperature=1.0, reasoning_budget=ReasoningBudget(
+        num_tokens=0, start_token_ids=(3, 4), end_token_ids=(5,), is_open=True
+    )),
+    make(temperature=1.0, logit_bias=((90, 8.0),), reasoning_budget=ReasoningBudget(
+        num_tokens=2, start_token_ids=(90,), end_token_ids=(91,)
+    )),
+    make(logits_processors=(("no_repeat", {}),)),
+    make(logits_processors=(("counting", {}), ("no_repeat", {}))),
+    make(temperature=1.0, logits_processors=(("counting", {}),)),
+]  # fmt: skip
+# Some of each kind.
+SOME = EVERYTHING[::2]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,30 +179,25 @@ DEVICES = [
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    "mix, num_blocks", [*((mix, 10) for mix in SAMPLINGS), ("everything", 96)]
-)
 def test_output_is_the_same_with_steps_launched_ahead(
-    tiny: Callable[..., Any], mix: str, num_blocks: int, device: str
+    tiny: Callable[..., Any], device: str
 ) -> None:
     model = tiny("llama", device)
-    samplings = fill(mix)
-    expected, _ = answer_all(model, samplings, depth=1, num_blocks=num_blocks)
-    answers, num_preemptions = answer_all(
-        model,
-        samplings,
-        # A server has two steps in flight. Only "everything" is tested with three.
-        depth=3 if mix == "everything" else 2,
-        num_blocks=num_blocks,
-    )
-    assert (num_preemptions > 0) == (num_blocks == 10)
-    assert_same(answers, expected)
+    expected, _ = answer_all(model, EVERYTHING, depth=1, num_blocks=96)
+    # A server has two steps in flight.
+    for depth, num_blocks in ((2, 10), (3, 96)):
+        answers, num_preemptions = answer_all(
+            model, EVERYTHING, depth=depth, num_blocks=num_blocks
+        )
+        assert (num_preemptions > 0) == (num_blocks == 10)
+        assert_same(answers, expected)
 
 
 def test_output_equals_that_of_generate(tiny: Callable[..., Any]) -> None:
     """The last two sequences get the slots of others."""
     model = tiny("llama")
-    answers, _ = answer_all(model, [GREEDY] * 8, depth=2, num_blocks=96)
+    answers, num_preemptions = answer_all(model, [GREEDY] * 8, depth=2, num_blocks=10)
+    assert num_preemptions > 0
     rng = random.Random(5)
     for answer in answers.values():
         prompt = rng.choices(range(3, 97), k=rng.choice((1, 3, 8, 23)))
@@ -234,11 +205,7 @@ def test_output_equals_that_of_generate(tiny: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    "mix",
-    [SAMPLINGS["greedy"], SAMPLINGS["everything"][1::2] + SAMPLINGS["reports"][:1]],
-    ids=["greedy", "all"],
-)
+@pytest.mark.parametrize("mix", [[GREEDY] * 7, EVERYTHING[1::2]], ids=["greedy", "all"])
 def test_nothing_on_a_steps_way_waits_for_the_device(
     tiny: Callable[..., Any],
     no_sync: Callable[..., Any],

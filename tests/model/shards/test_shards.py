@@ -32,7 +32,7 @@ from ..stages.test_pipeline import (
     write_all,
     write_whole,
 )
-from ..test_launching import SAMPLINGS, answer_all, assert_same
+from ..test_launching import SOME, answer_all, assert_same
 
 SIZES = {**PIPELINE_SIZES, "max_model_len": 64}
 
@@ -112,12 +112,10 @@ def test_one_shard_samples_for_all_and_logprobs_are_the_whole_models(
     split: Callable[..., Any], make_shards: Any
 ) -> None:
     model = split("llama")
-    kinds = enumerate(SAMPLINGS.values())
-    samplings = [kind[number % 3] for number, kind in kinds] + SAMPLINGS["reports"]
-    expected, _ = answer_all(model, samplings, depth=1, num_blocks=12)
+    expected, _ = answer_all(model, SOME, depth=1, num_blocks=12)
     answers, num_preemptions = answer_all(
         model,
-        samplings,
+        SOME,
         depth=2,
         num_blocks=12,
         runner_type=lambda _, **settings: make_shards(model.shards(2), **settings),

@@ -23,7 +23,7 @@ from trioserve.types.plan import StepPlan
 from trioserve.types.structured import Grammar
 
 from ..planning import run_steps
-from ..test_launching import SAMPLINGS, Counting, NoRepeat
+from ..test_launching import SOME, Counting, NoRepeat
 
 PROCESSORS = (NoRepeat, Counting)
 
@@ -41,27 +41,31 @@ SIZES: dict[str, Any] = {
 
 
 class Gate:
-    """Holds masks back until the test lets them pass."""
+    """Holds masks back, while it is closed, until the test lets them pass."""
 
     def __init__(self) -> None:
         self._places = threading.Semaphore(0)
-        self._is_open = threading.Event()
+        self._is_open = True
 
     def wait(self) -> None:
-        while not self._is_open.is_set() and not self._places.acquire(timeout=0.01):
+        while not (self._is_open or self._places.acquire(timeout=0.01)):
             pass
 
     def let_pass(self, count: int) -> None:
         if count:
             self._places.release(count)
 
+    def close(self) -> None:
+        self._places = threading.Semaphore(0)
+        self._is_open = False
+
     def open(self) -> None:
-        self._is_open.set()
+        self._is_open = True
 
 
-@pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    """Grammars whose masks wait, and steps that wait for no mask."""
+@pytest.fixture(scope="module")
+def gate() -> Iterator[Gate]:
+    """Grammars whose masks wait at a gate."""
     gate = Gate()
 
     class FakeMatchers(Matchers):
@@ -89,18 +93,30 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
             bits[self._num_read % 3 : VOCAB_SIZE : 3] = 1
             mask[:] = np.packbits(bits, bitorder="little").view(np.int32)
 
-    monkeypatch.setattr(workers, "Matchers", FakeMatchers)
-    monkeypatch.setattr(workers, "Guide", FakeGuide)
-    monkeypatch.setattr(grammars, "_PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr(grammars, "_PATIENCE_SECONDS_A_ROW", 0.0)
-    monkeypatch.setattr(grammars, "_LONG_PATIENCE_SECONDS", 0.001)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "Matchers", FakeMatchers)
+        patch.setattr(workers, "Guide", FakeGuide)
+        yield gate
+
+
+def be_patient(patch: pytest.MonkeyPatch, seconds: float, long_seconds: float) -> None:
+    patch.setattr(grammars, "_PATIENCE_SECONDS", seconds)
+    patch.setattr(grammars, "_PATIENCE_SECONDS_A_ROW", 0.0)
+    patch.setattr(grammars, "_LONG_PATIENCE_SECONDS", long_seconds)
+
+
+@pytest.fixture
+def closed_gate(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    """Steps wait for no mask."""
+    be_patient(monkeypatch, 0.0, 0.001)
+    gate.close()
     yield gate
     gate.open()
 
 
 def make_sequences() -> list[Scheduled]:
     """Sequences with every kind of sampling; two of three have grammars."""
-    samplings = [s for s in SAMPLINGS["everything"] if not s.reasoning_budget]
+    samplings = [s for s in SOME if not s.reasoning_budget]
     chance = random.Random(3)
     return [
         Scheduled(
@@ -109,7 +125,7 @@ def make_sequences() -> list[Scheduled]:
             sampling=dataclasses.replace(
                 sampling,
                 grammar=Grammar(text=f"{number % 4}") if number % 3 else None,
-                max_tokens=7,
+                max_tokens=5,
                 min_tokens=0,
                 bad_words=() if number % 3 else sampling.bad_words,
             ),
@@ -155,15 +171,13 @@ def write_all(
 
 
 def hold_back(
-    launch: Callable[[StepPlan], Any],
-    gate: Gate,
-    counts: tuple[int, ...] = (0, 0, 1, 3),
+    launch: Callable[[StepPlan], Any], gate: Gate
 ) -> Callable[[StepPlan], Any]:
     """Let few masks pass before each step, at random."""
     chance = random.Random(4)
 
     def launch_one(plan: StepPlan) -> Any:
-        gate.let_pass(chance.choice(counts))
+        gate.let_pass(chance.choice((0, 1, 4)))
         return launch(plan)
 
     return launch_one
@@ -182,40 +196,36 @@ class Whole:
         return bool(self.model.loaded.states)
 
 
-@pytest.fixture(params=["llama", "qwen3_5_text"])
+@pytest.fixture(scope="module", params=["llama", "qwen3_5_text"])
 def whole(cut: Callable[..., Any], gate: Gate, request: pytest.FixtureRequest) -> Whole:
     model = cut(request.param)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gate, "wait", lambda: None)
-        patch.setattr(grammars, "_LONG_PATIENCE_SECONDS", 10.0)
-        patch.setattr(grammars, "_PATIENCE_SECONDS", 10.0)
+        be_patient(patch, 10.0, 10.0)
         launch = ModelRunner(model.loaded, **SIZES).launch
         has_states = bool(model.loaded.states)
         outputs, num_rows = write_all(launch, depth=1, has_states=has_states)
     return Whole(model=model, outputs=outputs, num_rows=num_rows)
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_late_masks_change_no_token(whole: Whole, gate: Gate, depth: int) -> None:
+def test_late_masks_change_no_token(whole: Whole, closed_gate: Gate) -> None:
     launch = ModelRunner(whole.model.loaded, **SIZES).launch
     outputs, num_rows = write_all(
-        hold_back(launch, gate), depth=depth, has_states=whole.has_states
+        hold_back(launch, closed_gate), depth=2, has_states=whole.has_states
     )
     assert outputs == whole.outputs
     assert num_rows > whole.num_rows
 
 
 def test_late_masks_change_no_token_of_a_pipeline(
-    whole: Whole, make_pipeline: Any, gate: Gate
+    whole: Whole, make_pipeline: Any, closed_gate: Gate
 ) -> None:
     """The first stage gets the last token of a skipped row once more.
 
     If there are states, the whole sequence is computed again, which takes many steps.
     """
     pipeline = make_pipeline(whole.model.stages(3), **SIZES)
-    counts = (0, 0, 2, 4) if whole.has_states else (0, 0, 1, 3)
     outputs, num_rows = write_all(
-        hold_back(pipeline.launch, gate, counts),
+        hold_back(pipeline.launch, closed_gate),
         depth=4,
         num_stages=3,
         has_states=whole.has_states,

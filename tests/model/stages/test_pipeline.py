@@ -27,7 +27,7 @@ from trioserve.types.transfers import list_transfers
 from trioserve.types.windows import WindowLayers
 
 from ..planning import make_image, make_prompt, make_vectors, run_steps
-from ..test_launching import SAMPLINGS, answer_all, assert_same
+from ..test_launching import SOME, answer_all, assert_same
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 # Those whose modules are built in different ways, and the others.
@@ -209,12 +209,11 @@ def test_every_architecture(
 
 def test_all_sampling_parameters(cut: Callable[..., Any], make_pipeline: Any) -> None:
     """Sampling, penalties, bad words, log probabilities, plug-ins, and preemption."""
-    model = cut("qwen3")
-    samplings = SAMPLINGS["everything"]
-    expected, _ = answer_all(model, samplings, depth=1, num_blocks=12)
+    model = cut()
+    expected, _ = answer_all(model, SOME, depth=1, num_blocks=12)
     answers, num_preemptions = answer_all(
         model,
-        samplings,
+        SOME,
         depth=4,
         num_blocks=12,
         runner_type=lambda _, **settings: make_pipeline(model.stages(3), **settings),
