@@ -13,6 +13,7 @@ from trioserve.errors import InvalidParameter
 from trioserve.render import ChatOptions, Renderer, open_template_processes
 from trioserve.render.text.probing import find_roles
 from trioserve.render.text.tool_history import MAX_ARGUMENTS
+from trioserve.render.workers import processes as template_processes
 
 USER = {"role": "user", "content": "Hi"}
 TOOL = {
@@ -452,7 +453,7 @@ async def test_what_a_template_refuses_is_the_requests_fault(
 
 @pytest.mark.slow
 async def test_a_process_renders_in_bounded_time_and_memory(
-    load_template: Load,
+    load_template: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: Any = {"trust_request_chat_template": True, "template_timeout": 0.3}
     renderer = load_template(TOOLS, **options)
@@ -472,6 +473,7 @@ async def test_a_process_renders_in_bounded_time_and_memory(
                 with pytest.raises(InvalidParameter, match=reason):
                     await render(renderer, USER, chat_template=template)
             assert processes.num_killed == 0
+            monkeypatch.setattr(template_processes, "_KILL_SECONDS", 0.1)
             with pytest.raises(InvalidParameter, match="longer than 0.3 s"):
                 await render(renderer, USER, chat_template=stubborn)
             assert processes.num_killed == 1

@@ -48,7 +48,7 @@ async def test_a_text_is_cut_to_tokens_of_its_beginning_or_end(
 async def test_a_text_far_longer_than_the_model_can_be_cut(
     subject: Subject, side: Side
 ) -> None:
-    text = f"{TEXT} " * 5000
+    text = f"{TEXT} " * 500
     options = TokenizeOptions(
         truncate_to=50, truncation_side=side, add_special_tokens=False
     )

@@ -94,42 +94,39 @@ def read_ids(features: Mapping[str, Any], row: int) -> list[int]:
     return ids
 
 
-@pytest.mark.parametrize("name", [None, *PROMPTS])
 async def test_a_prompt_is_put_before_texts_and_left_out_of_the_pool(
-    folder: Path, render: Callable[..., Any], name: str | None
+    folder: Path, render: Callable[..., Any]
 ) -> None:
     sentence = SentenceFolder(
         modes=("mean",), prompts=PROMPTS, pools_prompts=False, default_prompt="other"
     )
     oracle = make_oracle(folder, PROMPTS, include_prompt=False)
-    features = oracle.preprocess(TEXTS, prompt=PROMPTS[name or "other"])
-    found = await render(sentence, TEXTS, prompt_name=name)
-    for row, one in enumerate(found):
-        assert one.token_ids.tolist() == read_ids(features, row)
-        assert one.left_out == tuple(range(features["prompt_length"]))
-    pooled = await render(
-        replace(sentence, pools_prompts=True), TEXTS, prompt_name=name
-    )
-    assert [one.left_out for one in pooled] == [()] * len(TEXTS)
-    assert [one.token_ids for one in pooled] == [one.token_ids for one in found]
+    for name in (None, *PROMPTS):
+        features = oracle.preprocess(TEXTS, prompt=PROMPTS[name or "other"])
+        found = await render(sentence, TEXTS, prompt_name=name)
+        for row, one in enumerate(found):
+            assert one.token_ids.tolist() == read_ids(features, row)
+            assert one.left_out == tuple(range(features["prompt_length"]))
+        pooled = await render(
+            replace(sentence, pools_prompts=True), TEXTS, prompt_name=name
+        )
+        assert [one.left_out for one in pooled] == [()] * len(TEXTS)
+        assert [one.token_ids for one in pooled] == [one.token_ids for one in found]
 
 
-@pytest.mark.parametrize(
-    "prompts", [PROMPTS, {"query": "query: "}, {"document": "a "}, {}]
-)
-@pytest.mark.parametrize("kind", ["query", "document"])
+@pytest.mark.parametrize("prompts", [PROMPTS, {}])
 async def test_each_kind_has_the_prompt_of_encode_query_or_encode_document(
-    folder: Path, render: Callable[..., Any], prompts: dict[str, str], kind: str
+    folder: Path, render: Callable[..., Any], prompts: dict[str, str]
 ) -> None:
     oracle = make_oracle(folder, {**prompts, "other": "x_y "})
     oracle.default_prompt_name = "other"
-    encode = getattr(oracle, f"encode_{kind}")
-    expected = encode("the fox", output_value=None)
     sentence = SentenceFolder(
         modes=("mean",), prompts={**prompts, "other": "x_y "}, default_prompt="other"
     )
-    (found,) = await render(sentence, ["the fox"], kind=kind)
-    assert found.token_ids.tolist() == expected["input_ids"].tolist()
+    for kind in ("query", "document"):
+        expected = getattr(oracle, f"encode_{kind}")("the fox", output_value=None)
+        (found,) = await render(sentence, ["the fox"], kind=kind)
+        assert found.token_ids.tolist() == expected["input_ids"].tolist(), kind
 
 
 @pytest.mark.parametrize("name", ["passage", "corpus"])
@@ -260,7 +257,6 @@ def check_late(
     assert kept == scored[row].nonzero().flatten().tolist()
 
 
-@pytest.mark.parametrize("kind", ["query", "document"])
 @pytest.mark.parametrize(
     "sentence",
     [
@@ -284,15 +280,16 @@ def check_late(
     ],
 )
 async def test_late_interaction_is_that_of_multi_vector_encoder(
-    folder: Path, render: Callable[..., Any], sentence: SentenceFolder, kind: str
+    folder: Path, render: Callable[..., Any], sentence: SentenceFolder
 ) -> None:
     oracle = make_late_oracle(folder, sentence)
-    prompt = sentence.prompts.get(kind)
-    features = oracle.preprocess(TEXTS, prompt=prompt, task=kind)
-    masked = oracle[1](dict(features), task=kind)
-    found = await render(sentence, TEXTS, LATE, kind=kind)
-    for row, one in enumerate(found):
-        check_late(features, masked["attention_mask"], row, one)
+    for kind in ("query", "document"):
+        prompt = sentence.prompts.get(kind)
+        features = oracle.preprocess(TEXTS, prompt=prompt, task=kind)
+        masked = oracle[1](dict(features), task=kind)
+        found = await render(sentence, TEXTS, LATE, kind=kind)
+        for row, one in enumerate(found):
+            check_late(features, masked["attention_mask"], row, one)
 
 
 async def test_a_text_of_no_kind_is_a_document(render: Callable[..., Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 import json
 import sys
@@ -416,8 +415,6 @@ LOOKALIKES = [
     ("jamba", "<tool_calls>none</tool_calls>"),
 ]
 
-IDS = [f"{case.family}-{number}" for number, case in enumerate(CASES)]
-
 
 def cut(text: str, places: list[int]) -> list[str]:
     """Cut a text at places, which are taken modulo its length."""
@@ -426,28 +423,32 @@ def cut(text: str, places: list[int]) -> list[str]:
     return [text[begin:end] for begin, end in zip(bounds, bounds[1:])]
 
 
-@pytest.mark.parametrize("case", CASES, ids=IDS)
-@pytest.mark.parametrize("by_characters", [False, True])
-def test_calls_are_split_off(case: Case, by_characters: bool) -> None:
-    pieces = list(case.written) if by_characters else [case.written]
-    found = split(case.family, pieces)
-    assert (found.text, found.calls) == (case.text, case.calls)
+by_family = pytest.mark.parametrize("family", SCANNERS)
 
 
-@pytest.mark.parametrize(("family", "text"), LOOKALIKES)
-@pytest.mark.parametrize("by_characters", [False, True])
-def test_text_that_only_looks_like_a_call_stays_text(
-    family: str, text: str, by_characters: bool
-) -> None:
-    found = split(family, list(text) if by_characters else [text])
-    assert found.calls == []
-    assert found.text == text
+def find_cases(family: str, cases: list[Case] = CASES) -> list[Case]:
+    return [case for case in cases if case.family == family]
 
 
-@pytest.mark.parametrize("family", SCANNERS)
-@pytest.mark.parametrize("text", ["", " ", "\n\nHi \n", "a < b {} [1]", "你好\t"])
-def test_plain_text_passes_through(family: str, text: str) -> None:
-    assert split(family, list(text) or [""]) == Split(text=text, calls=[], ids=[])
+@by_family
+def test_calls_are_split_off(family: str) -> None:
+    for case in find_cases(family):
+        for pieces in ([case.written], list(case.written)):
+            found = split(family, pieces)
+            assert (found.text, found.calls) == (case.text, case.calls), case
+
+
+def test_text_that_only_looks_like_a_call_stays_text() -> None:
+    for family, text in LOOKALIKES:
+        for pieces in ([text], list(text)):
+            found = split(family, pieces)
+            assert (found.calls, found.text) == ([], text), family
+
+
+@by_family
+def test_plain_text_passes_through(family: str) -> None:
+    for text in ("", " ", "\n\nHi \n", "a < b {} [1]", "你好\t"):
+        assert split(family, list(text) or [""]) == Split(text=text, calls=[], ids=[])
 
 
 # Fragments of all formats, whole and broken, which meet in every order.
@@ -530,25 +531,27 @@ def check_divisions(
 COMPLETE = [case for case in CASES if not case.written.endswith("Wi")]
 
 
-@pytest.mark.parametrize("case", COMPLETE)
-def test_everything_behind_the_first_call_is_dropped_on_demand(case: Case) -> None:
-    scanner = SCANNERS[case.family](TABLE, takes_one=True)
-    deltas = []
-    for character in case.written + "and more":
-        text, calls = scanner.push(character)
-        deltas.append(TextDelta(text=text, tool_calls=calls))
-        if scanner.is_done:
-            break
-    joined = TextDelta.join(deltas)
-    assert [(c.name, c.arguments) for c in joined.tool_calls] == case.calls[:1]
-    assert case.text.startswith(joined.text)
-    assert scanner.push("more") == ("", ())
+@by_family
+def test_everything_behind_the_first_call_is_dropped_on_demand(family: str) -> None:
+    for case in find_cases(family, COMPLETE):
+        scanner = SCANNERS[family](TABLE, takes_one=True)
+        deltas = []
+        for character in case.written + "and more":
+            text, calls = scanner.push(character)
+            deltas.append(TextDelta(text=text, tool_calls=calls))
+            if scanner.is_done:
+                break
+        joined = TextDelta.join(deltas)
+        found = [(call.name, call.arguments) for call in joined.tool_calls]
+        assert found == case.calls[:1], case
+        assert case.text.startswith(joined.text)
+        assert scanner.push("more") == ("", ())
 
 
-@pytest.mark.parametrize("family", SCANNERS)
+@by_family
 def test_arguments_arrive_while_they_are_written(family: str) -> None:
     """No family waits for the end of a call."""
-    case = next(case for case in CASES if case.family == family)
+    case = find_cases(family)[0]
     scanner = SCANNERS[family](TABLE)
     pieces: list[ToolCallDelta] = []
     for character in case.written[: case.written.index("Wien") + 2]:
@@ -569,7 +572,7 @@ def test_each_call_has_an_id_of_its_own() -> None:
 
 
 def test_kimis_ids_are_the_models_own_and_unique() -> None:
-    case = next(case for case in CASES if case.family == "kimi_k2")
+    [case] = find_cases("kimi_k2")
     ids = split("kimi_k2", [case.written]).ids
     assert ids == ["functions.weather:0", "functions.stop:1"]
     # A grammar that forces calls gives each the number 0.
@@ -578,50 +581,39 @@ def test_kimis_ids_are_the_models_own_and_unique() -> None:
     assert ids == ["functions.weather:0", "functions.weather:1"]
 
 
-@pytest.mark.parametrize("case", COMPLETE)
-def test_a_call_that_is_cut_off_is_not_the_end(case: Case) -> None:
+@by_family
+def test_a_call_that_is_cut_off_is_not_the_end(family: str) -> None:
     """It is max_tokens that ends such an answer, and not the call."""
-    scanner = SCANNERS[case.family](TABLE, takes_one=True)
-    begun = False
-    for character in case.written:
-        _, calls = scanner.push(character)
-        begun = begun or bool(calls)
-        if begun:
-            break
-    # Some families announce a call when they have all of it.
-    if scanner.is_done:
-        return
-    scanner.push("", is_last=True)
-    assert not scanner.is_done
+    for case in find_cases(family, COMPLETE):
+        scanner = SCANNERS[family](TABLE, takes_one=True)
+        for character in case.written:
+            if scanner.push(character)[1]:
+                break
+        # Some families announce a call when they have all of it.
+        if not scanner.is_done:
+            scanner.push("", is_last=True)
+            assert not scanner.is_done, case
 
 
-@pytest.mark.parametrize("case", CASES, ids=IDS)
-def test_a_text_may_be_cut_off_anywhere(case: Case) -> None:
+@by_family
+def test_a_text_may_be_cut_off_anywhere(family: str) -> None:
     """The answer is the same for any division, and has no marker that is not its text."""
-    markers = SCANNERS[case.family].markers
-    complete = split(case.family, [case.written])
-    for end in range(len(case.written) + 1):
-        written = case.written[:end]
-        whole = split(case.family, [written], is_cut=True)
-        pieces = [written[begin : begin + 5] for begin in range(0, end, 5)]
-        streamed = split(case.family, pieces or [""], is_cut=True)
-        assert (streamed.text, streamed.calls) == (whole.text, whole.calls)
-        for number, (name, arguments) in enumerate(whole.calls):
-            assert complete.calls[number][0] == name
-            assert complete.calls[number][1].startswith(arguments)
-        for marker in markers:
-            assert whole.text.count(marker) <= case.text.count(marker)
-
-
-# No text stands beside their calls, or in their reasoning.
-FORCED = [case for case in COMPLETE if not case.text]
-
-
-@pytest.mark.parametrize("case", FORCED, ids=lambda case: case.family)
-def test_a_forced_call_that_is_cut_off_leaves_no_text(case: Case) -> None:
-    for end in range(len(case.written) + 1):
-        found = split(case.family, [case.written[:end]], is_cut=True, calls_only=True)
-        assert found.text.strip() == ""
+    for case in find_cases(family):
+        complete = split(family, [case.written])
+        for end in range(len(case.written) + 1):
+            written = case.written[:end]
+            whole = split(family, [written], is_cut=True)
+            pieces = cut(written, [end // 2, end - 3])
+            streamed = split(family, pieces, is_cut=True)
+            assert (streamed.text, streamed.calls) == (whole.text, whole.calls)
+            for (name, arguments), expected in zip(whole.calls, complete.calls):
+                assert name == expected[0] and expected[1].startswith(arguments)
+            for marker in SCANNERS[family].markers:
+                assert whole.text.count(marker) <= case.text.count(marker), written
+            # No text stands beside these calls, or in their reasoning.
+            if not case.text and case in COMPLETE:
+                forced = split(family, [written], is_cut=True, calls_only=True)
+                assert forced.text.strip() == "", written
 
 
 def test_a_text_that_is_cut_off_keeps_what_may_be_an_answer() -> None:
@@ -645,9 +637,9 @@ WEATHER = {
 }
 
 
-@pytest.mark.parametrize(
-    ("parameter", "written", "value"),
-    [
+@pytest.mark.parametrize("family", WEATHER)
+def test_values_without_quotes_follow_the_schema(family: str) -> None:
+    rows: list[tuple[str, str, object]] = [
         ("city", "5", "5"),
         ("city", "", ""),
         ("city", "null", "null"),
@@ -670,21 +662,16 @@ WEATHER = {
         ("either", "7", 7),
         ("anything", "7", "7"),
         ("unknown", "7", "7"),
-    ],
-)
-@pytest.mark.parametrize("family", WEATHER)
-def test_values_without_quotes_follow_the_schema(
-    family: str, parameter: str, written: str, value: object
-) -> None:
-    text = WEATHER[family].format(parameter, written)
-    for pieces in ([text], list(text)):
-        [(_, arguments)] = split(family, pieces).calls
-        assert json.loads(arguments) == {parameter: value}
+    ]
+    for parameter, written, value in rows:
+        text = WEATHER[family].format(parameter, written)
+        for pieces in ([text], list(text)):
+            [(_, arguments)] = split(family, pieces).calls
+            assert json.loads(arguments) == {parameter: value}, written
 
 
-@pytest.mark.parametrize(
-    ("parameter", "is_text", "written", "value"),
-    [
+def test_parameters_of_deepseek_v32_say_whether_they_are_texts() -> None:
+    rows: list[tuple[str, str, str, object]] = [
         ("city", "true", "5", "5"),
         # The schema knows better.
         ("city", "false", "5", "5"),
@@ -695,19 +682,16 @@ def test_values_without_quotes_follow_the_schema(
         ("code", "true", "null", "null"),
         ("unknown", "false", '{"a": [1]}', {"a": [1]}),
         ("unknown", "true", "null", "null"),
-    ],
-)
-def test_parameters_of_deepseek_v32_say_whether_they_are_texts(
-    parameter: str, is_text: str, written: str, value: object
-) -> None:
-    text = (
-        '<｜DSML｜function_calls><｜DSML｜invoke name="weather"><｜DSML｜parameter '
-        f'name="{parameter}" string="{is_text}">{written}</｜DSML｜parameter>'
-        "</｜DSML｜invoke></｜DSML｜function_calls>"
-    )
-    for pieces in ([text], list(text)):
-        [(_, arguments)] = split("deepseek_v32", pieces).calls
-        assert json.loads(arguments) == {parameter: value}
+    ]
+    for parameter, is_text, written, value in rows:
+        text = (
+            '<｜DSML｜function_calls><｜DSML｜invoke name="weather"><｜DSML｜parameter '
+            f'name="{parameter}" string="{is_text}">{written}</｜DSML｜parameter>'
+            "</｜DSML｜invoke></｜DSML｜function_calls>"
+        )
+        for pieces in ([text], list(text)):
+            [(_, arguments)] = split("deepseek_v32", pieces).calls
+            assert json.loads(arguments) == {parameter: value}, (is_text, written)
 
 
 THOUGHT = "<|channel|>analysis<|message|>I look.<|end|>"
@@ -804,16 +788,13 @@ BEGINNINGS = {
 
 
 @pytest.mark.parametrize(("family", "part"), HOSTILE)
-@pytest.mark.parametrize("begins", [False, True])
-def test_the_work_grows_with_the_text_and_no_faster(
-    family: str, part: str, begins: bool
-) -> None:
+def test_the_work_grows_with_the_text_and_no_faster(family: str, part: str) -> None:
     """Twice the text takes twice the calls of functions."""
-    beginning = BEGINNINGS.get(family, "") if begins else ""
-    short, long = (
-        count_calls(family, beginning + part * number) for number in (200, 400)
-    )
-    assert long < 2.2 * short + 200
+    for beginning in {"", BEGINNINGS.get(family, "")}:
+        short, long = (
+            count_calls(family, beginning + part * number) for number in (100, 200)
+        )
+        assert long < 2.2 * short + 200, beginning
 
 
 def count_calls(family: str, text: str) -> int:
@@ -836,15 +817,9 @@ def count_calls(family: str, text: str) -> int:
     return num_calls
 
 
-def list_template_parts() -> Iterator[tuple[str, str]]:
-    for name, scanner in SCANNERS.items():
-        yield name, " ".join(scanner.template_parts)
-
-
-@pytest.mark.parametrize(
-    ("family", "template"),
-    [
-        *list_template_parts(),
+def test_a_template_tells_its_family() -> None:
+    for family, template in (
+        *((name, " ".join(each.template_parts)) for name, each in SCANNERS.items()),
         ("hermes", '<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": ...'),
         ("qwen3_coder", "<tool_call>\n<function=a>\n<parameter=b> arguments"),
         ("glm4", "<tool_call>name<arg_key>a</arg_key><arg_value> arguments"),
@@ -872,10 +847,8 @@ def list_template_parts() -> Iterator[tuple[str, str]]:
         ("jamba", "'<tool_calls>[' + '{\"name\": ' + name + ', \"arguments\": '"),
         ("none", "{% for m in messages %}{{ m.content }}{% endfor %}"),
         ("none", "{% if tools %}{{ tools | tojson }}{% endif %}"),
-    ],
-)
-def test_a_template_tells_its_family(family: str, template: str) -> None:
-    assert recognise_family(template, lambda token: 0) == family
+    ):
+        assert recognise_family(template, lambda token: 0) == family, template
 
 
 def test_a_template_that_shows_no_calls_needs_a_tokenizer_with_their_tags() -> None:
