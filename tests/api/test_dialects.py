@@ -48,9 +48,10 @@ NAMED = {"type": "function", "function": {"name": "stop"}}
 FLAT_NAMED = {"type": "function", "name": "stop"}
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "choice", "names"),
-    [
+async def test_a_forced_call_reaches_the_device_as_a_grammar(
+    server: FakeServer, client: httpx.AsyncClient
+) -> None:
+    rows: list[tuple[str, dict[str, Any], object, tuple[str, ...]]] = [
         ("chat/completions", CHAT, "required", NAMES),
         ("chat/completions", CHAT, NAMED, ("stop",)),
         (
@@ -70,21 +71,14 @@ FLAT_NAMED = {"type": "function", "name": "stop"}
         ),
         ("messages", MESSAGE, {"type": "any"}, NAMES),
         ("messages", MESSAGE, {"type": "tool", "name": "stop"}, ("stop",)),
-    ],
-)
-async def test_a_forced_call_reaches_the_device_as_a_grammar(
-    server: FakeServer,
-    client: httpx.AsyncClient,
-    path: str,
-    body: dict[str, Any],
-    choice: object,
-    names: tuple[str, ...],
-) -> None:
-    answer = await client.post(f"/v1/{path}", json=body | {"tool_choice": choice})
-    assert answer.status_code == 200, answer.text
-    [grammar] = list_grammars(server)
-    assert grammar
-    assert tuple(name for name in NAMES if f'"{name}' in grammar) == names
+    ]
+    for path, body, choice, names in rows:
+        answer = await client.post(f"/v1/{path}", json=body | {"tool_choice": choice})
+        assert answer.status_code == 200, answer.text
+        grammar = list_grammars(server)[-1]
+        assert grammar, (path, choice)
+        assert tuple(name for name in NAMES if f'"{name}' in grammar) == names
+    assert len(list_grammars(server)) == len(rows)
 
 
 AT_SEA = {"at": "sea"}

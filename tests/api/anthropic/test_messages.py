@@ -108,9 +108,13 @@ async def test_the_events_of_a_stream_have_their_order(server: FakeServer) -> No
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"stop_sequences": ["fox"]}, {"max_tokens": 12}]
+    ("fields", "display"),
+    [
+        ({}, "omitted"),
+        ({"stop_sequences": ["fox"]}, "summarized"),
+        ({"max_tokens": 12}, "summarized"),
+    ],
 )
-@pytest.mark.parametrize("display", ["summarized", "omitted"])
 @thinks
 async def test_a_stream_adds_up_to_the_whole_message(
     client: Client, fields: dict[str, Any], display: str

@@ -275,34 +275,29 @@ async def test_a_budget_reaches_the_sampler_with_the_models_tags(
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "reason"),
+    "reasons",
     [
-        (CHAT_PATH, CHAT | {"thinking_token_budget": -1}, "must be between"),
-        (CHAT_PATH, CHAT | {"thinking_token_budget": 2**31}, "must be between"),
-        (CHAT_PATH, CHAT | {"thinking_token_budget": 1.5}, "expected int"),
+        {-1: "must be between", 2**31: "must be between", 1.5: "expected int"},
         pytest.param(
-            *(CHAT_PATH, CHAT | {"thinking_token_budget": 9}, "--reasoning-parser"),
+            {9: "--reasoning-parser"},
             marks=pytest.mark.server(render=RenderConfig(reasoning_parser="none")),
-        ),
-        (
-            "/v1/completions",
-            {"prompt": "Hello", "thinking_token_budget": 9},
-            "not supported",
         ),
     ],
 )
 async def test_a_wrong_budget_is_refused_by_name(
-    server: FakeServer,
-    client: httpx.AsyncClient,
-    path: str,
-    body: dict[str, Any],
-    reason: str,
+    server: FakeServer, client: httpx.AsyncClient, reasons: dict[float, str]
 ) -> None:
-    response = await client.post(path, json=body)
-    assert response.status_code == 400
-    error = response.json()["error"]
-    assert error["param"] == "thinking_token_budget"
-    assert reason in error["message"]
+    bodies = [
+        *((CHAT_PATH, CHAT, budget, reason) for budget, reason in reasons.items()),
+        ("/v1/completions", {"prompt": "Hello"}, 9, "not supported"),
+    ]
+    for path, body, budget, reason in bodies:
+        fields = body | {"thinking_token_budget": budget}
+        response = await client.post(path, json=fields)
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert error["param"] == "thinking_token_budget"
+        assert reason in error["message"]
     assert not server.device.plans
 
 
@@ -320,35 +315,33 @@ THOUGHTS_TEMPLATE = (
 )
 
 
-@pytest.mark.parametrize(
-    ("fields", "prompt"),
-    [
+@pytest.mark.server(chat_template=THOUGHTS_TEMPLATE)
+async def test_earlier_reasoning_reaches_the_template_by_both_names(
+    server: FakeServer,
+) -> None:
+    renderer = server.state.engine.renderer
+    rows: list[tuple[dict[str, object], str]] = [
         ({"reasoning": "hm"}, "assistant:[hm](hm)yes;"),
         ({"reasoning_content": "hm"}, "assistant:[hm](hm)yes;"),
         ({"reasoning": "a", "reasoning_content": "b"}, "assistant:[b](a)yes;"),
         ({"reasoning": None, "reasoning_content": None}, "assistant:yes;"),
         ({"reasoning": ""}, "assistant:[]()yes;"),
         ({}, "assistant:yes;"),
-    ],
-)
-@pytest.mark.server(chat_template=THOUGHTS_TEMPLATE)
-async def test_earlier_reasoning_reaches_the_template_by_both_names(
-    server: FakeServer, fields: dict[str, object], prompt: str
-) -> None:
-    message = {"role": "assistant", "content": "yes", **fields}
-    renderer = server.state.engine.renderer
-    body = decode_chat(json.dumps({"messages": [message]}).encode())
-    for messages in ([message], MessageMappings(body.messages)):
-        assert (await renderer.render_chat(messages)).text == prompt
+    ]
+    for fields, prompt in rows:
+        message = {"role": "assistant", "content": "yes", **fields}
+        body = decode_chat(json.dumps({"messages": [message]}).encode())
+        for messages in ([message], MessageMappings(body.messages)):
+            assert (await renderer.render_chat(messages)).text == prompt, fields
 
 
-@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
 async def test_reasoning_that_is_not_text_is_refused_by_name(
-    server: FakeServer, client: httpx.AsyncClient, name: str
+    server: FakeServer, client: httpx.AsyncClient
 ) -> None:
-    messages = [{"role": "assistant", "content": "yes", name: 5}]
-    response = await client.post(CHAT_PATH, json=CHAT | {"messages": messages})
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == f"messages[0].{name}"
-    with pytest.raises(InvalidParameter, match=rf"messages\[0\].{name}"):
-        await server.state.engine.renderer.render_chat(messages)
+    for name in ("reasoning", "reasoning_content"):
+        messages = [{"role": "assistant", "content": "yes", name: 5}]
+        response = await client.post(CHAT_PATH, json=CHAT | {"messages": messages})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == f"messages[0].{name}"
+        with pytest.raises(InvalidParameter, match=rf"messages\[0\].{name}"):
+            await server.state.engine.renderer.render_chat(messages)

@@ -172,8 +172,10 @@ async def test_an_engine_that_dies_fails_the_response(
     assert failed.error.code == "server_error"
 
 
-@pytest.mark.parametrize("place", ["push", "finish", "encode"])
-@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    ("place", "streams"),
+    [("push", True), ("finish", False), ("encode", True), ("encode", False)],
+)
 async def test_a_defect_fails_the_response_and_nothing_else(
     server: FakeServer,
     client: openai.AsyncOpenAI,

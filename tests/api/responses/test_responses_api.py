@@ -190,9 +190,8 @@ async def test_reasoning_is_an_item_of_its_own(server: FakeServer, client: Any) 
     assert REASONING in read_prompt(server)
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
+async def test_errors_name_the_fields_of_the_response(server: FakeServer) -> None:
+    rows: list[tuple[dict[str, Any], str]] = [
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": -1}, "temperature"),
@@ -202,18 +201,15 @@ async def test_reasoning_is_an_item_of_its_own(server: FakeServer, client: Any) 
         ({"input": [user("a"), {"role": "user", "content": [IMAGE]}]}, "input[1]"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"reasoning": {"effort": "extreme"}}, "reasoning.effort"),
-    ],
-)
-async def test_errors_name_the_fields_of_the_response(
-    server: FakeServer, fields: Any, param: str
-) -> None:
+    ]
     async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
-        answer = await client.post(PATH, json={"input": "Hello"} | fields)
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert error["param"] == param
-    if "maximum context length" not in error["message"]:
-        assert error["message"].startswith(param)
+        for fields, param in rows:
+            answer = await client.post(PATH, json={"input": "Hello"} | fields)
+            assert answer.status_code == 400
+            error = answer.json()["error"]
+            assert error["param"] == param
+            if "maximum context length" not in error["message"]:
+                assert error["message"].startswith(param)
 
 
 @pytest.mark.server(eos_token=None)

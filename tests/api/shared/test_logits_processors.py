@@ -154,9 +154,8 @@ async def test_a_request_selects_processors_by_name(client: httpx.AsyncClient) -
     assert threading.main_thread().name not in Picky.threads
 
 
-@pytest.mark.parametrize(
-    ("processors", "param", "message"),
-    [
+async def test_wrong_names_and_arguments_are_400(client: httpx.AsyncClient) -> None:
+    rows: list[tuple[dict[str, object], str, str]] = [
         ({"picky": None}, "logits_processors.picky", "size is required"),
         ({"silent": {}}, "logits_processors.silent", "wrong arguments"),
         (
@@ -164,15 +163,12 @@ async def test_a_request_selects_processors_by_name(client: httpx.AsyncClient) -
             "logits_processors",
             "'nobody' is not loaded; loaded: picky, broken, slow, silent",
         ),
-    ],
-)
-async def test_wrong_names_and_arguments_are_400(
-    client: httpx.AsyncClient, processors: dict[str, object], param: str, message: str
-) -> None:
-    for answer in await ask_both(client, processors):
-        assert answer.status_code == 400
-        error = answer.json()["error"]
-        assert (error["param"], error["message"]) == (param, f"{param}: {message}")
+    ]
+    for processors, param, message in rows:
+        for answer in await ask_both(client, processors):
+            assert answer.status_code == 400
+            error = answer.json()["error"]
+            assert (error["param"], error["message"]) == (param, f"{param}: {message}")
 
 
 async def test_a_defect_of_a_plug_in_is_a_500_for_its_own_request_only(

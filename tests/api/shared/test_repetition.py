@@ -45,30 +45,24 @@ async def post(server: FakeServer, path: str, **body: object) -> Any:
 
 
 @in_both_places
-@pytest.mark.parametrize(
-    ("fields", "times", "reason"),
-    [
-        pytest.param({}, 3, "repetition", id="server"),
-        pytest.param({"repetition_detection": FIELDS}, 2, "repetition", id="request"),
-        pytest.param({"repetition_detection": OFF}, 5, "length", id="off"),
-        pytest.param({"ignore_eos": True}, 5, "length", id="ignore_eos"),
-        pytest.param(
-            {"ignore_eos": True, "repetition_detection": FIELDS},
-            *(2, "repetition"),
-            id="both",
-        ),
-    ],
-)
 async def test_a_request_decides_and_else_the_server(
-    place: str, server: FakeServer, fields: dict[str, Any], times: int, reason: str
+    place: str, server: FakeServer
 ) -> None:
     size = len(server.answer_ids)
-    body = {"prompt": "a", "n": 2, "max_tokens": 5 * size, **fields}
-    answer = await post(server, "/v1/completions", **body)
-    for choice in answer["choices"]:
-        assert (choice["finish_reason"], choice["stop_reason"]) == (reason, None)
-        assert choice["text"] == times * server.answer
-    assert answer["usage"]["completion_tokens"] == 2 * times * size
+    rows: list[tuple[dict[str, Any], int, str]] = [
+        ({}, 3, "repetition"),
+        ({"repetition_detection": FIELDS}, 2, "repetition"),
+        ({"repetition_detection": OFF}, 4, "length"),
+        ({"ignore_eos": True}, 4, "length"),
+        ({"ignore_eos": True, "repetition_detection": FIELDS}, 2, "repetition"),
+    ]
+    for fields, times, reason in rows:
+        body = {"prompt": "a", "n": 2, "max_tokens": 4 * size, **fields}
+        answer = await post(server, "/v1/completions", **body)
+        for choice in answer["choices"]:
+            assert (choice["finish_reason"], choice["stop_reason"]) == (reason, None)
+            assert choice["text"] == times * server.answer, fields
+        assert answer["usage"]["completion_tokens"] == 2 * times * size
 
 
 @in_both_places
