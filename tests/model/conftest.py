@@ -278,15 +278,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
         return folder, load_oracle(AutoModelForCausalLM, folder, device)
 
     @functools.cache
-    def build(
-        model_type: str = "llama", device: str = "cpu", kernels: str = "torch"
-    ) -> Tiny:
+    def load(model_type: str, device: str, kernels: str) -> Tiny:
         folder, oracle = save(model_type, device)
         config = ModelConfig(device=device, kernels=kernels)  # type: ignore[arg-type]
         loaded = load_model(folder, config, name=model_type)
         return Tiny(folder=folder, loaded=loaded, oracle=oracle)
 
-    return build
+    # functools.cache knows an argument that is given from one that is left out.
+    return lambda model_type="llama", device="cpu", kernels="torch": load(
+        model_type, device, kernels
+    )
 
 
 # A layer for each of three stages.
@@ -315,7 +316,6 @@ class Parted:
     folder: Path
     loaded: LoadedModel
 
-    @functools.cache
     def stages(
         self, num_stages: int, kernels: str = "torch"
     ) -> tuple[LoadedStage, ...]:
@@ -331,6 +331,7 @@ class Parted:
             for shard in shards
         ]
 
+    @functools.cache
     def _load(self, place: StagePlace, kernels: str) -> LoadedStage:
         config = ModelConfig(device="cpu", kernels=kernels)  # type: ignore[arg-type]
         return load_stage(self.folder, config, name="tiny", place=place)
@@ -347,7 +348,7 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Parted]:
     """Build a tiny model, once for all tests."""
 
     @functools.cache
-    def build(model_type: str = "llama", **changes: Any) -> Parted:
+    def build(model_type: str, **changes: Any) -> Parted:
         return save_parted(tmp_path_factory.mktemp(model_type), model_type, **changes)
 
     return build
@@ -358,7 +359,7 @@ def cut(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Parted]:
     """Build a tiny model of three layers, once for all tests."""
 
     @functools.cache
-    def build(model_type: str = "llama", **changes: Any) -> Parted:
+    def build(model_type: str, **changes: Any) -> Parted:
         changes |= _NUM_LAYERS.get(model_type, {"num_hidden_layers": 3})
         return save_parted(tmp_path_factory.mktemp(model_type), model_type, **changes)
 
@@ -525,9 +526,7 @@ def tiny_vision(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TinyV
         return folder, load_oracle(AutoModelForImageTextToText, folder, device)
 
     @functools.cache
-    def build(
-        model_type: str, device: str = "cpu", kernels: str = "torch"
-    ) -> TinyVision:
+    def load(model_type: str, device: str, kernels: str) -> TinyVision:
         folder, oracle = save(model_type, device)
         config = ModelConfig(device=device, kernels=kernels)  # type: ignore[arg-type]
         return TinyVision(
@@ -537,4 +536,6 @@ def tiny_vision(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TinyV
             processor=AutoImageProcessor.from_pretrained(folder),
         )
 
-    return build
+    return lambda model_type, device="cpu", kernels="torch": load(
+        model_type, device, kernels
+    )

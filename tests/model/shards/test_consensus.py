@@ -117,7 +117,9 @@ def test_a_loss_of_another_process_is_no_failure_of_the_kernels(
     split: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They would be read again, and the other process would be awaited for a day."""
-    shard = split("llama").shards(2)[0]
+    place = StagePlace(stage=0, num_stages=1, shard=SHARDS[0])
+    config = ModelConfig(device="cpu", kernels="torch")
+    shard = load_stage(split("llama").folder, config, name="tiny", place=place)
 
     def lose(self: object, *others: object) -> None:
         raise StageLost("gone")

@@ -20,6 +20,7 @@ from trioserve.model.loading.load import load_model
 from trioserve.model.runner import ModelRunner
 from trioserve.model.shards.weights import PartialWeight
 from trioserve.model.stages.loading import load_stage, outline_stage
+from trioserve.model.stages.stage import LoadedStage
 from trioserve.testing.models import TINY_MODELS, save_tiny_model
 from trioserve.types.sampling import SamplingParams
 from trioserve.types.stage_place import Shard, StagePlace
@@ -38,9 +39,8 @@ SIZES = {**PIPELINE_SIZES, "max_model_len": 64}
 
 CPU = ModelConfig(device="cpu", kernels="torch")
 
-# Three heads of keys for two shards, and two shards for each of two heads.
+# Three heads of keys for two shards.
 UNEVEN = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
-REPLICATED = {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 # Gemma 4's E2B, whose layers share keys and look up the tokens, and its 26B-A4B.
 SHARING = {"num_kv_shared_layers": 2, "attention_k_eq_v": False}
@@ -48,20 +48,21 @@ SHARING |= {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 131}
 EXPERTS = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2}
 EXPERTS |= {"moe_intermediate_size": 24}
 
-CASES = [
-    ("llama", 2, {}, "native"),
+CASES: list[tuple[str, int, dict[str, Any], str]] = [
     ("llama", 2, UNEVEN, "torch"),
-    ("llama", 4, REPLICATED, "native"),
+    # Two shards for each of two heads of keys.
+    ("llama", 4, {}, "native"),
     ("gemma3_text", 2, {}, "native"),
     ("mixtral", 2, {}, "torch"),
     ("qwen2_moe", 2, {}, "native"),
-    ("gpt2", 3, {"n_head": 4}, "torch"),
+    ("gpt2", 3, {}, "torch"),
     ("gpt_neox", 2, {}, "torch"),
 ]
-MORE_CASES = [
+MORE_CASES: list[tuple[str, int, dict[str, Any], str]] = [
     ("llama", 2, {}, "torch"),
+    ("llama", 2, {}, "native"),
     ("llama", 2, UNEVEN, "native"),
-    ("llama", 4, REPLICATED, "torch"),
+    ("llama", 4, {}, "torch"),
     ("qwen2", 2, {}, "torch"),
     ("qwen2", 2, {}, "native"),
     ("qwen3", 2, {}, "torch"),
@@ -158,10 +159,19 @@ def test_kernels_for_gpus_add_up_the_shards(
     expected = write_all(
         ModelRunner(model.loaded, **SIZES).launch, sequences(), depth=1
     )
-    shards = make_shards(model.shards(2, "native"), **sizes)
+    models = load_shards(model.folder, ModelConfig(device="cpu", kernels="native"))
+    shards = make_shards(models, **sizes)
     assert shards.models[0].info.kernels == "native triton"
     shards.warm_up()
     assert write_all(shards.launch, sequences(), depth=1) == expected
+
+
+def load_shards(folder: Path, config: ModelConfig) -> list[LoadedStage]:
+    places = [
+        StagePlace(stage=0, num_stages=1, shard=Shard(index=index, count=2))
+        for index in range(2)
+    ]
+    return [load_stage(folder, config, name="tiny", place=place) for place in places]
 
 
 def count_numbers(model: Any) -> int:
@@ -169,27 +179,7 @@ def count_numbers(model: Any) -> int:
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mixtral", "gpt2"])
-def test_a_shard_holds_its_part_of_the_weights_and_of_the_cache(
-    split: Callable[..., Any], model_type: str
-) -> None:
-    model = split(model_type)
-    shards = model.shards(2)
-    whole = count_numbers(model.loaded)
-    # Norms, biases of sums, and the vectors of GPT-2's positions, are everywhere.
-    assert whole <= sum(map(count_numbers, shards)) < 1.15 * whole
-    assert all(
-        2 * shard.info.kv_bytes_per_token == model.loaded.info.kv_bytes_per_token
-        for shard in shards
-    )
-    for index, shard in enumerate(shards):
-        place = StagePlace(stage=0, num_stages=1, shard=Shard(index=index, count=2))
-        outline = outline_stage(model.folder, CPU, place=place)
-        assert outline is not None
-        assert outline.kv_bytes_per_token == shard.info.kv_bytes_per_token
-
-
-@pytest.mark.parametrize("model_type", ["llama", "mixtral", "gpt2"])
-def test_no_split_weight_is_read_whole(
+def test_a_shard_reads_its_part_of_the_weights_and_holds_its_part_of_the_cache(
     split: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, model_type: str
 ) -> None:
     """Files are read by slices, whatever transformers does with them later."""
@@ -204,32 +194,35 @@ def test_no_split_weight_is_read_whole(
         return part
 
     monkeypatch.setattr(PartialWeight, "__getitem__", watch)
-    model.shards(2)
+    shards = load_shards(model.folder, CPU)
     # Biases of sums are whole at one shard and zeros at the other.
     split_shares = [share for share in shares if share < 1]
     assert len(split_shares) >= 10
     assert all(0.4 < share < 0.6 for share in split_shares)
+    whole = count_numbers(model.loaded)
+    # Norms, biases of sums, and the vectors of GPT-2's positions, are everywhere.
+    assert whole <= sum(map(count_numbers, shards)) < 1.15 * whole
+    kv_bytes = model.loaded.info.kv_bytes_per_token // 2
+    assert [shard.info.kv_bytes_per_token for shard in shards] == [kv_bytes] * 2
+    outline = outline_stage(model.folder, CPU, place=shards[1].place)
+    assert outline is not None
+    assert outline.kv_bytes_per_token == kv_bytes
 
 
 @pytest.mark.parametrize(
-    ("model_type", "count", "reason"),
+    ("model_type", "reason"),
     [
-        ("phi3", 2, "cannot be split: its plan for tensor parallelism has the"),
-        ("gpt_oss", 2, "cannot be split: its plan for tensor parallelism"),
-        (
-            "deepseek_v3",
-            2,
-            "cannot be split: its plan .* leaves attention whole",
-        ),
+        ("phi3", "its plan for tensor parallelism has the"),
+        ("gpt_oss", "its plan for tensor parallelism"),
+        ("deepseek_v3", "its plan .* leaves attention whole"),
     ],
 )
 def test_a_model_whose_plan_is_unknown_is_refused(
-    tmp_path: Path, model_type: str, count: int, reason: str
+    tmp_path: Path, model_type: str, reason: str
 ) -> None:
     save_tiny_model(model_type, tmp_path)
-    place = StagePlace(stage=0, num_stages=1, shard=Shard(index=0, count=count))
-    with pytest.raises(InvalidConfig, match=reason):
-        load_stage(tmp_path, CPU, name="tiny", place=place)
+    with pytest.raises(InvalidConfig, match=f"cannot be split: {reason}"):
+        load_shards(tmp_path, CPU)
 
 
 def test_files_that_hold_a_split_weight_in_another_form_are_refused(
@@ -244,10 +237,9 @@ def test_files_that_hold_a_split_weight_in_another_form_are_refused(
     config.update({"moe_intermediate_size": 16, "n_group": 1, "topk_group": 1})
     build: Any = AutoModelForCausalLM
     build.from_config(config).save_pretrained(tmp_path)
-    place = StagePlace(stage=0, num_stages=1, shard=Shard(index=0, count=2))
     reason = "cannot be split: its files hold .* in another form than the model"
     with pytest.raises(InvalidConfig, match=reason):
-        load_stage(tmp_path, CPU, name="tiny", place=place)
+        load_shards(tmp_path, CPU)
 
 
 def test_heads_that_cannot_be_shared_are_refused(split: Callable[..., Any]) -> None:
@@ -265,6 +257,5 @@ def test_weights_without_a_type_in_the_configuration_keep_that_of_their_file(
     save_file({k: v.half() for k, v in load_file(path).items()}, path, {"format": "pt"})
     path = tmp_path / "config.json"
     path.write_text(path.read_text().replace('"dtype"', '"former_dtype"'))
-    place = StagePlace(stage=0, num_stages=1, shard=Shard(index=0, count=2))
-    shard = load_stage(tmp_path, CPU, name="tiny", place=place)
+    shard = load_shards(tmp_path, CPU)[0]
     assert shard.dtype == load_model(tmp_path, CPU, name="x").dtype == torch.float16

@@ -46,7 +46,7 @@ def test_stages_hold_the_model_between_them(
         assert all(torch.equal(each, weight) for each in holders)
 
 
-@pytest.mark.parametrize("model_type", MODELS)
+@pytest.mark.parametrize("model_type", ["gpt2", "gpt_oss", "qwen3_5_text"])
 def test_the_outline_equals_the_model_and_its_stages(
     cut: Callable[..., Any], model_type: str
 ) -> None:
@@ -56,12 +56,12 @@ def test_the_outline_equals_the_model_and_its_stages(
     assert outline.kv_bytes_per_token == model.loaded.info.kv_bytes_per_token
     assert outline.max_model_len == model.loaded.info.max_model_len
     assert outline.device == model.loaded.device
-    for stage in model.stages(3)[1:]:
-        part = outline_stage(model.folder, CPU, place=stage.place)
-        if model.loaded.states:
-            # Layers with states call no attention, so the others cannot be told apart.
-            assert part is None
-            continue
+    stage = model.stages(3)[1]
+    part = outline_stage(model.folder, CPU, place=stage.place)
+    if model.loaded.states:
+        # Layers with states call no attention, so the others cannot be told apart.
+        assert part is None
+    else:
         assert part is not None
         assert part.kv_bytes_per_token == stage.info.kv_bytes_per_token
 
@@ -83,20 +83,6 @@ def test_stages_describe_the_model_as_the_whole_one_does(
     total = sum(stage.info.kv_bytes_per_token for stage in stages)
     assert total == model.loaded.info.kv_bytes_per_token
     assert sum((stage.layers for stage in stages), ()) == model.loaded.layers
-
-
-def test_the_image_encoder_is_at_the_first_stage(
-    tiny_vision: Callable[..., Any],
-) -> None:
-    model = tiny_vision("llava")
-    for index in range(2):
-        stage = load_stage(
-            model.folder, CPU, name="x", place=StagePlace(stage=index, num_stages=2)
-        )
-        names = list_weights(stage.model)
-        assert any("vision_tower" in name for name in names) == (index == 0)
-        assert any("multi_modal" in name for name in names) == (index == 0)
-        assert stage.info.takes_images
 
 
 def test_layers_behind_which_images_are_added_stay_together(
@@ -179,7 +165,7 @@ def test_layers_that_look_at_the_embeddings_again_are_refused(
 def test_a_stage_is_an_ordinary_model_to_whoever_looks_at_its_modules(
     cut: Callable[..., Any],
 ) -> None:
-    first, _, last = cut().stages(3)
+    first, _, last = cut("llama").stages(3)
     assert isinstance(first.model, LlamaForCausalLM)
     assert type(first.model).__name__ == "LlamaForCausalLM"
     assert isinstance(first.model.get_output_embeddings(), nn.Identity)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
+from itertools import product
 import random
 from typing import Any
 
@@ -26,16 +27,25 @@ from trioserve.types.stage_place import StagePlace
 from trioserve.types.transfers import list_transfers
 from trioserve.types.windows import WindowLayers
 
+from ..conftest import NATIVE_MODELS
 from ..planning import make_image, make_prompt, make_vectors, run_steps
 from ..test_launching import SOME, answer_all, assert_same
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
-# Those whose modules are built in different ways, and the others.
-MODELS = "gemma3_text gpt2 gpt_neox gpt_oss llama phi3 qwen3_5_text qwen3_moe".split()
-MORE_MODELS = sorted(TINY_MODELS.keys() - {*MODELS})
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
+# Their modules are built in different ways.
+MODELS = "gemma3_text gpt2 gpt_neox gpt_oss llama qwen3_5_text".split()
+CASES = [
+    *(("gemma3_text", 2, "native"), ("gemma3_text", 3, "torch")),
+    *(("gpt2", 3, "torch"), ("gpt_oss", 3, "torch"), ("llama", 3, "native")),
+    *(("qwen3_5_text", 2, "native"), ("qwen3_5_text", 3, "torch")),
+    ("qwen3_moe", 3, "native"),
+]
+MORE_CASES = sorted(
+    {*product({*TINY_MODELS, "qwen3_5_text"}, (2, 3), ("native", "torch"))} - {*CASES}
+)
 SIZES: dict[str, int] = {"num_blocks": 64, "block_size": 4, "max_num_seqs": 5}
 # A window and a chunk take six.
-NUM_WINDOW_BLOCKS = 16
+NUM_WINDOW_BLOCKS = 12
 # Models without states need none.
 RUNNER_SIZES = {**SIZES, "num_checkpoints": 5}
 
@@ -107,9 +117,9 @@ def make_sequences(
 def make_prompts(seed: int = 0) -> list[list[int]]:
     """Return short prompts, prompts of several chunks, and two that begin alike."""
     rng = random.Random(seed)
-    lengths = (3, 1, 19, 30, 12)
+    lengths = (3, 1, 11, 21, 5)
     prompts = [rng.choices(range(3, 90), k=length) for length in lengths]
-    return [*prompts, [*prompts[3][:17], 7, 8, 9]]
+    return [*prompts, [*prompts[3][:9], 7, 8, 9]]
 
 
 def make_runner(model: Any) -> ModelRunner:
@@ -173,18 +183,19 @@ def test_a_sequence_without_a_token_left_ends_and_no_other(
 
 
 @pytest.mark.parametrize(
-    "model_type, num_stages",
-    [*((each, 3) for each in MODELS), ("gemma3_text", 2), ("gpt2", 2)]
-    + [pytest.param(each, 3, marks=pytest.mark.matrix) for each in MORE_MODELS],
+    ("model_type", "num_stages", "kernels"),
+    CASES + [pytest.param(*case, marks=pytest.mark.matrix) for case in MORE_CASES],
 )
 def test_every_architecture(
     cut: Callable[..., Any],
     make_pipeline: Any,
-    choose_kernels: Callable[[str], str],
+    needs_kernels: None,
     model_type: str,
     num_stages: int,
+    kernels: str,
 ) -> None:
-    kernels = choose_kernels(model_type)
+    if kernels == "native" and model_type not in NATIVE_MODELS:
+        pytest.skip(f"{model_type} has no native kernels")
     model = cut(model_type)
     expected = write_whole(model)
     stages = model.stages(num_stages, kernels)
@@ -209,7 +220,7 @@ def test_every_architecture(
 
 def test_all_sampling_parameters(cut: Callable[..., Any], make_pipeline: Any) -> None:
     """Sampling, penalties, bad words, log probabilities, plug-ins, and preemption."""
-    model = cut()
+    model = cut("llama")
     expected, _ = answer_all(model, SOME, depth=1, num_blocks=12)
     answers, num_preemptions = answer_all(
         model,
@@ -226,7 +237,7 @@ def test_sequences_that_are_cancelled_in_flight(
     cut: Callable[..., Any], make_pipeline: Any
 ) -> None:
     """Their tokens come when their slots already belong to other sequences."""
-    model = cut()
+    model = cut("llama")
     sampling = dataclasses.replace(GREEDY, temperature=1.0, max_tokens=12)
     sequences = functools.partial(make_sequences, make_prompts(2), sampling=sampling)
     expected = write_all(make_runner(model.loaded).launch, sequences(), depth=1)
@@ -243,11 +254,11 @@ def test_sequences_that_are_cancelled_in_flight(
 
 def test_vectors_of_prompts(cut: Callable[..., Any], make_pipeline: Any) -> None:
     """Only the first stage reads them."""
-    model = cut()
+    model = cut("llama")
     embedding = model.loaded.model.get_input_embeddings().weight.detach()
     prompts = make_prompts(3)
     embedded: list[tuple[Any, ...]] = [()] * len(prompts)
-    places = {2: (1, 9), 3: (0, 30), 4: (5, 12)}
+    places = {2: (1, 9), 3: (0, 21), 4: (2, 5)}
     for number, (begin, end) in places.items():
         vectors = embedding[prompts[number][begin:end]]
         embedded[number] = (make_vectors(begin, vectors),)
@@ -264,19 +275,26 @@ def test_vectors_of_prompts(cut: Callable[..., Any], make_pipeline: Any) -> None
     assert run(pipeline.launch, sequences, depth=3) == expected
 
 
-@pytest.mark.parametrize("model_type", ["qwen2_vl", "smolvlm", "gemma3"])
+@pytest.mark.parametrize(
+    ("model_type", "kernels"),
+    [
+        ("gemma3", "torch"),
+        ("qwen2_vl", "native"),
+        pytest.param("smolvlm", "torch", marks=pytest.mark.matrix),
+    ],
+)
 def test_images(
     tiny_vision: Callable[..., Any],
     make_pipeline: Any,
-    choose_kernels: Callable[[str], str],
+    needs_kernels: None,
     model_type: str,
+    kernels: Any,
 ) -> None:
     """The first stage encodes them; all stages know their positions."""
-    kernels: Any = choose_kernels(model_type)
     model = tiny_vision(model_type)
     mixed_prompts = [
         model.join(make_prompt(3 + seed), make_image(seed), make_prompt(4, seed))
-        for seed in range(3)
+        for seed in range(2)
     ]
     text = make_prompt(13, 5)
     sequences = functools.partial(
@@ -298,6 +316,10 @@ def test_images(
         )
         for stage in range(2)
     )
+    for stage in stages:
+        parts = {name.split(".")[1] for name, _ in stage.model.named_parameters()}
+        assert bool(parts - {"language_model", "weight"}) == (stage is stages[0])
+        assert stage.info.takes_images
     pipeline = make_pipeline(stages, **sizes)
     assert write(pipeline.launch, sequences(), depth=3) == expected
 
@@ -306,7 +328,7 @@ def test_tokens_can_be_made_to_go_back_in_every_step(
     cut: Callable[..., Any], make_pipeline: Any
 ) -> None:
     """The benchmark of pipelines does so. Only the messages become more."""
-    model = cut()
+    model = cut("llama")
     sequences = functools.partial(make_sequences, make_prompts()[2:4])
     expected = write_all(make_runner(model.loaded).launch, sequences(), depth=1)
     pipeline = make_pipeline(

@@ -8,17 +8,15 @@ from pathlib import Path
 import runpy
 import socket
 import subprocess
-import sys
 from typing import Any
 
 import pytest
+from warm_start import FORK
 
 from trioserve.model.runner import ModelRunner
 
 PROGRAM = Path(__file__).parent / "stage_process.py"
 PLANS = runpy.run_path(str(PROGRAM))
-# Like `python -m`, this puts the working directory's packages first.
-RUN = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
 
 pytestmark = pytest.mark.slow
 
@@ -31,14 +29,11 @@ def find_port() -> str:
 def test_two_processes_write_the_same_as_one_and_notice_each_others_end(
     cut: Callable[..., Any],
 ) -> None:
-    model = cut()
+    model = cut("llama")
     ports = [find_port() for _ in range(3)]
     stages: list[Any] = [
         subprocess.Popen(
-            [
-                *(sys.executable, "-c", RUN, str(PROGRAM), str(model.folder)),
-                *(str(index), *ports),
-            ],
+            [*FORK, str(PROGRAM), str(model.folder), str(index), *ports],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
