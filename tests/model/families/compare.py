@@ -171,18 +171,16 @@ def _find_wrong(
     def check(sequences: Any, wanted: list[list[int]] = expected) -> bool:
         return [sequence.outputs for sequence in sequences] == wanted
 
-    for prompt, answer in zip(prompts, expected):
-        planner = plan()
-        alone = planner.begin(prompt)
-        planner.run(alone, num_tokens=_NUM_TOKENS)
-        if not check([alone], [answer]):
-            return f"alone, {len(prompt)} tokens: {alone.outputs} != {answer}"
-    for chunk in (1000, 17):
-        planner = plan()
-        batch = [planner.begin(p, slot=i) for i, p in enumerate(prompts)]
-        planner.run(*batch, num_tokens=_NUM_TOKENS, chunk=chunk)
-        if not check(batch):
-            return "in a batch" if chunk == 1000 else "in chunks"
+    planner = plan()
+    alone = planner.begin(prompts[0])
+    planner.run(alone, num_tokens=_NUM_TOKENS)
+    if not check([alone], expected[:1]):
+        return f"alone: {alone.outputs} != {expected[0]}"
+    planner = plan()
+    batch = [planner.begin(p, slot=i) for i, p in enumerate(prompts)]
+    planner.run(*batch, num_tokens=_NUM_TOKENS, chunk=17)
+    if not check(batch):
+        return "in chunks"
     planner = plan()
     batch = [planner.begin(p, slot=i) for i, p in enumerate(prompts)]
     planner.run(*batch, num_tokens=4)

@@ -30,25 +30,43 @@ from trioserve.types.ids import SequenceId
 from trioserve.types.sampling import SamplingParams
 from trioserve.types.stage_place import Shard, StagePlace
 
+from ..conftest import NATIVE_MODELS
 from ..families.compare import build
 from ..families.tiny import make_tiny
 from ..planning import Planner, make_prompt, run_steps
 
-hybrids = pytest.mark.parametrize("model_type", sorted(TINY_HYBRIDS))
+pytestmark = pytest.mark.usefixtures("needs_kernels")
+
 CPU = ModelConfig(device="cpu", kernels="torch")
 CPU_DEVICE = torch.device("cpu")
 
+CELLS = {
+    (model_type, kernels)
+    for model_type in TINY_HYBRIDS
+    for kernels in ("torch", "native")
+    if kernels == "torch" or model_type in NATIVE_MODELS
+}
 
-@hybrids
+
+def on(*cells: tuple[str, str]) -> pytest.MarkDecorator:
+    """Run a test for some types of models on some kernels; others are in the matrix."""
+    more = sorted(CELLS - {*cells})
+    return pytest.mark.parametrize(
+        ("model_type", "kernels"),
+        [*cells, *(pytest.param(*cell, marks=pytest.mark.matrix) for cell in more)],
+    )
+
+
+@on(*((each, "torch") for each in TINY_HYBRIDS), ("kimi_linear", "native"))
 def test_chunks_of_any_size(
-    tiny_by_kernels: Callable[..., Any], model_type: str
+    tiny: Callable[..., Any], model_type: str, kernels: str
 ) -> None:
     """transformers computes 64 tokens of Gated DeltaNet at a time."""
-    model = tiny_by_kernels(model_type)
+    model = tiny(model_type, kernels=kernels)
     planner = Planner(model.loaded, max_model_len=128)
     sequences = [planner.begin(make_prompt(n, n), slot=n % 8) for n in (100, 70, 1)]
     planner.run(*sequences[:1], num_tokens=2)
-    planner.run(*sequences, num_tokens=12, chunk=17)
+    planner.run(*sequences, num_tokens=6, chunk=17)
     model.check(*sequences)
 
 
@@ -68,12 +86,12 @@ def test_nemotron_bounds_time_steps_by_its_configuration() -> None:
     assert find_difference() < 1e-3
 
 
-@hybrids
+@on(("falcon_h1", "torch"), ("lfm2", "native"), ("qwen3_5_text", "torch"))
 def test_a_slot_is_as_new_for_its_next_sequence(
-    tiny_by_kernels: Callable[..., Any], model_type: str
+    tiny: Callable[..., Any], model_type: str, kernels: str
 ) -> None:
     """Prompts of one token, too, whose rows look like those of decodes."""
-    model = tiny_by_kernels(model_type)
+    model = tiny(model_type, kernels=kernels)
     planner = Planner(model.loaded)
     first = planner.begin(make_prompt(20), slot=3)
     other = planner.begin(make_prompt(7, 1), slot=4)
@@ -85,12 +103,12 @@ def test_a_slot_is_as_new_for_its_next_sequence(
     model.check(first, second, other)
 
 
-@hybrids
+@on(("kimi_linear", "torch"), ("lfm2", "torch"), ("qwen3_5_text", "native"))
 def test_prompts_that_begin_alike_go_on_from_copies(
-    tiny_by_kernels: Callable[..., Any], model_type: str
+    tiny: Callable[..., Any], model_type: str, kernels: str
 ) -> None:
     """Short copies of states are taken, found, replaced and found again."""
-    model = tiny_by_kernels(model_type)
+    model = tiny(model_type, kernels=kernels)
     sizes = {"num_blocks": 96, "block_size": 4, "max_num_seqs": 3}
     runner = ModelRunner(model.loaded, **sizes, max_model_len=96, num_checkpoints=3)
     scheduler = Scheduler(
@@ -166,7 +184,6 @@ def test_the_advised_memory_is_enough() -> None:
         assert count(advised[1], state_bytes) >= 512 // 16
 
 
-@pytest.mark.usefixtures("needs_kernels")
 def test_the_preview_knows_that_kernels_run_states(tmp_path: Path) -> None:
     save_tiny_model("qwen3_5_text", tmp_path)
     preview = preview_model(tmp_path, ModelConfig(device="cpu"))

@@ -30,13 +30,6 @@ pytestmark = pytest.mark.usefixtures("needs_kernels")
 
 # Beyond the keys that two threads share, and beyond transformers' chunks of 64 tokens.
 NUM_TOKENS = 600
-# Each has capabilities of its own: products in another order, experts, sigmoids that choose
-# them, factors, and no rotation; layers of one sublayer with experts behind a narrow product,
-# and layers with attention beside a state.
-TYPES = ["qwen3_5_text", "qwen3_next", "lfm2_moe", "granitemoehybrid", "nemotron_h"]
-TYPES += ["falcon_h1"]
-# Latents, whose rotated pairs are complex numbers or neighbours, and experts in groups.
-LATENT_TYPES = ["deepseek_v2", "deepseek_v3"]
 CHANGES: dict[str, dict[str, Any]] = {
     "deepseek_v2": {
         **{"q_lora_rank": None, "topk_method": "group_limited_greedy"},
@@ -92,7 +85,7 @@ def save(model_type: str, folder: Path, **others: Any) -> Path:
 
 
 def load(folder: Path, **options: Any) -> Any:
-    config = ModelConfig(device="cpu", kernels="native", num_threads=2, **options)
+    config = ModelConfig(device="cpu", kernels="native", **options)
     return load_model(folder, config, name="tiny")
 
 
@@ -134,19 +127,27 @@ class Steps:
         )
 
 
-@pytest.mark.parametrize("model_type", TYPES + LATENT_TYPES)
+# Each has capabilities of its own: products in another order, experts, sigmoids that choose
+# them, factors, and no rotation; layers of one sublayer with experts behind a narrow product,
+# and layers with attention beside a state; and latents, whose rotated pairs are complex
+# numbers or neighbours, and experts in groups. Two threads spin where the machine is busy.
+@pytest.mark.parametrize(
+    ("model_type", "num_threads"),
+    [("qwen3_5_text", 2), ("qwen3_next", 1), ("lfm2_moe", 1), ("granitemoehybrid", 1)]
+    + [("nemotron_h", 1), ("falcon_h1", 1), ("deepseek_v2", 1), ("deepseek_v3", 2)],
+)
 def test_alone_in_chunks_beside_another_skipped_and_again(
-    tmp_path: Path, model_type: str
+    tmp_path: Path, model_type: str, num_threads: int
 ) -> None:
-    loaded = load(save(model_type, tmp_path))
+    loaded = load(save(model_type, tmp_path), num_threads=num_threads)
     steps = Steps(loaded)
     expected = steps.run((0, 0, NUM_TOKENS))
     # The slot of another sequence, as after a preemption.
     parts = [steps.run((0, 0, 100)), steps.run((1, 0, 30), (0, 100, 117))[30:]]
     steps.run((0, 117, 118), held=(0,))
-    for i in range(117, 140):
+    for i in range(117, 125):
         parts.append(steps.run((0, i, i + 1), (1, i - 87, i - 86))[:1])
-    parts.append(steps.run((0, 140, NUM_TOKENS)))
+    parts.append(steps.run((0, 125, NUM_TOKENS)))
     assert torch.equal(torch.cat(parts), expected)
 
 
