@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import functools
 import hashlib
 from pathlib import Path
+import re
+import shutil
 from typing import Any
 
 from PIL import Image
@@ -17,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import (
     AutoImageProcessor,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
+    GenerationConfig,
+    PreTrainedConfig,
     PreTrainedModel,
 )
 
@@ -30,13 +32,31 @@ from trioserve.model.runtimes.native.scans import NativeScans
 from trioserve.model.stages.loading import load_stage
 from trioserve.model.stages.stage import LoadedStage
 from trioserve.model.step.scans import Scans, TorchScans
-from trioserve.testing.models import save_tiny_model, save_tiny_vision_model
+from trioserve.testing.models import (
+    make_tiny_model,
+    make_tiny_vision_model,
+    save_tiny_model,
+)
 from trioserve.testing.processors import save_tiny_processor
 from trioserve.types.prompt import KEY_BYTES, EmbeddedInput
 from trioserve.types.stage_place import Shard, StagePlace
 
 from .planning import PlannedSequence, write_bytes
 from .waiting import refuse_to_wait
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_loads() -> Iterator[None]:
+    """Let transformers load tiny models in two thirds of the time.
+
+    It formats each configuration for a log that drops it, and compiles more patterns of the
+    names of weights than `re` remembers.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for each in (PreTrainedConfig, GenerationConfig):
+            patch.setattr(each, "__repr__", object.__repr__)
+        patch.setattr(re, "_MAXCACHE", 10_000)
+        yield
 
 
 @pytest.fixture(params=["torch", "native"])
@@ -264,8 +284,13 @@ def tiny_vision_by_kernels(
 
 
 def load_oracle(auto: Any, folder: Path, device: str) -> Oracle:
-    model = auto.from_pretrained(folder, attn_implementation="eager")
-    return Oracle(model.eval().to(device))
+    return make_oracle(auto.from_pretrained(folder), device)
+
+
+def make_oracle(model: PreTrainedModel, device: str = "cpu") -> Oracle:
+    model.set_attn_implementation("eager")
+    torch.nn.Module.to(model, device)
+    return Oracle(model.eval())
 
 
 @pytest.fixture(scope="session")
@@ -274,8 +299,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
 
     @functools.cache
     def save(model_type: str, device: str) -> tuple[Path, Oracle]:
-        folder = save_tiny_model(model_type, tmp_path_factory.mktemp(model_type))
-        return folder, load_oracle(AutoModelForCausalLM, folder, device)
+        folder = tmp_path_factory.mktemp(model_type)
+        model = make_tiny_model(model_type)
+        model.save_pretrained(folder)
+        return folder, make_oracle(model, device)
 
     @functools.cache
     def load(model_type: str, device: str, kernels: str) -> Tiny:
@@ -366,10 +393,15 @@ def cut(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Parted]:
     return build
 
 
+@pytest.fixture(scope="session")
+def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model("llama", tmp_path_factory.mktemp("llama"))
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(llama_folder: Path, tmp_path: Path) -> Path:
     """Return the folder of a tiny Llama, which a test may change."""
-    return save_tiny_model("llama", tmp_path / "model")
+    return shutil.copytree(llama_folder, tmp_path / "model")
 
 
 @dataclass(frozen=True)
@@ -522,8 +554,9 @@ def tiny_vision(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TinyV
             _PROCESSORS.get(model_type, model_type),  # type: ignore[arg-type]
             tmp_path_factory.mktemp(model_type),
         )
-        save_tiny_vision_model(model_type, folder, **changes)
-        return folder, load_oracle(AutoModelForImageTextToText, folder, device)
+        model = make_tiny_vision_model(model_type, folder, **changes)
+        model.save_pretrained(folder)
+        return folder, make_oracle(model, device)
 
     @functools.cache
     def load(model_type: str, device: str, kernels: str) -> TinyVision:

@@ -61,9 +61,7 @@ def has_word(tokens: Sequence[int], words: Words, num_prompt_tokens: int) -> boo
 @pytest.mark.parametrize(
     "places",
     [
-        [[0]],
-        [[2, 3, 4, 5, 6, 7, 8]],
-        [[-1, 0]],
+        [[0], [2, 3, 4, 5, 6, 7, 8]],
         [[-4, -3, -2, -1, 0, 1]],
         [[1], [3, 4], [3, 4, 5], [-2, -1, 0], [6, 7], [7, 6], [5, 5]],
     ],
@@ -74,12 +72,12 @@ def test_output_equals_that_of_generate(
 ) -> None:
     model = tiny("llama")
     prompt = make_prompt(9)
-    plain = model.generate(prompt, 20)
+    plain = model.generate(prompt, 14)
     words = [[(prompt + plain)[9 + place] for place in word] for word in places]
     planner = Planner(model.loaded)
     sequence = planner.begin(prompt, sampling=forbid(*words))
-    planner.run(sequence, num_tokens=20, chunk=4)
-    assert sequence.outputs == model.generate(prompt, 20, bad_words_ids=words)
+    planner.run(sequence, num_tokens=14, chunk=4)
+    assert sequence.outputs == model.generate(prompt, 14, bad_words_ids=words)
     assert sequence.outputs != plain
 
 
@@ -90,13 +88,13 @@ def test_a_word_may_be_the_whole_prompt_and_some_output(
     """generate() of transformers 5.17 lets such a word pass, so it gets the last token alone."""
     model = tiny("llama")
     prompt = make_prompt(9)
-    plain = model.generate(prompt, 20)
+    plain = model.generate(prompt, 14)
     word = [*prompt, *plain[: count + 1]]
     (other,) = model.generate(word[:-1], 1, bad_words_ids=[word[-1:]])
-    rest = model.generate([*word[:-1], other], 19 - count)
+    rest = model.generate([*word[:-1], other], 13 - count)
     planner = Planner(model.loaded)
     sequence = planner.begin(prompt, sampling=forbid(word))
-    planner.run(sequence, num_tokens=20, chunk=4)
+    planner.run(sequence, num_tokens=14, chunk=4)
     assert sequence.outputs == [*plain[:count], other, *rest]
 
 

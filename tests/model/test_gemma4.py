@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+import functools
+import json
 from pathlib import Path
+import shutil
 from typing import Any, Literal
 
 import pytest
@@ -17,7 +21,7 @@ from trioserve.model.stages.loading import load_stage
 from trioserve.testing.models import TINY_MODELS
 from trioserve.types.stage_place import StagePlace
 
-from .conftest import Tiny, load_oracle
+from .conftest import Oracle, Tiny, load_oracle
 from .planning import Planner, make_prompt
 
 CPU = ModelConfig(device="cpu")
@@ -53,10 +57,22 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 NATIVE_KINDS = ["31B", "E2B", "26B-A4B"]
 
 
-def save(kind: str, folder: Path, **changes: Any) -> Path:
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    return functools.cache(lambda kind: save(kind, tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="module")
+def oracle(saved: Callable[[str], Path]) -> Callable[[str], Oracle]:
+    return functools.cache(
+        lambda kind: load_oracle(AutoModelForCausalLM, saved(kind), "cpu")
+    )
+
+
+def save(kind: str, folder: Path) -> Path:
     """Save a tiny model; none of its norms, scales and factors are 1."""
     model_type, fields = KINDS[kind]
-    config = AutoConfig.for_model(model_type, **{**fields, **changes})
+    config = AutoConfig.for_model(model_type, **fields)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config)
@@ -75,35 +91,34 @@ def save(kind: str, folder: Path, **changes: Any) -> Path:
     ],
 )
 def test_alone_in_batches_in_chunks_preempted_and_behind_a_known_prefix(
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
+    saved: Callable[[str], Path],
+    oracle: Callable[[str], Oracle],
+    needs_kernels: None,
     kind: str,
     kernels: Literal["torch", "native"],
 ) -> None:
-    if kernels == "native":
-        request.getfixturevalue("needs_kernels")
-    folder = save(kind, tmp_path)
-    oracle = load_oracle(AutoModelForCausalLM, folder, "cpu")
-    config = ModelConfig(device="cpu", kernels=kernels)
-    model = Tiny(folder, load_model(folder, config, name="tiny"), oracle)
-    planner = Planner(model.loaded, num_blocks=400, max_model_len=400)
-    alone = planner.begin(make_prompt(300))
-    planner.run(alone, num_tokens=6)
+    folder, config = saved(kind), ModelConfig(device="cpu", kernels=kernels)
+    model = Tiny(folder, load_model(folder, config, name="tiny"), oracle(kind))
+    planner = Planner(model.loaded, num_blocks=200, max_model_len=250)
+    alone = planner.begin(make_prompt(150))
+    planner.run(alone, num_tokens=3)
     others = [
         planner.begin(make_prompt(5), slot=1),
-        planner.begin(make_prompt(70), slot=2),
+        planner.begin(make_prompt(50), slot=2),
     ]
     hit = planner.begin(
-        make_prompt(300) + make_prompt(40, 1), slot=3, shared=alone.block_ids[:60]
+        make_prompt(150) + make_prompt(20, 1), slot=3, shared=alone.block_ids[:30]
     )
-    planner.run(alone, *others, hit, num_tokens=9, chunk=17)
+    planner.run(alone, *others, hit, num_tokens=5, chunk=17)
     planner.preempt(others[1], slot=4)
-    planner.run(alone, *others, hit, num_tokens=14, chunk=17)
+    planner.run(alone, *others, hit, num_tokens=8, chunk=25)
     model.check(alone, *others, hit)
 
 
-def test_layers_that_share_keys_have_no_cache_of_their_own(tmp_path: Path) -> None:
-    model = load_model(save("E2B", tmp_path), CPU, name="tiny")
+def test_layers_that_share_keys_have_no_cache_of_their_own(
+    saved: Callable[[str], Path],
+) -> None:
+    model = load_model(saved("E2B"), CPU, name="tiny")
     assert [layer.shares for layer in model.layers] == [None, None, 0, 1]
     # Two heads, a layer of each width, keys and values in float32.
     assert model.info.kv_bytes_per_token == 2 * (16 + 32) * 2 * 4
@@ -111,9 +126,9 @@ def test_layers_that_share_keys_have_no_cache_of_their_own(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("kind", NATIVE_KINDS)
 def test_the_configuration_alone_tells_that_the_kernels_run_it(
-    tmp_path: Path, needs_kernels: None, kind: str
+    saved: Callable[[str], Path], needs_kernels: None, kind: str
 ) -> None:
-    assert preview_model(save(kind, tmp_path), CPU).no_kernels is None
+    assert preview_model(saved(kind), CPU).no_kernels is None
 
 
 @pytest.mark.parametrize(
@@ -127,9 +142,11 @@ def test_the_configuration_alone_tells_that_the_kernels_run_it(
     ],
 )
 def test_a_pipeline_is_refused(
-    tmp_path: Path, changes: dict[str, int], reason: str
+    saved: Callable[[str], Path], tmp_path: Path, changes: dict[str, int], reason: str
 ) -> None:
-    folder = save("E2B", tmp_path, **changes)
+    folder = shutil.copytree(saved("E2B"), tmp_path / "model")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     place = StagePlace(stage=0, num_stages=2)
     with pytest.raises(InvalidConfig, match=f"cut into stages: .*{reason}"):
         load_stage(folder, CPU, name="x", place=place)

@@ -114,7 +114,6 @@ def test_rotary_angles_are_those_of_transformers(
         ("float32", {"quantization": "int8", "max_model_len": 2}),
         ("bfloat16", {}),
         ("bfloat16", {"dtype": "float32"}),
-        ("float16", {"dtype": "float32"}),
         ("float16", {"dtype": "float"}),
     ],
 )

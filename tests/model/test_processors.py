@@ -436,13 +436,13 @@ def test_a_batch_of_all_kinds_equals_generates_output(tiny: Callable[..., Any]) 
     planner.run(*sequences, num_tokens=10)
     planner.preempt(sequences[0], slot=6)
     planner.run(*sequences[1:], num_tokens=14)
-    planner.run(*sequences, num_tokens=40, chunk=7)
+    planner.run(*sequences, num_tokens=20, chunk=7)
     again = planner.begin(make_prompt(8, 9), slot=3)
-    planner.run(again, num_tokens=40)
+    planner.run(again, num_tokens=20)
     settings = [{} if n is None else {"no_repeat_ngram_size": n} for n in sizes]
     for sequence, setting in zip([*sequences, again], [*settings, {}]):
-        assert sequence.outputs == model.generate(sequence.prompt, 40, **setting)
-    free = model.generate(sequences[2].prompt, 40)
+        assert sequence.outputs == model.generate(sequence.prompt, 20, **setting)
+    free = model.generate(sequences[2].prompt, 20)
     assert free != sequences[2].outputs, "the plug-in has something to forbid"
 
 

@@ -15,15 +15,21 @@ from trioserve.types.windows import WindowLayers
 from .planning import make_prompt
 from .windowed import WindowedServer
 
-MODELS = ["mistral", "gemma3_text", "gemma4_text", "gpt_oss"]
 
-
-@pytest.mark.parametrize("model_type", MODELS)
+@pytest.mark.parametrize(
+    "kernels, model_type",
+    [
+        ("torch", "gemma3_text"),
+        ("torch", "gpt_oss"),
+        ("native", "gemma4_text"),
+        ("native", "mistral"),
+    ],
+)
 def test_prompts_longer_than_the_window_write_what_generate_writes(
-    tiny_by_kernels: Callable[[str], Any], model_type: str
+    tiny: Callable[..., Any], needs_kernels: None, kernels: str, model_type: str
 ) -> None:
     """Alone, in chunks of 17, behind a prefix, and beside each other."""
-    model = tiny_by_kernels(model_type)
+    model = tiny(model_type, kernels=kernels)
     # A window and a chunk have 24 tokens.
     alone = WindowedServer(model.loaded, num_window_blocks=8)
     prompt = make_prompt(70)
@@ -40,11 +46,13 @@ def test_prompts_longer_than_the_window_write_what_generate_writes(
     assert counters.num_preemptions == 0
 
 
-@pytest.mark.parametrize("model_type", MODELS)
+@pytest.mark.parametrize(
+    "kernels, model_type", [("torch", "gpt_oss"), ("native", "gemma3_text")]
+)
 def test_preempted_sequences_write_what_generate_writes(
-    tiny_by_kernels: Callable[[str], Any], model_type: str
+    tiny: Callable[..., Any], needs_kernels: None, kernels: str, model_type: str
 ) -> None:
-    model = tiny_by_kernels(model_type)
+    model = tiny(model_type, kernels=kernels)
     server = WindowedServer(model.loaded, num_blocks=30, num_window_blocks=20)
     prompts = [make_prompt(length, length) for length in (25, 20, 15)]
     for prompt, answer in zip(prompts, server.answer(*prompts, num_tokens=30)):

@@ -12,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # Small enough that a step takes a millisecond, but with the differences between
 # architectures: grouped heads, head dimensions that are not hidden_size / num_heads,
@@ -447,11 +450,18 @@ def save_tiny_model(
     Returns:
       folder
     """
+    make_tiny_model(model_type, seed=seed, **changes).save_pretrained(folder)
+    return folder
+
+
+def make_tiny_model(
+    model_type: str, *, seed: int = 0, **changes: object
+) -> PreTrainedModel:
+    """Make the model that save_tiny_model saves."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(model_type, **{**TINY_MODELS[model_type], **changes})
-    _save_random(AutoModelForCausalLM.from_config, config, folder, seed)
-    return folder
+    return _make_random(AutoModelForCausalLM.from_config, config, seed)
 
 
 def save_tiny_vision_model(
@@ -474,6 +484,20 @@ def save_tiny_vision_model(
     Returns:
       folder, which then has a complete model.
     """
+    make_tiny_vision_model(model_type, folder, seed=seed, **changes).save_pretrained(
+        folder
+    )
+    return folder
+
+
+def make_tiny_vision_model(
+    model_type: str,
+    folder: Path,
+    *,
+    seed: int = 0,
+    **changes: Mapping[str, object] | object,
+) -> PreTrainedModel:
+    """Make the model that save_tiny_vision_model saves."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     fields = {**TINY_VISION_MODELS[model_type], **_read_token_ids(folder)}
@@ -482,8 +506,7 @@ def save_tiny_vision_model(
             change = {**fields[name], **change}
         fields[name] = change
     config = AutoConfig.for_model(model_type, **fields)
-    _save_random(AutoModelForImageTextToText.from_config, config, folder, seed)
-    return folder
+    return _make_random(AutoModelForImageTextToText.from_config, config, seed)
 
 
 def _read_token_ids(folder: Path) -> dict[str, int]:
@@ -497,14 +520,14 @@ def _read_token_ids(folder: Path) -> dict[str, int]:
     }
 
 
-def _save_random(build: Any, config: Any, folder: Path, seed: int) -> None:
+def _make_random(build: Any, config: Any, seed: int) -> PreTrainedModel:
     import torch
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = build(config, dtype=torch.float32)
+        model: PreTrainedModel = build(config, dtype=torch.float32)
         for name, weight in model.named_parameters():
             # Gemma 3's images would all be alike.
             if name.endswith("mm_input_projection_weight"):
                 torch.nn.init.normal_(weight, std=0.4)
-    model.save_pretrained(folder)
+    return model

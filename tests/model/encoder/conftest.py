@@ -75,6 +75,17 @@ def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]
     """Build a tiny encoder of a kind, once for all tests."""
 
     @functools.cache
+    def save(kind: str, head: Any, device: str, **changes: Any) -> tuple[Path, Any]:
+        folder = tmp_path_factory.mktemp(kind)
+        save_tiny_encoder(kind, folder, head=head, **changes)
+        reference: Any = {
+            None: AutoModel,
+            "sequence": AutoModelForSequenceClassification,
+            "token": AutoModelForTokenClassification,
+        }[head].from_pretrained(folder)
+        return folder, reference.eval().to(device)
+
+    @functools.cache
     def build(
         kind: str,
         head: Any = None,
@@ -82,13 +93,7 @@ def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]
         kernels: Any = "auto",
         **changes: Any,
     ) -> TinyEncoder:
-        folder = tmp_path_factory.mktemp(kind)
-        save_tiny_encoder(kind, folder, head=head, **changes)
-        reference = {
-            None: AutoModel,
-            "sequence": AutoModelForSequenceClassification,
-            "token": AutoModelForTokenClassification,
-        }[head].from_pretrained(folder)
+        folder, reference = save(kind, head, device, **changes)
         task: Any = find_task(folder, None, PoolingConfig())
         return TinyEncoder(
             folder=folder,
@@ -96,10 +101,18 @@ def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]
                 *(folder, ModelConfig(device=device, kernels=kernels)),
                 **{"name": kind, "task": task, "sentence": None},
             ),
-            reference=reference.eval().to(device),
+            reference=reference,
         )
 
     return build
+
+
+@pytest.fixture(scope="session")
+def saved_encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Save a tiny encoder of a kind, once for all tests, which leave it as it is."""
+    return functools.cache(
+        lambda kind: save_tiny_encoder(kind, tmp_path_factory.mktemp(kind))
+    )
 
 
 @pytest.fixture

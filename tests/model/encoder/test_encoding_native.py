@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import logging
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from trioserve.errors import InvalidConfig
 from trioserve.model.encoder import load_encoder, native
 from trioserve.model.encoder.native import NativePass
 from trioserve.model.self_check import compare
-from trioserve.testing.encoders import save_tiny_encoder
 from trioserve.weights import resolve_weights
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")
@@ -67,9 +67,12 @@ def test_what_is_no_number_does_not_agree() -> None:
     ],
 )
 def test_native_is_refused_where_it_cannot_run(
-    tmp_path: Path, kind: str, options: dict[str, Any], reason: str
+    saved_encoder: Callable[[str], Path],
+    kind: str,
+    options: dict[str, Any],
+    reason: str,
 ) -> None:
-    folder = save_tiny_encoder(kind, tmp_path)
+    folder = saved_encoder(kind)
     with pytest.raises(InvalidConfig, match="native cannot be used") as caught:
         load(folder, kernels="native", **options)
     assert caught.value.field == "kernels"
@@ -77,8 +80,10 @@ def test_native_is_refused_where_it_cannot_run(
     assert load(folder, **options).info.kernels == "torch"
 
 
-def test_the_weights_of_products_are_not_held_twice(tmp_path: Path) -> None:
-    loaded = load(save_tiny_encoder("bert", tmp_path))
+def test_the_weights_of_products_are_not_held_twice(
+    saved_encoder: Callable[[str], Path],
+) -> None:
+    loaded = load(saved_encoder("bert"))
     model: Any = loaded.forward._model
     names = [name for name, _ in model.named_parameters()]
     assert names and all(name.startswith("embeddings.") for name in names)
