@@ -21,7 +21,7 @@ from trioserve.model.stages.loading import load_stage
 from trioserve.testing.models import TINY_MODELS
 from trioserve.types.stage_place import StagePlace
 
-from .conftest import Oracle, Tiny, load_oracle
+from .conftest import Oracle, Tiny, make_oracle
 from .planning import Planner, make_prompt
 
 CPU = ModelConfig(device="cpu")
@@ -58,18 +58,12 @@ NATIVE_KINDS = ["31B", "E2B", "26B-A4B"]
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """Return a folder, and transformers' model in it."""
     return functools.cache(lambda kind: save(kind, tmp_path_factory.mktemp("model")))
 
 
-@pytest.fixture(scope="module")
-def oracle(saved: Callable[[str], Path]) -> Callable[[str], Oracle]:
-    return functools.cache(
-        lambda kind: load_oracle(AutoModelForCausalLM, saved(kind), "cpu")
-    )
-
-
-def save(kind: str, folder: Path) -> Path:
+def save(kind: str, folder: Path) -> tuple[Path, Oracle]:
     """Save a tiny model; none of its norms, scales and factors are 1."""
     model_type, fields = KINDS[kind]
     config = AutoConfig.for_model(model_type, **fields)
@@ -80,7 +74,7 @@ def save(kind: str, folder: Path) -> Path:
             if "norm" in name or name.endswith(("scalar", ".scale", "expert_scale")):
                 numbers.uniform_(0.5, 1.5)
     model.save_pretrained(folder)
-    return folder
+    return folder, make_oracle(model)
 
 
 @pytest.mark.parametrize(
@@ -91,14 +85,14 @@ def save(kind: str, folder: Path) -> Path:
     ],
 )
 def test_alone_in_batches_in_chunks_preempted_and_behind_a_known_prefix(
-    saved: Callable[[str], Path],
-    oracle: Callable[[str], Oracle],
+    saved: Callable[[str], Any],
     needs_kernels: None,
     kind: str,
     kernels: Literal["torch", "native"],
 ) -> None:
-    folder, config = saved(kind), ModelConfig(device="cpu", kernels=kernels)
-    model = Tiny(folder, load_model(folder, config, name="tiny"), oracle(kind))
+    folder, oracle = saved(kind)
+    config = ModelConfig(device="cpu", kernels=kernels)
+    model = Tiny(folder, load_model(folder, config, name="tiny"), oracle)
     planner = Planner(model.loaded, num_blocks=200, max_model_len=250)
     alone = planner.begin(make_prompt(150))
     planner.run(alone, num_tokens=3)
@@ -116,9 +110,9 @@ def test_alone_in_batches_in_chunks_preempted_and_behind_a_known_prefix(
 
 
 def test_layers_that_share_keys_have_no_cache_of_their_own(
-    saved: Callable[[str], Path],
+    saved: Callable[[str], Any],
 ) -> None:
-    model = load_model(saved("E2B"), CPU, name="tiny")
+    model = load_model(saved("E2B")[0], CPU, name="tiny")
     assert [layer.shares for layer in model.layers] == [None, None, 0, 1]
     # Two heads, a layer of each width, keys and values in float32.
     assert model.info.kv_bytes_per_token == 2 * (16 + 32) * 2 * 4
@@ -126,9 +120,9 @@ def test_layers_that_share_keys_have_no_cache_of_their_own(
 
 @pytest.mark.parametrize("kind", NATIVE_KINDS)
 def test_the_configuration_alone_tells_that_the_kernels_run_it(
-    saved: Callable[[str], Path], needs_kernels: None, kind: str
+    saved: Callable[[str], Any], needs_kernels: None, kind: str
 ) -> None:
-    assert preview_model(saved(kind), CPU).no_kernels is None
+    assert preview_model(saved(kind)[0], CPU).no_kernels is None
 
 
 @pytest.mark.parametrize(
@@ -142,9 +136,9 @@ def test_the_configuration_alone_tells_that_the_kernels_run_it(
     ],
 )
 def test_a_pipeline_is_refused(
-    saved: Callable[[str], Path], tmp_path: Path, changes: dict[str, int], reason: str
+    saved: Callable[[str], Any], tmp_path: Path, changes: dict[str, int], reason: str
 ) -> None:
-    folder = shutil.copytree(saved("E2B"), tmp_path / "model")
+    folder = shutil.copytree(saved("E2B")[0], tmp_path / "model")
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     place = StagePlace(stage=0, num_stages=2)

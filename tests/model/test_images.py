@@ -24,21 +24,9 @@ SIMILAR = {
     *("glm4v", "glm4v_moe", "llava_next", "qwen3_5_moe", "qwen3_vl_moe", "vipllava"),
 }
 
-every_model = pytest.mark.parametrize(
-    "model_type",
-    [
-        pytest.param(each, marks=pytest.mark.matrix if each in SIMILAR else ())
-        for each in sorted(TINY_VISION_MODELS)
-    ],
-)
-
 # Both kinds of positions, and vectors behind the first layers; the other models differ only
 # in their image encoders.
 some_models = pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen3_vl", "smolvlm"])
-
-
-def choose_best(model_type: str) -> str:
-    return "native" if model_type in NATIVE_MODELS else "torch"
 
 
 def begin(planner: Any, mixed: Any, **settings: Any) -> Any:
@@ -59,16 +47,27 @@ def count_encoded(model: Any) -> Iterator[list[None]]:
     hook.remove()
 
 
-@every_model
+@pytest.mark.parametrize(
+    "kernels, model_type",
+    [
+        *(("torch", each) for each in ("qwen2_vl", "qwen3_5", "qwen3_vl")),
+        *(
+            pytest.param(
+                *("native" if each in NATIVE_MODELS else "torch", each),
+                marks=pytest.mark.matrix if each in SIMILAR else (),
+            )
+            for each in sorted(TINY_VISION_MODELS)
+        ),
+    ],
+)
 def test_beside_others(
-    tiny_vision: Callable[..., Any], needs_kernels: None, model_type: str
+    tiny_vision: Callable[..., Any], needs_kernels: None, kernels: str, model_type: str
 ) -> None:
     """Two images of two shapes in one prompt, one in another, and text in between.
 
-    Chunks end in the middle of images, and the encoder runs once for each. Layers run on the
-    native kernels where these can run them.
+    Chunks end in the middle of images, and the encoder runs once for each.
     """
-    model = tiny_vision(model_type, kernels=choose_best(model_type))
+    model = tiny_vision(model_type, kernels=kernels)
     planner = Planner(model.loaded, num_blocks=128)
     small, wide = make_image(3, (30, 30)), make_image(4, (150, 60))
     mixed_prompts = [
@@ -85,17 +84,6 @@ def test_beside_others(
     model.check(text)
     for sequence, mixed in zip(sequences, mixed_prompts):
         model.check_at(mixed, sequence.outputs)
-
-
-@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen3_5", "qwen3_vl", "smolvlm"])
-def test_alone(tiny_vision: Callable[..., Any], model_type: str) -> None:
-    """A step computes the whole prompt, by transformers' modules."""
-    model = tiny_vision(model_type)
-    planner = Planner(model.loaded)
-    mixed = model.join(make_prompt(6), make_image(), make_prompt(5, 1))
-    sequence = begin(planner, mixed)
-    planner.run(sequence, num_tokens=8)
-    model.check_at(mixed, sequence.outputs)
 
 
 @some_models

