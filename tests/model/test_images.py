@@ -21,7 +21,8 @@ from .planning import Planner, make_image, make_prompt, make_vectors
 
 # They have the encoder of another type, or one much like it.
 SIMILAR = {
-    *("glm4v", "glm4v_moe", "llava_next", "qwen3_5_moe", "qwen3_vl_moe", "vipllava"),
+    *("glm4v", "glm4v_moe", "idefics3", "llava_next", "qwen3_5_moe", "qwen3_vl_moe"),
+    "vipllava",
 }
 
 # Both kinds of positions, and vectors behind the first layers; the other models differ only

@@ -23,6 +23,9 @@ CAUSAL = ("llama", "mistral")
 NATIVE = ("bert", "electra", "distilbert", "roberta", "xlm-roberta", "camembert")
 # They have RoBERTa's layers.
 SIMILAR = ("xlm-roberta", "camembert")
+# By default the modules of one of the kinds with native kernels run.
+MATRIX = {(kind, kernels) for kind in SIMILAR for kernels in ("torch", "native")}
+MATRIX |= {(kind, "torch") for kind in NATIVE if kind != "bert"}
 WINDOWED = ("modernbert", "mistral", "gemma3_text")
 SIZES = {"hidden_size": 128, "intermediate_size": 256}
 
@@ -32,7 +35,7 @@ SIZES = {"hidden_size": 128, "intermediate_size": 256}
         pytest.param(
             (kind, kernels),
             id=f"{kind}-{kernels}",
-            marks=pytest.mark.matrix if kind in SIMILAR else (),
+            marks=pytest.mark.matrix if (kind, kernels) in MATRIX else (),
         )
         for kernels, kinds in (("torch", FLAT + PADDED), ("native", NATIVE))
         for kind in kinds
