@@ -20,13 +20,15 @@ from hypothesis import settings
 import pytest
 import trio
 from warm_start import WarmClient, warm_start
-from werkzeug.routing import Rule
 from xdist.scheduler import LoadFileScheduling
 
+from trioserve.http.connection import guard
 from trioserve.kernels.library import NoKernels, open_library
+from trioserve.testing import renderers
 from trioserve.testing.tokenizer import tiny_tokenizer
 
 if TYPE_CHECKING:
+    from trioserve.render.generation.loading import TextParts
     from trioserve.testing.server import FakeServer
 
 # No deadlines, because the machine may be busy and no test is about them.
@@ -163,7 +165,8 @@ def pytest_collection() -> Generator[None, object, object]:
     """Keep the garbage collector away from imported objects, as a running server does.
 
     A collection of all objects of torch and transformers takes half a second. Together
-    they take a quarter of the time of the imports, and a sixth of the whole run.
+    they take a quarter of the time of the imports, and a sixth of the whole run. Young
+    objects are collected less often: that took a tenth of the tests of the API.
     """
     gc.disable()
     try:
@@ -171,6 +174,7 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.collect()
         gc.freeze()
+        gc.set_threshold(10_000)
         gc.enable()
 
 
@@ -210,21 +214,20 @@ def same_certificates() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def same_builders() -> Iterator[None]:
-    """Let the apps of all servers share the builders of their paths, which nothing calls.
+def same_parts() -> Iterator[None]:
+    """Let all servers share what they would read again: a third of the start of most."""
+    read = renderers.load_text_parts
+    read_once = functools.cache(read)
 
-    werkzeug compiles two for each path of each app: 13 of an app's 15 ms.
-    """
-    build, built = Rule._compile_builder, dict[tuple[str, bool], Any]()
-
-    def share(rule: Rule, append_unknown: bool = True) -> Any:
-        key = rule.rule, append_unknown
-        if key not in built:
-            built[key] = build(rule, append_unknown)
-        return built[key]
+    def load(*args: Any, **options: Any) -> TextParts:
+        # Parts that prepare images keep them.
+        is_shared = options["image_refusal"] is not None
+        return (read_once if is_shared else read)(*args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Rule, "_compile_builder", share)
+        patch.setattr(renderers, "load_text_parts", load)
+        patch.setattr(guard, "version", functools.cache(guard.version))
+        patch.setattr(guard, "signature", functools.cache(guard.signature))
         yield
 
 

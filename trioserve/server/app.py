@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
+import functools
 from typing import cast
 
 from hypercorn.typing import HTTPScope
@@ -63,15 +64,12 @@ def create_http_app(state: ServerState) -> ServingApp:
     _check_root_path(state.config.root_path)
     app = ServingApp("trioserve", static_folder=None)
     app.state = state
-    _set_up_paths(app.url_map)
+    app.url_map = _make_paths()
     app.config["MAX_CONTENT_LENGTH"] = state.config.max_body_bytes
     # By default, quart ends a stream silently after a minute.
     app.config["RESPONSE_TIMEOUT"] = None
     for route in ROUTES:
-        # One view for all paths of a handler, because quart finds views by name.
-        name, view = route.handler.__name__, _bind(route, state)
-        for path in route.paths:
-            app.add_url_rule(path, name, view, methods=[route.method])
+        app.view_functions[route.handler.__name__] = _bind(route, state)
     answer_errors(app, is_for_people=state.config.ui)
     state.audit.list_connections = list_connections
     probes = _find_probes(state)
@@ -140,12 +138,21 @@ def _check_root_path(root_path: str | None) -> None:
         raise InvalidConfig("root_path", "is the beginning of a path of the API")
 
 
-def _set_up_paths(url_map: Map) -> None:
-    url_map.converters["name"] = _NameConverter
+@functools.cache
+def _make_paths() -> Map:
+    """Make the paths of all routes: once, because werkzeug compiles them for 20 ms."""
+    app = ServingApp("trioserve", static_folder=None)
+    app.url_map.converters["name"] = _NameConverter
     # A path with a slash at its end is served like the path without it, and not by a
     # redirect: clients do not send the body of a POST a second time.
-    url_map.strict_slashes = False
-    url_map.merge_slashes = False
+    app.url_map.strict_slashes = False
+    app.url_map.merge_slashes = False
+    for route in ROUTES:
+        # One view for all paths of a handler, because quart finds views by name.
+        name = route.handler.__name__
+        for path in route.paths:
+            app.add_url_rule(path, name, methods=[route.method])
+    return app.url_map
 
 
 def _bind(route: Route, state: ServerState) -> Callable[..., Awaitable[Response]]:

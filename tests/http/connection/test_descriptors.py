@@ -234,12 +234,12 @@ async def test_a_new_connection_is_refused_if_all_are_busy(
 async def test_a_request_without_a_free_descriptor_gets_retry_after() -> None:
     app = create_http_app(ServerState(config=HttpConfig()))
 
-    @app.get("/share")
-    async def share() -> str:
+    async def fail() -> str:
         await trio.lowlevel.checkpoint()
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    response = await app.test_client().get("/share")
+    app.view_functions["answer_models"] = fail
+    response = await app.test_client().get("/v1/models")
     assert response.status_code == 503
     assert response.headers["Retry-After"] == "1"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-import inspect
+from inspect import signature
 import logging
 import pkgutil
 from typing import Any
@@ -145,7 +145,7 @@ def _check_names() -> None:
         if not (isinstance(original, type) and issubclass(guarded, original)):
             raise StartupError(f"the installed release has another {place}")
     for place, parameters in _PRIVATE.items():
-        if list(inspect.signature(_find(place)).parameters) != parameters.split():
+        if list(signature(_find(place)).parameters) != parameters.split():
             raise StartupError(f"the installed release has another {place}")
 
 

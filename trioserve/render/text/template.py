@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+import functools
 from typing import Any, Literal
 
 from ...errors import InvalidParameter
@@ -87,8 +88,6 @@ class ChatTemplate:
         self._image_token = image_token
         self._image_refusal = image_refusal
         self._describes_tools = describes_tools
-        # By the template's source, and by whether it gets tools.
-        self._forms: dict[tuple[str, bool], TemplateForm] = {}
         # Compiled and probed now, so that the first request does not wait for it.
         with suppress(InvalidParameter):
             self.find_form(ChatOptions())
@@ -96,7 +95,7 @@ class ChatTemplate:
     def find_form(self, options: ChatOptions) -> TemplateForm:
         """Return the form of the template that these options choose.
 
-        Blocks once for each template, which is probed (probing.py).
+        Blocks at the first call for a template, which is probed (probing.py).
 
         Raises:
           InvalidParameter: the model has no template, or the request may not bring one.
@@ -104,10 +103,14 @@ class ChatTemplate:
         source = self._choose(options)
         if options.chat_template is not None:
             return self._assume_form(source)
-        key = source, bool(options.tools)
-        if key not in self._forms:
-            self._forms[key] = self._probe(*key)
-        return self._forms[key]
+        return _probe(
+            source,
+            tuple(self.tokenizer.special_tokens.items()),
+            with_tools=bool(options.tools),
+            image_token=self._image_token,
+            image_refusal=self._image_refusal,
+            describes_tools=self._describes_tools,
+        )
 
     def prepare(
         self, messages: list[dict[str, Any]], options: ChatOptions
@@ -197,21 +200,31 @@ class ChatTemplate:
             takes_any_role=True,
         )
 
-    def _probe(self, source: str, with_tools: bool) -> TemplateForm:
-        def render(
-            messages: list[dict[str, Any]], tool: Mapping[str, object] = PROBE_TOOL
-        ) -> str:
-            return TemplateCall(
-                source=source,
-                messages=messages,
-                tools=[tool] if with_tools else None,
-                add_generation_prompt=True,
-                variables=self.tokenizer.special_tokens,
-            ).render()
 
-        probe = TemplateProbe(source, render, describes_tools=self._describes_tools)
-        form = probe.find_form(image_token=self._image_token)
-        return replace(form, image_refusal=self._image_refusal)
+@functools.lru_cache(maxsize=16)
+def _probe(
+    source: str,
+    special_tokens: tuple[tuple[str, str], ...],
+    *,
+    with_tools: bool,
+    image_token: str | None,
+    image_refusal: str,
+    describes_tools: bool,
+) -> TemplateForm:
+    def render(
+        messages: list[dict[str, Any]], tool: Mapping[str, object] = PROBE_TOOL
+    ) -> str:
+        return TemplateCall(
+            source=source,
+            messages=messages,
+            tools=[tool] if with_tools else None,
+            add_generation_prompt=True,
+            variables=dict(special_tokens),
+        ).render()
+
+    probe = TemplateProbe(source, render, describes_tools=describes_tools)
+    form = probe.find_form(image_token=image_token)
+    return replace(form, image_refusal=image_refusal)
 
 
 def _add_description(tool: Mapping[str, Any]) -> Mapping[str, object]:
