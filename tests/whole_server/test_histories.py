@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 import math
-import os
 from pathlib import Path
 import random
 import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
 import trio
+from warm_start import FORK
 from whole_server import (
     SimulatedLimits,
     SimulatedModel,
@@ -52,8 +51,9 @@ from trioserve.types.structured import StructuredOutput
 # `python -m whole_server` finds its package here.
 SUPPORT = Path(__file__).parents[1] / "support"
 
+# The last three show planted bugs that are rare.
 # 10,000 take some minutes: python -m whole_server --count 10000
-NUM_HISTORIES = 60
+SEEDS = (*range(20), 52, 70, 111)
 
 # A planted bug shows within so many histories.
 NUM_SEARCHED = 60
@@ -64,29 +64,25 @@ def model(tokenizer_folder: Path) -> SimulatedModel:
     return SimulatedModel(tokenizer_folder)
 
 
-@pytest.mark.parametrize("part", range(2))
-def test_histories_end_as_they_must(model: SimulatedModel, part: int) -> None:
-    for seed in range(part, NUM_HISTORIES, 2):
+@pytest.mark.slow
+def test_histories_end_as_they_must(model: SimulatedModel) -> None:
+    for seed in SEEDS:
         report = simulate(model, seed)
         assert not report.problems, report
 
 
 def test_a_seed_replays(model: SimulatedModel) -> None:
-    first = [simulate(model, seed) for seed in range(3)]
+    first = [simulate(model, seed) for seed in range(2)]
     random.seed(1)
-    assert [simulate(model, seed) for seed in reversed(range(3))] == first[::-1]
-    assert len({report.digest for report in first}) == 3
+    assert [simulate(model, seed) for seed in reversed(range(2))] == first[::-1]
+    assert len({report.digest for report in first}) == 2
 
 
 def test_a_seed_replays_in_other_processes(model: SimulatedModel) -> None:
-    command = [sys.executable, "-m", "whole_server", "--seed", "7", "--jobs", "2"]
+    """Each interpreter has hashes of its own."""
+    command = [*FORK, "-m", "whole_server", "--seed", "7", "--jobs", "2"]
     done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONHASHSEED": "1"},
-        cwd=SUPPORT,
+        command, capture_output=True, text=True, check=True, cwd=SUPPORT
     )
     assert done.stdout.startswith("1 histories")
     assert f"digest {simulate(model, 7).digest}" in done.stdout

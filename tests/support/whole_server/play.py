@@ -1,6 +1,6 @@
 """Plays many histories, in several processes.
 
-New processes import their function by its module, which __main__ cannot be.
+They find their function by its module, which __main__ cannot be.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def play_all(seeds: range, num_jobs: int) -> list[Report]:
         return _play(seeds)
     # Each process takes every n-th seed.
     parts = [seeds[index::num_jobs] for index in range(num_jobs)]
-    with ProcessPoolExecutor(num_jobs, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(num_jobs, mp_context=get_context("fork")) as pool:
         return [report for reports in pool.map(_play, parts) for report in reports]
 
 
