@@ -65,7 +65,7 @@ MISSING = "trioserve.asgi:create_app('/no/such/model')"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.matrix)])
 def test_hypercorns_default_worker_is_refused_with_the_flag(workers: int) -> None:
     """It would seem to run, and answer every request with an empty 500."""
     done = run_hypercorn("-w", str(workers))

@@ -25,8 +25,11 @@ from trioserve.testing.server import FakeServer, open_fake_server
 CHAT_PATH = "/v1/chat/completions"
 COMPLETION_PATH = "/v1/completions"
 
-# Long enough for a stream that takes minutes.
-LONG_LEN = 200_000
+# Long enough for a stream that takes a minute or more.
+LONG_LEN = 100_000
+
+# Blocks for so many sequences are made soon.
+FEW_SEQS = 4
 
 # Calls that the loop may make without a look at its sockets. Admitting 800 sequences
 # takes 39,500, and a step of the engine may add 4,600. Joining and writing 800 choices
@@ -82,7 +85,9 @@ async def test_more_sequences_than_there_is_room_for_are_refused_before_they_are
 ) -> None:
     with trio.fail_after(60):
         async with (
-            open_fake_server(tokenizer_folder, max_model_len=LONG_LEN) as server,
+            open_fake_server(
+                tokenizer_folder, max_model_len=LONG_LEN, max_num_seqs=FEW_SEQS
+            ) as server,
             httpx.AsyncClient(base_url=server.url, timeout=30) as client,
             read_beside(server),
         ):
@@ -98,7 +103,10 @@ async def test_an_answer_of_many_choices_is_not_made_at_once(
     with trio.fail_after(60):
         async with (
             open_fake_server(
-                tokenizer_folder, max_model_len=LONG_LEN, max_queued_requests=2000
+                tokenizer_folder,
+                max_model_len=LONG_LEN,
+                max_num_seqs=FEW_SEQS,
+                max_queued_requests=2000,
             ) as server,
             httpx.AsyncClient(base_url=server.url, timeout=30) as client,
             read_beside(server),
@@ -116,6 +124,7 @@ async def test_a_short_prompt_is_not_behind_long_ones(tokenizer_folder: Path) ->
         open_fake_server(
             tokenizer_folder,
             max_model_len=LONG_LEN,
+            max_num_seqs=FEW_SEQS,
             render=RenderConfig(renderer_num_workers=1),
         ) as server,
         httpx.AsyncClient(base_url=server.url, timeout=30) as client,
@@ -178,7 +187,10 @@ async def open_stage(
     gate = threading.Event()
     async with (
         open_fake_server(
-            tokenizer_folder, render=render, max_model_len=max_model_len
+            tokenizer_folder,
+            render=render,
+            max_model_len=max_model_len,
+            max_num_seqs=FEW_SEQS,
         ) as server,
         httpx.AsyncClient(base_url=server.url, timeout=30) as client,
         trio.open_nursery() as nursery,

@@ -319,8 +319,9 @@ async def test_tools_that_are_not_run_here_are_named(
         assert "--ignore-unknown-tools" in caught.value.message
 
 
-@pytest.mark.parametrize("streams", [False, True])
-@pytest.mark.parametrize("run", [run_chats, run_responses])
+@pytest.mark.parametrize(
+    ("run", "streams"), [(run_chats, True), (run_responses, False)]
+)
 async def test_an_agent_of_openais_client_does_the_same(
     server: FakeServer,
     openai_client: openai.AsyncOpenAI,

@@ -90,9 +90,9 @@ async def test_a_streamed_chat_begins_with_the_role_and_ends_with_done(
     assert reasons == [None] * (len(chunks) - 1) + ["length"]
 
 
-@pytest.mark.parametrize("has_last", [True, False])
 @pytest.mark.parametrize(
-    ("path", "body"), [(CHAT_PATH, CHAT), (COMPLETION_PATH, {"prompt": "Hi"})]
+    ("path", "body", "has_last"),
+    [(CHAT_PATH, CHAT, True), (COMPLETION_PATH, {"prompt": "Hi"}, False)],
 )
 async def test_continuous_usage_counts_the_tokens_so_far(
     client: httpx.AsyncClient, path: str, body: dict[str, Any], has_last: bool
@@ -121,8 +121,7 @@ async def test_n_choices_are_streamed_side_by_side(
     assert texts == [answer_of(server, 5)] * 3
 
 
-@pytest.mark.parametrize("streams", [False, True])
-@pytest.mark.parametrize("includes", [False, True])
+@pytest.mark.parametrize(("streams", "includes"), [(False, True), (True, False)])
 async def test_a_stop_string_ends_the_text_across_tokens(
     client: httpx.AsyncClient, server: FakeServer, streams: bool, includes: bool
 ) -> None:
@@ -145,30 +144,32 @@ async def test_a_stop_string_ends_the_text_across_tokens(
     assert last["stop_reason"] == "wn fox j"
 
 
-@pytest.mark.parametrize(
-    ("prompt", "num_choices"),
-    [
+async def test_a_completion_takes_every_form_of_prompt(
+    client: httpx.AsyncClient, server: FakeServer
+) -> None:
+    for prompt, num_choices in (
         ("Once upon", 1),
         (["Once", "upon a"], 2),
         ([10, 11, 12], 1),
         ([[10, 11], [12]], 2),
+    ):
+        response = await client.post(
+            COMPLETION_PATH, json={"prompt": prompt, "max_tokens": 3, "n": 2}
+        )
+        choices = response.json()["choices"]
+        assert [choice["index"] for choice in choices] == list(range(2 * num_choices))
+        assert {choice["text"] for choice in choices} == {answer_of(server, 3)}
+
+
+@pytest.mark.parametrize(
+    ("streams", "prompt", "num_tokens"),
+    [
+        (False, "Once upon a time", 3),
+        (False, [40, 41, 42], 0),
+        (True, "Once upon a time", 0),
+        (True, [40, 41, 42], 3),
     ],
-    ids=["text", "texts", "ids", "lists of ids"],
 )
-async def test_a_completion_takes_every_form_of_prompt(
-    client: httpx.AsyncClient, server: FakeServer, prompt: object, num_choices: int
-) -> None:
-    response = await client.post(
-        COMPLETION_PATH, json={"prompt": prompt, "max_tokens": 3, "n": 2}
-    )
-    choices = response.json()["choices"]
-    assert [choice["index"] for choice in choices] == list(range(2 * num_choices))
-    assert {choice["text"] for choice in choices} == {answer_of(server, 3)}
-
-
-@pytest.mark.parametrize("num_tokens", [0, 3])
-@pytest.mark.parametrize("prompt", ["Once upon a time", [40, 41, 42]])
-@pytest.mark.parametrize("streams", [False, True])
 async def test_echo_puts_the_prompt_before_the_text(
     client: httpx.AsyncClient,
     server: FakeServer,
@@ -293,22 +294,22 @@ async def test_a_model_is_described_by_its_name(client: httpx.AsyncClient) -> No
         assert (response.status_code, response.json()) == (200, listed)
 
 
-@pytest.mark.parametrize("name", ["org/model-7B", "/models/a", "a b"])
 async def test_a_models_name_may_hold_slashes(
-    client: httpx.AsyncClient, server: FakeServer, name: str
+    client: httpx.AsyncClient, server: FakeServer
 ) -> None:
-    server.engine.info = replace(server.engine.info, name=name)
-    for quoted in (quote(name), quote(name, safe="")):
-        response = await client.get(f"/v1/models/{quoted}")
-        assert response.json()["id"] == name
+    for name in ("org/model-7B", "/models/a", "a b"):
+        server.engine.info = replace(server.engine.info, name=name)
+        for quoted in (quote(name), quote(name, safe="")):
+            response = await client.get(f"/v1/models/{quoted}")
+            assert response.json()["id"] == name
 
 
-@pytest.mark.parametrize("name", ["other", "org/fake", "/", "%0a"])
-async def test_another_model_is_not_found(client: httpx.AsyncClient, name: str) -> None:
-    response = await client.get(f"/v1/models/{name}")
-    assert response.status_code == 404
-    error = response.json()["error"]
-    assert (error["type"], error["param"]) == ("NotFoundError", "model")
+async def test_another_model_is_not_found(client: httpx.AsyncClient) -> None:
+    for name in ("other", "org/fake", "/", "%0a"):
+        response = await client.get(f"/v1/models/{name}")
+        assert response.status_code == 404
+        error = response.json()["error"]
+        assert (error["type"], error["param"]) == ("NotFoundError", "model")
 
 
 async def test_a_slash_at_the_end_changes_nothing(client: httpx.AsyncClient) -> None:
@@ -328,9 +329,8 @@ async def test_no_request_is_redirected(client: httpx.AsyncClient) -> None:
     assert response.status_code == 404
 
 
-@pytest.mark.parametrize(
-    ("changes", "param"),
-    [
+async def test_bad_fields_are_400_and_named(client: httpx.AsyncClient) -> None:
+    table: list[tuple[dict[str, object], str]] = [
         ({"max_tokens": 0}, "max_tokens"),
         ({"n": 100_000}, "n"),
         ({"top_p": "much"}, "top_p"),
@@ -345,30 +345,26 @@ async def test_no_request_is_redirected(client: httpx.AsyncClient) -> None:
         ({"structured_outputs": {"regex": "["}}, "structured_outputs.regex"),
         ({"priority": -1}, "priority"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-    ],
-)
-async def test_bad_fields_are_400_and_named(
-    client: httpx.AsyncClient, changes: dict[str, object], param: str
-) -> None:
-    response = await client.post(CHAT_PATH, json=CHAT | changes)
-    assert response.status_code == 400
-    error = response.json()["error"]
-    assert error["code"] == 400
-    assert error["message"]
-    assert error["param"].split("[")[0] == param
+    ]
+    for changes, param in table:
+        response = await client.post(CHAT_PATH, json=CHAT | changes)
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert error["code"] == 400
+        assert error["message"]
+        assert error["param"].split("[")[0] == param
 
 
-@pytest.mark.parametrize("priority", [0, None])
 async def test_the_priority_of_everybody_may_be_named(
-    client: httpx.AsyncClient, priority: int | None
+    client: httpx.AsyncClient,
 ) -> None:
-    body = CHAT | {"max_tokens": 1, "priority": priority}
-    assert (await client.post(CHAT_PATH, json=body)).status_code == 200
+    for priority in (0, None):
+        body = CHAT | {"max_tokens": 1, "priority": priority}
+        assert (await client.post(CHAT_PATH, json=body)).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "headers", "status", "message"),
-    [
+async def test_http_errors_are_json_too(client: httpx.AsyncClient) -> None:
+    table: list[tuple[str, str, dict[str, str], int, str]] = [
         ("GET", "/nowhere", {}, 404, "There is no such path; GET /openapi.json lists"),
         ("GET", CHAT_PATH, {}, 405, "This path takes OPTIONS and POST, not GET."),
         ("POST", "/chat/completions", {}, 404, MEANT + "POST /v1/chat/completions."),
@@ -391,37 +387,29 @@ async def test_the_priority_of_everybody_may_be_named(
         ("POST", CHAT_PATH, {}, 415, "Content-Type must be application/json."),
         ("POST", CHAT_PATH, {"Content-Type": "APPLICATION/JSON"}, 400, "The body"),
         ("POST", CHAT_PATH, {"Content-Type": 'X/Y+Json; Z="a;b"'}, 400, "The body"),
-    ],
-)
-async def test_http_errors_are_json_too(
-    client: httpx.AsyncClient,
-    method: str,
-    path: str,
-    headers: dict[str, str],
-    status: int,
-    message: str,
-) -> None:
-    request = client.build_request(method, path, headers=headers, content=b"")
-    # The client has written it in capitals.
-    request.method = method
-    response = await client.send(request)
-    assert response.status_code == status
-    error = response.json()["error"]
-    assert error["message"].startswith(message)
-    assert error["code"] == status
-    assert error["type"] == ERROR_TYPES[status]
-    assert ("allow" in response.headers) == (status == 405)
+    ]
+    for method, path, headers, status, message in table:
+        request = client.build_request(method, path, headers=headers, content=b"")
+        # The client has written it in capitals.
+        request.method = method
+        response = await client.send(request)
+        assert response.status_code == status
+        error = response.json()["error"]
+        assert error["message"].startswith(message)
+        assert error["code"] == status
+        assert error["type"] == ERROR_TYPES[status]
+        assert ("allow" in response.headers) == (status == 405)
 
 
-@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 async def test_a_limit_that_does_not_fit_is_named_as_it_was_sent(
-    client: httpx.AsyncClient, name: str
+    client: httpx.AsyncClient,
 ) -> None:
-    response = await client.post(CHAT_PATH, json=CHAT | {name: 256})
-    assert response.status_code == 400
-    error = response.json()["error"]
-    assert error["param"] == name
-    assert "256 output tokens were requested" in error["message"]
+    for name in ("max_tokens", "max_completion_tokens"):
+        response = await client.post(CHAT_PATH, json=CHAT | {name: 256})
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert error["param"] == name
+        assert "256 output tokens were requested" in error["message"]
 
 
 async def test_a_limit_that_was_not_sent_fits_the_prompt(
@@ -465,7 +453,7 @@ async def test_a_full_engine_refuses_before_anything_is_rendered(
     filling = {"prompt": [5, 6], "n": 32, "max_tokens": 100}
     nursery.start_soon(lambda: client.post(COMPLETION_PATH, json=filling))
     while server.engine.statistics().num_streams == 0:
-        await trio.lowlevel.checkpoint()
+        await trio.sleep(0.001)
     response = await client.post(path, json=body)
     assert response.status_code == 429
     assert int(response.headers["retry-after"]) >= 1

@@ -165,7 +165,7 @@ async def test_a_cancelled_request_ends_with_an_error(
     live: Client, stream: bool
 ) -> None:
     live.begin("one", stream=stream, n=3)
-    live.begin("other", max_tokens=60)
+    live.begin("other", max_tokens=20)
     await live.wait_for("decode", "one")
     cancelled = (await live.ask("DELETE", f"{LIVE}/one")).json()
     assert [each["id"] for each in cancelled["data"]] == ["one"]
@@ -261,7 +261,7 @@ async def test_an_id_may_have_slashes(live: Client) -> None:
 
 
 async def test_an_empty_id_cancels_nothing(live: Client) -> None:
-    live.begin("one", max_tokens=30)
+    live.begin("one", max_tokens=15)
     await live.wait_for("decode", "one")
     assert (await live.ask("DELETE", f"{LIVE}/")).status_code == 404
     assert (await live.wait_answer("one")).status_code == 200

@@ -104,8 +104,7 @@ async def test_the_token_ids_of_an_echo_have_the_prompts(
     assert text == "".join(choice["text"] for choice in choices)
 
 
-@pytest.mark.parametrize("path", BODIES)
-@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(("path", "streams"), [*zip(BODIES, (False, True))])
 async def test_times_are_reported_on_request(
     client: httpx.AsyncClient, path: str, streams: bool
 ) -> None:

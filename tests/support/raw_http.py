@@ -16,6 +16,7 @@ from typing import Any
 
 from hypercorn.trio import serve
 import trio
+from warm_start import FORK
 
 from trioserve.http.connection import install_guard, make_config
 
@@ -119,25 +120,23 @@ async def serve_app(
 
 @asynccontextmanager
 async def open_hypercorn(
-    folder: Path, app: str, **options: Any
+    folder: Path, app: str
 ) -> AsyncIterator[tuple[trio.Process, int, bytes]]:
     """Run hypercorn's command for an app.
 
     Args:
       app: a module in which `app` is guarded.
-      options: of the process.
 
     Yields:
       the process, its port, and what it has logged so far.
     """
     (folder / "served.py").write_text(app)
-    command = [sys.executable, "-m", "hypercorn", "-w", "0", "-k", "trio"]
+    command = [*FORK, "-m", "hypercorn", "-w", "0", "-k", "trio"]
     process = await trio.lowlevel.open_process(
         [*command, "-b", "127.0.0.1:0", "served:app"],
         stderr=subprocess.PIPE,
         cwd=folder,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        **options,
     )
     assert process.stderr is not None
     try:

@@ -265,7 +265,7 @@ async def test_nothing_that_lives_longer_by_design_is_a_leak(
     for _ in range(3):
         assert not server.state.is_idle
         assert await look() == []
-        await client.post(PATH, json=BODY)
+        await client.post(PATH, json=BODY | {"max_tokens": 3})
     await client.post(f"/v1/responses/{begun['id']}/cancel")
     # A stream without its connection, which may be taken up again.
     body = BODY | {"max_tokens": 100, "stream": True}

@@ -58,13 +58,12 @@ def test_one_event_holds_many_chunks_and_one_turn_parses_a_bounded_number() -> N
     assert len(sizes) <= 40_000 / MAX_CHUNKS_AT_ONCE + len(reads)
 
 
-@pytest.mark.parametrize("read_size", [1, 5, 100, 4096])
-@pytest.mark.parametrize("size", [1, 32])
+@pytest.mark.parametrize(("read_size", "size"), [(1, 1), (5, 32), (4096, 1)])
 def test_a_body_of_small_chunks_is_refused_before_many_are_read(
     read_size: int, size: int
 ) -> None:
     chunk = b"%x\r\n%b\r\n" % (size, bytes(size))
-    wire = chunk * 2_000
+    wire = chunk * 1_000
     reads = [wire[i : i + read_size] for i in range(0, len(wire), read_size)]
     connection, num_bytes = make_connection(), 0
     with pytest.raises(h11.RemoteProtocolError, match="chunks are too small"):

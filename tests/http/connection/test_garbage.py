@@ -21,6 +21,8 @@ from trioserve.testing.server import FakeServer
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 CHAT = {"messages": [{"role": "user", "content": "a"}], "tools": [TOOL]}
 
+pytestmark = pytest.mark.usefixtures("frozen_heap")
+
 # The path, the body, and whether the client leaves in the middle of the answer.
 REQUESTS = {
     "answer": ("/v1/completions", {"prompt": "a", "max_tokens": 3, "n": 2}, False),

@@ -349,7 +349,7 @@ POST = serialize(headers(1, "/echo", method="POST"))
 RESET = serialize(RstStreamFrame(1, error_code=8))
 
 # Real floods are longer; these keep the tests fast.
-BURST = 320
+BURST = 160
 NUM_FRAMES = 2 * BURST
 
 
@@ -401,11 +401,15 @@ FLOODS: dict[str, tuple[bytes, bytes]] = {
 }
 
 
+@pytest.fixture
+def short_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trioserve.http.connection.frames.MAX_COSTLY_FRAMES", BURST)
+
+
 @pytest.mark.parametrize("name", FLOODS)
 async def test_a_flood_ends_its_own_connection_and_delays_no_other(
-    links: Links, name: str, monkeypatch: pytest.MonkeyPatch
+    short_burst: None, links: Links, name: str
 ) -> None:
-    monkeypatch.setattr("trioserve.http.connection.frames.MAX_COSTLY_FRAMES", BURST)
     trio.lowlevel.add_instrument(links.turns)
     with trio.fail_after(30):
         async with links.open_link() as bystander, links.open_link() as peer:
@@ -529,19 +533,17 @@ async def test_requests_that_outlive_their_streams_are_bounded(links: Links) -> 
     assert refusal.error_code == ErrorCodes.REFUSED_STREAM
 
 
-@pytest.mark.slow
 async def test_a_peer_may_send_many_frames_slowly(
-    links: Links, autojump_clock: MockClock
+    short_burst: None, links: Links, autojump_clock: MockClock
 ) -> None:
     async with links.open_link() as link:
         await link.receive(HELLO)
-        for _ in range(3 * MAX_COSTLY_FRAMES):
+        for _ in range(3 * BURST):
             await link.receive(serialize(PingFrame(0, b"12345678")))
             await trio.sleep(1 / 30)
         assert not link.closed.is_set()
 
 
-@pytest.mark.slow
 async def test_a_peer_may_open_its_windows_after_each_frame(
     links: Links, autojump_clock: MockClock
 ) -> None:
@@ -550,7 +552,7 @@ async def test_a_peer_may_open_its_windows_after_each_frame(
         await client.begin()
         await client.request(1, "/megabyte")
         num_frames = 0
-        while not client.has_ended(1):
+        while num_frames <= MAX_COSTLY_FRAMES:
             assert not client.goaway
             frames = client.take_frames()
             num_frames += len(frames)
@@ -559,7 +561,6 @@ async def test_a_peer_may_open_its_windows_after_each_frame(
                 client.connection.increment_flow_control_window(num_bytes)
                 client.connection.increment_flow_control_window(num_bytes, 1)
             await client.flush()
-    assert num_frames > MAX_COSTLY_FRAMES
 
 
 async def test_a_connection_serves_any_number_of_requests(links: Links) -> None:
@@ -574,7 +575,7 @@ async def test_a_connection_serves_any_number_of_requests(links: Links) -> None:
                 assert client.has_ended(stream_id)
 
 
-@pytest.mark.parametrize("bytes_per_second", [0, 1, 200])
+@pytest.mark.parametrize("bytes_per_second", [0, 200])
 async def test_a_stream_whose_window_stays_shut_is_reset(
     links: Links, autojump_clock: MockClock, bytes_per_second: int
 ) -> None:
@@ -599,7 +600,7 @@ async def test_a_stream_whose_window_stays_shut_is_reset(
         assert client.bodies[3] == b"well"
 
 
-@pytest.mark.parametrize("bytes_per_second", [0, 1, 200])
+@pytest.mark.parametrize("bytes_per_second", [0, 200])
 async def test_a_connection_whose_window_stays_shut_is_closed(
     links: Links, autojump_clock: MockClock, bytes_per_second: int
 ) -> None:
@@ -621,7 +622,7 @@ async def test_a_connection_whose_window_stays_shut_is_closed(
 
 
 async def test_a_window_that_is_opened_by_single_bytes_is_a_flood(
-    links: Links, autojump_clock: MockClock
+    short_burst: None, links: Links, autojump_clock: MockClock
 ) -> None:
     async with links.open_link() as link:
         client = Client(link)
@@ -630,7 +631,7 @@ async def test_a_window_that_is_opened_by_single_bytes_is_a_flood(
         while not client.goaway:
             await client.open_window(1, 1)
         assert client.goaway.error_code == ErrorCodes.ENHANCE_YOUR_CALM
-        assert len(client.bodies[1]) < MAX_COSTLY_FRAMES
+        assert len(client.bodies[1]) < BURST
 
 
 async def test_a_slow_reader_gets_all(links: Links, autojump_clock: MockClock) -> None:

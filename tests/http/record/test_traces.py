@@ -181,9 +181,10 @@ async def test_the_trace_of_the_client_is_taken_over(
     assert root.name == "GET /v1/models"
 
 
-@pytest.mark.parametrize(
-    "parents",
-    [
+async def test_a_malformed_parent_is_ignored(
+    client: httpx.AsyncClient, collector: Collector
+) -> None:
+    malformed = [
         ["nonsense"],
         [f"00-{'0' * 32}-{PARENT_ID}-01"],
         [f"00-{TRACE_ID}-{'0' * 16}-01"],
@@ -192,17 +193,13 @@ async def test_the_trace_of_the_client_is_taken_over(
         [PARENT.upper()],
         [PARENT, PARENT],
         ["x" * 50_000],
-    ],
-    ids=lambda parents: parents[0][:10],
-)
-async def test_a_malformed_parent_is_ignored(
-    client: httpx.AsyncClient, collector: Collector, parents: list[str]
-) -> None:
-    headers = [("traceparent", each) for each in parents]
-    answer = await client.get("/v1/models", headers=headers)
-    [root] = await collector.wait_roots()
-    assert answer.status_code == 200
-    assert root.trace_id.hex() != TRACE_ID and not root.parent_span_id
+    ]
+    for parents in malformed:
+        headers = [("traceparent", each) for each in parents]
+        answer = await client.get("/v1/models", headers=headers)
+        assert answer.status_code == 200
+    for root in await collector.wait_roots(len(malformed)):
+        assert root.trace_id.hex() != TRACE_ID and not root.parent_span_id
 
 
 @pytest.mark.server(step_seconds=0.05)
@@ -240,7 +237,7 @@ async def test_a_collector_that_is_dead_costs_traces_alone(
     caplog: pytest.LogCaptureFixture,
     hangs: bool,
 ) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "0.3")
     # A thread of another test may still try to send.
     exporter = logging.getLogger(
         "opentelemetry.exporter.otlp.proto.http.trace_exporter"

@@ -16,9 +16,8 @@ CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
 MADE = re.compile(r"[0-9a-f]{32}")
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body", "status"),
-    [
+async def test_an_id_comes_back_or_is_made(client: httpx.AsyncClient) -> None:
+    for method, path, body, status in (
         ("GET", "/health", None, 200),
         ("HEAD", "/health", None, 200),
         ("POST", CHAT_PATH, CHAT, 200),
@@ -28,56 +27,42 @@ MADE = re.compile(r"[0-9a-f]{32}")
         ("POST", CHAT_PATH, None, 415),
         ("GET", CHAT_PATH, None, 405),
         ("GET", "/nowhere", None, 404),
-    ],
-)
-async def test_an_id_comes_back_or_is_made(
-    client: httpx.AsyncClient, method: str, path: str, body: object, status: int
+    ):
+        ids = []
+        for sent in ({"x-request-id": "theirs-1._"}, {}, {}):
+            response = await client.request(method, path, json=body, headers=sent)
+            assert response.status_code == status
+            ids += response.headers.get_list("x-request-id")
+        assert ids[0] == "theirs-1._"
+        assert MADE.fullmatch(ids[1]) and MADE.fullmatch(ids[2])
+        assert len(set(ids)) == 3
+
+
+async def test_an_id_that_could_do_harm_is_replaced(client: httpx.AsyncClient) -> None:
+    for sent in ("", "a b", "\x1b[2J", "a" * 129, "a;b=c", "{}"):
+        response = await client.get("/health", headers={"x-request-id": sent})
+        assert MADE.fullmatch(response.headers["x-request-id"]), sent
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_the_answers_id_agrees_with_the_header(
+    client: httpx.AsyncClient, streams: bool
 ) -> None:
-    ids = []
-    for sent in ({"x-request-id": "theirs-1._"}, {}, {}):
-        response = await client.request(method, path, json=body, headers=sent)
-        assert response.status_code == status
-        ids += response.headers.get_list("x-request-id")
-    assert ids[0] == "theirs-1._"
-    assert MADE.fullmatch(ids[1]) and MADE.fullmatch(ids[2])
-    assert len(set(ids)) == 3
-
-
-@pytest.mark.parametrize("sent", ["", "a b", "\x1b[2J", "a" * 129, "a;b=c", "{}"])
-async def test_an_id_that_could_do_harm_is_replaced(
-    client: httpx.AsyncClient, sent: str
-) -> None:
-    response = await client.get("/health", headers={"x-request-id": sent})
-    assert MADE.fullmatch(response.headers["x-request-id"])
-
-
-@pytest.mark.parametrize(
-    ("header", "field", "in_header", "in_body"),
-    [
+    for header, field, in_header, in_body in (
         (None, None, None, None),
         ("theirs", None, "theirs", "theirs"),
         (None, "mine", "mine", "mine"),
         ("theirs", "mine", "theirs", "mine"),
-    ],
-)
-@pytest.mark.parametrize("streams", [False, True])
-async def test_the_answers_id_agrees_with_the_header(
-    client: httpx.AsyncClient,
-    header: str | None,
-    field: str | None,
-    in_header: str | None,
-    in_body: str | None,
-    streams: bool,
-) -> None:
-    response = await client.post(
-        CHAT_PATH,
-        json=CHAT | {"stream": streams, "request_id": field},
-        headers={} if header is None else {"x-request-id": header},
-    )
-    text = response.text.split("\n")[0].removeprefix("data: ")
-    found = response.headers["x-request-id"]
-    assert found == (in_header or found)
-    assert json.loads(text)["id"] == f"chatcmpl-{in_body or found}"
+    ):
+        response = await client.post(
+            CHAT_PATH,
+            json=CHAT | {"stream": streams, "request_id": field},
+            headers={} if header is None else {"x-request-id": header},
+        )
+        text = response.text.split("\n")[0].removeprefix("data: ")
+        found = response.headers["x-request-id"]
+        assert found == (in_header or found)
+        assert json.loads(text)["id"] == f"chatcmpl-{in_body or found}"
 
 
 async def test_the_log_says_which_request_it_was(
