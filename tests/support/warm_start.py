@@ -35,6 +35,7 @@ import threading
 import time
 from types import ModuleType
 from typing import Any, NoReturn
+import weakref
 
 # The beginning of a command whose test is not about the start of an interpreter: a module
 # (-m), a program (-c), or the path of a script follows. A new interpreter ignores the option.
@@ -55,6 +56,8 @@ _COMMANDS = (
 
 # Modules that these commands import for a model that they recognise, in order.
 _MODULES = (
+    "trioserve.programs.commands.run_batch",
+    "trioserve.programs.commands.serve",
     "trioserve.server.app",
     "trioserve.startup.engine_process",
     "trioserve.startup.http_process",
@@ -63,6 +66,9 @@ _MODULES = (
     "trioserve.startup.stage_process",
     "trioserve.startup.supervisor",
     "trioserve.model.loading.plain.llama",
+    "trioserve.model.attention.choose",
+    "trioserve.model.open",
+    "trioserve.model.trial",
     "trioserve.testing.fake_engine_process",
     "trioserve.testing.supervisor_process",
 )
@@ -210,6 +216,10 @@ def _replace_popen(open_helper: Callable[[], socket.socket]) -> WarmClient:
     client = _WarmPopen.client = WarmClient(open_helper)
     subprocess.Popen = _WarmPopen  # type: ignore[misc]
     return client
+
+
+def _find_no_helper() -> NoReturn:
+    raise AssertionError("a helper starts no process of these commands itself")
 
 
 def _serve(sock: socket.socket) -> _Job:
@@ -366,6 +376,9 @@ def _run(kind: str, *command: str) -> int:
 def _import_all(modules: Iterable[str]) -> None:
     for each in modules:
         import_module(each)
+    # Each process would take torch's libraries apart at its end, for 30 to 80 ms.
+    for finalizer in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
+        finalizer.detach()
     assert len(os.listdir("/proc/self/task")) == 1, "a helper has no other thread"
     gc.collect()
     gc.freeze()
@@ -374,6 +387,8 @@ def _import_all(modules: Iterable[str]) -> None:
 def main() -> None:
     known = {*os.environ.get("PYTHONPATH", "").split(os.pathsep), sys.path[0]}
     path = [each for each in sys.path if each not in known]
+    # Before the imports: torch's launcher keeps the class that it finds.
+    _replace_popen(_find_no_helper)
     _import_all(_MODULES)
     _work(socket.socket(fileno=int(sys.argv[1])), path)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
+from functools import cache
 import inspect
 import re
 import types
@@ -143,8 +144,13 @@ class Option:
         return f"a list of {count}{_PLURALS[item]}"
 
 
-def list_options(config_type: type) -> Iterator[Option]:
-    """Yield all options of a configuration, in the order of its fields."""
+@cache
+def list_options(config_type: type) -> tuple[Option, ...]:
+    """List all options of a configuration, in the order of its fields."""
+    return tuple(_read_options(config_type))
+
+
+def _read_options(config_type: type) -> Iterator[Option]:
     hints = get_type_hints(config_type)
     marked = get_type_hints(config_type, include_extras=True)
     docstring = inspect.getdoc(config_type) or ""
