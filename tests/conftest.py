@@ -286,16 +286,23 @@ def needs_kernels() -> None:
         pytest.skip(str(error))
 
 
-@pytest.fixture(autouse=True)
-def restored_hypercorn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Undo install_guard behind each test: it replaces these classes of hypercorn."""
-    for module, name in [
+_HYPERCORN = [
+    (module, name, getattr(module, name))
+    for module, name in (
         (hypercorn.trio.run, "TCPServer"),
         (hypercorn.protocol, "H11Protocol"),
         (hypercorn.protocol, "H2Protocol"),
         (hypercorn.protocol.h2, "StreamBuffer"),
-    ]:
-        monkeypatch.setattr(module, name, getattr(module, name))
+    )
+]
+
+
+@pytest.fixture(autouse=True)
+def restored_hypercorn() -> Iterator[None]:
+    """Undo install_guard behind each test: it replaces these classes of hypercorn."""
+    yield
+    for module, name, value in _HYPERCORN:
+        setattr(module, name, value)
 
 
 @pytest.fixture(scope="module")

@@ -26,9 +26,8 @@ def hold(part: object) -> dict[str, Any]:
     return {"type": "object", "properties": {"a": part}, "required": ["a"]}
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
+def test_a_schema_whose_values_would_never_end_is_refused() -> None:
+    for schema in (
         SELF,
         NODE,
         {"anyOf": [NODE, {**LIST, "minItems": 1}]},
@@ -44,17 +43,12 @@ def hold(part: object) -> dict[str, Any]:
         {"$ref": "#/$defs/a~1b%20c", "$defs": {"a/b c": NODE}},
         {"type": "array", "minItems": 1, "items": {"allOf": [True, SELF]}},
         {"enum": [[], {}], "type": "object", **hold(SELF)},
-    ],
-)
-def test_a_schema_whose_values_would_never_end_is_refused(
-    schema: dict[str, Any],
-) -> None:
-    assert is_endless(schema)
+    ):
+        assert is_endless(schema)
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
+def test_a_schema_with_a_value_is_taken() -> None:
+    for schema in (
         {},
         {"properties": {"a": SELF}, "required": ["a"]},
         {**NODE, "type": ["object", "null"]},
@@ -70,10 +64,8 @@ def test_a_schema_whose_values_would_never_end_is_refused(
         {"$ref": "http://localhost/x"},
         {"const": {"a": 1}},
         {"$defs": {"unused": NODE}, "type": "string"},
-    ],
-)
-def test_a_schema_with_a_value_is_taken(schema: dict[str, Any]) -> None:
-    assert not is_endless(schema)
+    ):
+        assert not is_endless(schema)
 
 
 def draw_schema(draw: random.Random, depth: int, *, is_inner: bool = False) -> Any:

@@ -5,7 +5,7 @@ schemas.jsonl has schemas by keyword, and unsupported.jsonl the mistakes that ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 import json
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,6 @@ MAX_TOKENS = 250
 def read_lines(name: str) -> list[Any]:
     lines = (Path(__file__).parent / name).read_text().splitlines()
     return [json.loads(line) for line in lines]
-
-
-def list_schemas() -> Iterator[Any]:
-    for keyword, *schemas in read_lines("schemas.jsonl"):
-        for number, schema in enumerate(schemas):
-            yield pytest.param(schema, id=f"{keyword} {number}")
 
 
 def make_form(schema: object) -> StructuredOutput:
@@ -85,30 +79,32 @@ class Writer:
         return scores + self._wish * (count >= NUM_FREE)
 
 
-@pytest.mark.parametrize("schema", [*list_schemas()])
+@pytest.mark.parametrize(
+    "schemas",
+    [pytest.param(rest, id=keyword) for keyword, *rest in read_lines("schemas.jsonl")],
+)
 def test_answers_match_their_schema(
-    open_matcher: OpenMatcher, guidance: LLTokenizer, schema: Any
+    open_matcher: OpenMatcher, guidance: LLTokenizer, schemas: list[Any]
 ) -> None:
-    validator = jsonschema.Draft202012Validator(
-        schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
-    )
-    matcher = open_matcher(make_form(schema))
-    ended = 0
-    for seed, temperature in enumerate((0.0, 1.0)):
-        writer = Writer(guidance, temperature, seed)
-        answer = writer.write(Guide(matcher.deep_copy(), Grammar(text=""), [IM_END]))
-        if answer is not None:
-            validator.validate(json.loads(answer))
-            ended += 1
-    assert ended, "an answer has ended"
+    for schema in schemas:
+        validator = jsonschema.Draft202012Validator(
+            schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+        )
+        matcher = open_matcher(make_form(schema))
+        ended = 0
+        for seed, temperature in enumerate((0.0, 1.0)):
+            guide = Guide(matcher.deep_copy(), Grammar(text=""), [IM_END])
+            answer = Writer(guidance, temperature, seed).write(guide)
+            if answer is not None:
+                validator.validate(json.loads(answer))
+                ended += 1
+        assert ended, f"an answer has ended: {schema}"
 
 
-@pytest.mark.parametrize(("path", "keyword", "schema"), read_lines("unsupported.jsonl"))
-def test_what_is_not_supported_is_named_with_its_place(
-    path: str, keyword: str, schema: Any
-) -> None:
-    with pytest.raises(InvalidParameter) as caught:
-        compile_structure(make_form(schema))
-    assert caught.value.param == "guided_json"
-    assert str(caught.value).startswith(f"guided_json: {path}: ")
-    assert keyword in str(caught.value)
+def test_what_is_not_supported_is_named_with_its_place() -> None:
+    for path, keyword, schema in read_lines("unsupported.jsonl"):
+        with pytest.raises(InvalidParameter) as caught:
+            compile_structure(make_form(schema))
+        assert caught.value.param == "guided_json"
+        assert str(caught.value).startswith(f"guided_json: {path}: "), schema
+        assert keyword in str(caught.value)

@@ -67,22 +67,19 @@ async def test_messages_become_the_templates_text(byte_level: Subject) -> None:
     assert prompt.cache_salt == "s"
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
+async def test_structs_dataclasses_and_mappings_say_the_same(
+    byte_level: Subject,
+) -> None:
+    for message in (
         USER,
         {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
         StructMessage("user", "Hi"),
         StructMessage("user", [TextPart("Hi")]),
         DataclassMessage(role="user", content="Hi"),
         {"role": "user", "content": [TextPart("Hi")], "name": "Ann"},
-    ],
-)
-async def test_structs_dataclasses_and_mappings_say_the_same(
-    byte_level: Subject, message: Mapping[str, object]
-) -> None:
-    expected = await byte_level.renderer.render_chat([USER])
-    assert await byte_level.renderer.render_chat([message]) == expected
+    ):
+        expected = await byte_level.renderer.render_chat([USER])
+        assert await byte_level.renderer.render_chat([message]) == expected
 
 
 @pytest.mark.parametrize(
@@ -122,9 +119,8 @@ async def test_the_final_message_can_be_continued(byte_level: Subject) -> None:
     assert prompt.text.endswith("<|im_start|>assistant\nHello")
 
 
-@pytest.mark.parametrize(
-    ("messages", "param"),
-    [
+async def test_wrong_messages_are_refused_by_name(byte_level: Subject) -> None:
+    for messages, param in (
         ([], ""),
         (["Hi"], "[0]"),
         ([USER, 7], "[1]"),
@@ -146,17 +142,13 @@ async def test_the_final_message_can_be_continued(byte_level: Subject) -> None:
         ([{**USER, "tool_calls": [{"function": {"name": "f"}}]}], "[0].tool_calls"),
         ([{"role": "assistant", "tool_calls": {"id": "c"}}], "[0].tool_calls"),
         ([call({"function": {"name": 7}})], "[0].tool_calls[0].function.name"),
-    ],
-)
-async def test_wrong_messages_are_refused_by_name(
-    byte_level: Subject, messages: list[Mapping[str, object]], param: str
-) -> None:
-    with pytest.raises(RequestError) as caught:
-        await byte_level.renderer.render_chat(messages)
-    assert caught.value.param == f"messages{param}"
-    # An unknown part, and one that this model or server does not take.
-    is_part = param.endswith((".type", "image_url")) or "'x'" in str(messages)
-    assert isinstance(caught.value, NotSupported) == is_part
+    ):
+        with pytest.raises(RequestError) as caught:
+            await byte_level.renderer.render_chat(messages)
+        assert caught.value.param == f"messages{param}", messages
+        # An unknown part, and one that this model or server does not take.
+        is_part = param.endswith((".type", "image_url")) or "'x'" in str(messages)
+        assert isinstance(caught.value, NotSupported) == is_part, (messages, param)
 
 
 async def test_a_message_is_either_continued_or_answered(byte_level: Subject) -> None:
@@ -167,17 +159,22 @@ async def test_a_message_is_either_continued_or_answered(byte_level: Subject) ->
     assert caught.value.param == "continue_final_message"
 
 
-@pytest.mark.parametrize(
-    "name", ["chat_template", "tokenize", "messages", "conversations", "tools", "self"]
-)
 async def test_how_the_template_is_called_is_not_the_clients_to_set(
-    byte_level: Subject, name: str
+    byte_level: Subject,
 ) -> None:
-    with pytest.raises(InvalidParameter, match=name) as caught:
-        await byte_level.renderer.render_chat(
-            [USER], ChatOptions(variables={name: "x"})
-        )
-    assert caught.value.param == "chat_template_kwargs"
+    for name in (
+        "chat_template",
+        "tokenize",
+        "messages",
+        "conversations",
+        "tools",
+        "self",
+    ):
+        with pytest.raises(InvalidParameter, match=name) as caught:
+            await byte_level.renderer.render_chat(
+                [USER], ChatOptions(variables={name: "x"})
+            )
+        assert caught.value.param == "chat_template_kwargs", name
 
 
 async def test_without_a_template_messages_are_refused(sentencepiece: Subject) -> None:
@@ -207,22 +204,17 @@ class Turn:
     content: object
 
 
-@pytest.mark.parametrize(
-    ("content", "num_characters"),
-    [
+def test_a_conversation_is_measured_before_it_is_checked() -> None:
+    for content, num_characters in (
         ("Hello", 5),
         (None, 0),
         ([{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}], 3),
         ([{"type": "image_url", "image_url": {"url": "data:" + "x" * 1000}}], 0),
         (7, 0),
         ([7, {"text": 7}], 0),
-    ],
-)
-def test_a_conversation_is_measured_before_it_is_checked(
-    content: object, num_characters: int
-) -> None:
-    for message in ({"role": "user", "content": content}, Turn("user", content)):
-        assert count_characters([message]) == TURN_CHARACTERS + num_characters  # type: ignore[list-item]
+    ):
+        for message in ({"role": "user", "content": content}, Turn("user", content)):
+            assert count_characters([message]) == TURN_CHARACTERS + num_characters, content  # type: ignore[list-item]
 
 
 def test_messages_that_are_made_as_they_are_read_are_not_measured() -> None:

@@ -138,9 +138,8 @@ async def test_a_request_reveals_nothing_of_its_server(
     ]
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
+async def test_only_allowed_hosts_are_contacted() -> None:
+    for url in (
         "http://elsewhere.test/a.png",
         "https://elsewhere.test/a.png",
         # The allowed host is in another part of the URL.
@@ -158,16 +157,13 @@ async def test_a_request_reveals_nothing_of_its_server(
         "http://[::ffff:127.0.0.1]/",
         "http:///a.png",
         "http:a.png",
-    ],
-)
-async def test_only_allowed_hosts_are_contacted(url: str) -> None:
-    text = await refuse(url)
-    assert "is at a host from which" in text or "user name" in text
+    ):
+        text = await refuse(url)
+        assert "is at a host from which" in text or "user name" in text, url
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
+async def test_a_text_that_parsers_read_differently_is_no_url() -> None:
+    for url in (
         # Two parsers may find different hosts in these.
         "http://127.0.0.1\\@elsewhere.test/",
         "http://elsewhere.test\\@127.0.0.1/",
@@ -183,10 +179,8 @@ async def test_only_allowed_hosts_are_contacted(url: str) -> None:
         "http://1.2.3.999/",
         "http://[::g]/",
         "http://127.0.0.1/" + "a" * 8192,
-    ],
-)
-async def test_a_text_that_parsers_read_differently_is_no_url(url: str) -> None:
-    assert "is not a URL" in await refuse(url)
+    ):
+        assert "is not a URL" in await refuse(url)
 
 
 async def test_a_password_is_refused_and_not_repeated() -> None:
@@ -214,17 +208,14 @@ async def test_an_allowed_host_is_the_same_in_all_spellings(
         assert "cannot be fetched" in text
 
 
-@pytest.mark.parametrize(
-    "domain",
-    [
+def test_a_domain_that_is_no_host_is_refused_at_start() -> None:
+    for domain in (
         *("", "http://a.example", "a.example/b", "a.example:80", "u@a.example"),
         *("*.example", "*", "a b", "[1", "[::g]", "1.2.3.999", "a%2eb"),
-    ],
-)
-def test_a_domain_that_is_no_host_is_refused_at_start(domain: str) -> None:
-    with pytest.raises(InvalidConfig) as refused:
-        make_fetcher(allowed_media_domains=(domain,))
-    assert refused.value.field == "allowed_media_domains"
+    ):
+        with pytest.raises(InvalidConfig) as refused:
+            make_fetcher(allowed_media_domains=(domain,))
+        assert refused.value.field == "allowed_media_domains", domain
 
 
 async def test_a_private_address_is_never_contacted(server: WebServer) -> None:

@@ -137,30 +137,29 @@ def to_tensor(tensor: TensorBytes) -> torch.Tensor:
 
 # The call of GLM's processor makes an array in a way that NumPy has deprecated.
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_image_becomes_the_tensors_of_transformers(
-    processor_folders: dict[ProcessorKind, Path],
-    kind: ProcessorKind,
-    size: tuple[int, int],
+    processor_folders: dict[ProcessorKind, Path], kind: ProcessorKind
 ) -> None:
-    folder, image = processor_folders[kind], draw(size)
-    processor = load(folder)
-    mine = processor.process(image, bytes(KEY_BYTES))
-    oracle = load_oracle(folder, ORACLES[kind])
+    folder = processor_folders[kind]
+    processor, oracle = load(folder), load_oracle(folder, ORACLES[kind])
     prompt = f"What is {processor.image_token}?"
-    theirs = oracle(text=[prompt], images=[image], return_tensors="pt")
-    text = prompt.replace(processor.image_token, mine.replacement)
-    assert oracle.tokenizer([text])["input_ids"] == theirs["input_ids"].tolist()
-    num_tokens = (theirs["input_ids"] == processor.vector_token_id).sum()
-    assert mine.num_vectors == num_tokens > 0
     # All inputs except the text's are the encoder's.
     about_text = {"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"}
-    assert set(mine.tensors) == set(theirs) - about_text
-    for name, tensor in mine.tensors.items():
-        assert len(tensor.data) == to_tensor(tensor).nbytes
-        assert torch.equal(to_tensor(tensor), theirs[name])
-    assert mine.num_bytes == sum(to_tensor(t).nbytes for t in mine.tensors.values())
+    for size in SIZES:
+        image = draw(size)
+        mine = processor.process(image, bytes(KEY_BYTES))
+        theirs = oracle(text=[prompt], images=[image], return_tensors="pt")
+        ids = theirs["input_ids"]
+        text = prompt.replace(processor.image_token, mine.replacement)
+        assert oracle.tokenizer([text])["input_ids"] == ids.tolist(), size
+        num_tokens = (ids == processor.vector_token_id).sum()
+        assert mine.num_vectors == num_tokens > 0
+        assert set(mine.tensors) == set(theirs) - about_text
+        for name, tensor in mine.tensors.items():
+            assert len(tensor.data) == to_tensor(tensor).nbytes
+            assert torch.equal(to_tensor(tensor), theirs[name]), (size, name)
+        assert mine.num_bytes == sum(to_tensor(t).nbytes for t in mine.tensors.values())
 
 
 def test_rows_of_an_image_of_mistral_end_with_tokens(

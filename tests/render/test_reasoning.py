@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hypothesis import given, strategies as st
 import pytest
@@ -139,9 +140,8 @@ def check_section(
     assert splitter.end == (None if end < 0 else end + len(style.end))
 
 
-@pytest.mark.parametrize(
-    ("place", "text", "reasoning", "content"),
-    [
+def test_examples_of_qwen3() -> None:
+    for place, text, reasoning, content in (
         ("before", "<think>\nHm.\n</think>\n\nYes.", "Hm.", "Yes."),
         (
             *("before", "\n<think>Hm.</think>Yes. <think>No.</think>", "Hm."),
@@ -160,28 +160,21 @@ def check_section(
         ("opened", "\n<think>\nHm.</think>Yes.", "Hm.", "Yes."),
         ("opened", "</think>\nYes.", "", "Yes."),
         ("opened", "Hm. <think> Hm.", "Hm. <think> Hm.", ""),
-    ],
-)
-def test_examples_of_qwen3(
-    place: Place, text: str, reasoning: str, content: str
-) -> None:
-    style = REASONING_STYLES["qwen3"]
-    assert split_cut(style, place, list(text)) == (reasoning, content)
+    ):
+        style = REASONING_STYLES["qwen3"]
+        assert split_cut(style, place, list(text)) == (reasoning, content)
 
 
-@pytest.mark.parametrize(
-    ("text", "reasoning", "content"),
-    [
+def test_examples_of_gemma4() -> None:
+    for text, reasoning, content in (
         ("<|channel>thought\nHm.\n<channel|>Yes.", "Hm.", "Yes."),
         ("<|channel>thought\n<channel|>Yes.", "", "Yes."),
         ("<|channel>thought\nHm.", "Hm.", ""),
         ("<|channel>thou", "", "<|channel>thou"),
         ("Yes.", "", "Yes."),
-    ],
-)
-def test_examples_of_gemma4(text: str, reasoning: str, content: str) -> None:
-    style = REASONING_STYLES["gemma4"]
-    assert split_cut(style, "before", list(text)) == (reasoning, content)
+    ):
+        style = REASONING_STYLES["gemma4"]
+        assert split_cut(style, "before", list(text)) == (reasoning, content)
 
 
 def make_tags(name: str) -> ReasoningTags:
@@ -193,9 +186,8 @@ def make_tags(name: str) -> ReasoningTags:
     )
 
 
-@pytest.mark.parametrize(
-    ("prompt", "qwen3", "deepseek_r1"),
-    [
+def test_the_end_of_the_prompt_decides_where_the_answer_begins() -> None:
+    for prompt, qwen3, deepseek_r1 in (
         ("user: hi\nassistant:", "before", "opened"),
         ("user: hi\nassistant: <think>\n", "opened", "opened"),
         ("user: hi\nassistant: <think>\n\n</think>\n\n", "after", "after"),
@@ -204,13 +196,9 @@ def make_tags(name: str) -> ReasoningTags:
         ("", "before", "opened"),
         (None, "before", "opened"),
         ("<think>" + " " * 10_000, "before", "opened"),
-    ],
-)
-def test_the_end_of_the_prompt_decides_where_the_answer_begins(
-    prompt: str | None, qwen3: Place, deepseek_r1: Place
-) -> None:
-    assert make_tags("qwen3").find_place(prompt) == qwen3
-    assert make_tags("deepseek_r1").find_place(prompt) == deepseek_r1
+    ):
+        assert make_tags("qwen3").find_place(prompt) == qwen3
+        assert make_tags("deepseek_r1").find_place(prompt) == deepseek_r1
 
 
 @pytest.mark.parametrize(
@@ -321,39 +309,30 @@ def test_other_special_tokens_are_still_left_out(special_reader: Reader) -> None
     assert (whole.reasoning, whole.text) == ("Hm.", "Yes.")
 
 
-@pytest.mark.parametrize("stop", [(), ("zzz",), ("K]H", "]Yes, no"), ("[/THINK]Nooo",)])
-@pytest.mark.parametrize("cuts", [[], [3], [1, 2, 9], list(range(1, 15))])
-@pytest.mark.parametrize(
-    ("before", "section", "answer"),
-    [
+def test_tokens_of_reasoning_are_counted_in_groups_of_any_size(reader: Reader) -> None:
+    texts = (
         ("", "[THINK]Hm, hm.[/THINK]", "Yes."),
         ("Well, ", "[THINK] 你好🙂[/THINK]", " Yes. [THINK]No."),
         ("", "[THINK]Hm, hm.", ""),
         ("Yes. [THI", "", ""),
         ("Yes.", "", ""),
-    ],
-)
-def test_tokens_of_reasoning_are_counted_in_groups_of_any_size(
-    reader: Reader,
-    before: str,
-    section: str,
-    answer: str,
-    cuts: list[int],
-    stop: tuple[str, ...],
-) -> None:
-    ids = reader.encode(before + section + answer)
-    whole, num_tokens = reader.read(before + section + answer, cuts, stop=stop)
-    assert len(whole.token_ids) == num_tokens or whole.stop_reason
-    if whole.stop_reason:
-        return
-    # A token counts if one of its characters does; here its bytes decide that.
-    begin, end = len(before.encode()), len((before + section).encode())
-    expected, offset = 0, 0
-    for token_id in ids:
-        length = len(reader.renderer.token_bytes(token_id))
-        expected += bool(section) and offset < end and offset + length > begin
-        offset += length
-    assert whole.num_reasoning_tokens == expected
+    )
+    cuts = ((), (3,), (1, 2, 9), tuple(range(1, 15)))
+    stops = ((), ("zzz",), ("K]H", "]Yes, no"), ("[/THINK]Nooo",))
+    for text, cut, stop in product(texts, cuts, stops):
+        before, section, _ = text
+        whole, num_tokens = reader.read("".join(text), cut, stop=stop)
+        if whole.stop_reason:
+            continue
+        assert len(whole.token_ids) == num_tokens, (text, cut, stop)
+        # A token counts if one of its characters does; here its bytes decide that.
+        begin, end = len(before.encode()), len((before + section).encode())
+        expected, offset = 0, 0
+        for token_id in reader.encode("".join(text)):
+            length = len(reader.renderer.token_bytes(token_id))
+            expected += bool(section) and offset < end and offset + length > begin
+            offset += length
+        assert whole.num_reasoning_tokens == expected, (text, cut, stop)
 
 
 @pytest.mark.parametrize("stop", [(), ("!",)])
@@ -409,9 +388,8 @@ def test_a_tokenizer_that_cannot_write_the_tags_is_refused(
         load_reasoning_tags("kimi", tokenizer, vocabulary)
 
 
-@pytest.mark.parametrize(
-    ("text", "options", "reasoning", "answer"),
-    [
+def test_stop_strings_beside_reasoning(reader: Reader) -> None:
+    for text, options, reasoning, answer in (
         # A stop string is found before the text is split, and may be a tag.
         ("[THINK]Hm. STOP Hm.[/THINK]Yes.", {}, "Hm. ", ""),
         ("[THINK]Hm.[/THINK]Yes. STOP No.", {}, "Hm.", "Yes. "),
@@ -424,16 +402,13 @@ def test_a_tokenizer_that_cannot_write_the_tags_is_refused(
             {"include_stop_str_in_output": True},
             *("Hm.", "Yes. STOP"),
         ),
-    ],
-)
-def test_stop_strings_beside_reasoning(
-    reader: Reader, text: str, options: dict[str, Any], reasoning: str, answer: str
-) -> None:
-    whole, num_tokens = reader.read(text, **{"stop": ("STOP",), **options})
-    assert (whole.reasoning, whole.text) == (reasoning, answer)
-    assert (whole.stop_reason is not None) == (len(whole.token_ids) < num_tokens)
-    if whole.stop_reason and not answer:
-        assert whole.num_reasoning_tokens == len(whole.token_ids)
+    ):
+        whole, num_tokens = reader.read(text, **{"stop": ("STOP",), **options})
+        assert (whole.reasoning, whole.text) == (reasoning, answer), (text, options)
+        is_stopped = len(whole.token_ids) < num_tokens
+        assert (whole.stop_reason is not None) == is_stopped, (text, options)
+        if whole.stop_reason and not answer:
+            assert whole.num_reasoning_tokens == len(whole.token_ids), (text, options)
 
 
 def test_an_answer_with_reasoning_is_not_stopped_before_its_min_tokens(

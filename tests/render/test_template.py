@@ -375,23 +375,18 @@ NAMELESS = ROLES.replace(
 )
 
 
-@pytest.mark.parametrize(
-    ("template", "role"),
-    [
+async def test_other_roles_are_refused(load_template: Load) -> None:
+    for template, role in (
         *((STRICT, each) for each in ("function", "robot", "role", "secret" * 100, "")),
         *((NAMELESS, each) for each in ("function", "robot", "content", "")),
         *((ROLES, each) for each in ("function", "")),
-    ],
-)
-async def test_other_roles_are_refused(
-    load_template: Load, template: str, role: str
-) -> None:
-    message = {"role": role, "content": "x"}
-    with pytest.raises(InvalidParameter, match="must be one of system, dev") as found:
-        await render(load_template(template), USER, message)
-    assert found.value.param == "messages[1].role"
-    assert "assistant, tool, ipython, obs" in str(found.value)
-    assert len(str(found.value)) < 200
+    ):
+        message = {"role": role, "content": "x"}
+        with pytest.raises(InvalidParameter, match="must be one of system, dev") as e:
+            await render(load_template(template), USER, message)
+        assert e.value.param == "messages[1].role", (template, role)
+        assert "assistant, tool, ipython, obs" in str(e.value), (template, role)
+        assert len(str(e.value)) < 200, (template, role)
 
 
 @pytest.mark.parametrize("template", [STRINGS, PARTS, ROLES])
@@ -430,9 +425,11 @@ async def test_a_template_of_a_request_must_be_trusted(load_template: Load) -> N
     assert text == '[user:Hi][assistant:<look_up {"word": "ä"}>]'
 
 
-@pytest.mark.parametrize(
-    ("template", "reason"),
-    [
+async def test_what_a_template_refuses_is_the_requests_fault(
+    load_template: Load,
+) -> None:
+    renderer = load_template(STRINGS, trust_request_chat_template=True)
+    for template, reason in (
         ("{% if %}", "Expected an expression"),
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate$"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
@@ -441,14 +438,9 @@ async def test_a_template_of_a_request_must_be_trusted(load_template: Load) -> N
         ("{{ messages[0].missing.deeper }}", "missing"),
         ("{{ range(10000000) | list }}", "Range too big"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "too deeply$"),
-    ],
-)
-async def test_what_a_template_refuses_is_the_requests_fault(
-    load_template: Load, template: str, reason: str
-) -> None:
-    renderer = load_template(STRINGS, trust_request_chat_template=True)
-    reason = f"refuses them: .*{reason}"
-    await refuse(renderer, "messages", reason, USER, chat_template=template)
+    ):
+        reason = f"refuses them: .*{reason}"
+        await refuse(renderer, "messages", reason, USER, chat_template=template)
 
 
 @pytest.mark.slow

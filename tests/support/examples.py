@@ -6,8 +6,8 @@ from hypothesis import settings
 
 THOROUGH = "thorough"
 
-# The least examples of a test; fewer would be none.
-_LEAST = 10
+# The bounds of the examples of a test; fewer would be none.
+_LEAST, _MOST = 10, 25
 
 
 def is_thorough() -> bool:
@@ -21,4 +21,4 @@ def examples(thorough: int) -> int:
     Args:
       thorough: the number in a thorough run.
     """
-    return thorough if is_thorough() else max(_LEAST, thorough // 4)
+    return thorough if is_thorough() else min(max(_LEAST, thorough // 4), _MOST)

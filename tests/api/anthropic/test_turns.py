@@ -168,9 +168,8 @@ def test_images_stay_bytes_of_the_body(data: str) -> None:
     assert bytes(part["image_url"]["url"].data) == data.encode()
 
 
-@pytest.mark.parametrize(
-    ("thinking", "splits", "budget", "shows"),
-    [
+def test_thinking_becomes_a_budget() -> None:
+    for thinking, splits, budget, shows in (
         ({"type": "enabled", "budget_tokens": 1024}, True, 1024, True),
         ({"type": "adaptive"}, True, None, True),
         ({"type": "adaptive", "display": "omitted"}, False, None, False),
@@ -178,18 +177,14 @@ def test_images_stay_bytes_of_the_body(data: str) -> None:
         ({"type": "disabled"}, False, None, True),
         ({"type": "enabled", "budget_tokens": 1024}, False, None, True),
         (None, True, None, True),
-    ],
-)
-def test_thinking_becomes_a_budget(
-    thinking: object, splits: bool, budget: int | None, shows: bool
-) -> None:
-    request = decode(body_of(thinking=thinking))
-    chat = to_chat_request(request, splits_reasoning=splits)
-    assert chat.thinking_token_budget == budget
-    assert chat.includes_reasoning == shows
-    # Without a parser, only the template can switch it off.
-    is_switched = thinking == {"type": "disabled"} and not splits
-    assert chat.reasoning_effort == ("none" if is_switched else None)
+    ):
+        request = decode(body_of(thinking=thinking))
+        chat = to_chat_request(request, splits_reasoning=splits)
+        assert chat.thinking_token_budget == budget, (thinking, splits)
+        assert chat.includes_reasoning == shows, (thinking, splits)
+        # Without a parser, only the template can switch it off.
+        is_switched = thinking == {"type": "disabled"} and not splits
+        assert chat.reasoning_effort == ("none" if is_switched else None)
 
 
 def test_an_effort_becomes_that_of_a_chat() -> None:
@@ -206,9 +201,8 @@ LARGE = [
 BMP = image(type="base64", media_type="image/bmp", data="QUJD")
 
 
-@pytest.mark.parametrize(
-    ("turns", "param"),
-    [
+def test_wrong_turns_are_refused_by_their_place() -> None:
+    for turns, param in (
         ([{"role": "tool", "content": "x"}], "messages[0].role"),
         ([user({"type": "document"})], "messages[0].content[0].type"),
         ([user(call(1))], "messages[0].content[0].type"),
@@ -230,15 +224,12 @@ BMP = image(type="base64", media_type="image/bmp", data="QUJD")
             [user(result(1, [{"type": "document"}]))],
             "messages[0].content[0].content[0].type",
         ),
-    ],
-)
-def test_wrong_turns_are_refused_by_their_place(turns: list[Any], param: str) -> None:
-    assert refuse(body_of(*turns, system="Be kind.")).param == param
+    ):
+        assert refuse(body_of(*turns, system="Be kind.")).param == param
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
+def test_wrong_fields_are_refused_by_name() -> None:
+    for fields, param in (
         ({"system": [image(type="url", url="x")]}, "system[0].type"),
         ({"messages": []}, "messages"),
         ({"max_tokens": "9"}, "max_tokens"),
@@ -273,17 +264,12 @@ def test_wrong_turns_are_refused_by_their_place(turns: list[Any], param: str) ->
             "output_config.format.type",
         ),
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
-    ],
-)
-def test_wrong_fields_are_refused_by_name(
-    fields: dict[str, object], param: str
-) -> None:
-    assert refuse(body_of(**fields)).param == param
+    ):
+        assert refuse(body_of(**fields)).param == param
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
+def test_values_that_change_nothing_are_taken() -> None:
+    for fields in (
         {"metadata": {"user_id": "ann"}, "service_tier": "auto"},
         {"mcp_servers": [], "container": None, "output_config": {"effort": "high"}},
         {
@@ -294,10 +280,8 @@ def test_wrong_fields_are_refused_by_name(
         {"cache_control": {"type": "ephemeral"}},
         {"output_config": {"effort": "max"}},
         {"thinking": {"type": "enabled", "budget_tokens": 1024}},
-    ],
-)
-def test_values_that_change_nothing_are_taken(fields: dict[str, object]) -> None:
-    decode(body_of(**fields))
+    ):
+        decode(body_of(**fields))
 
 
 @pytest.mark.parametrize("in_result", [False, True])

@@ -104,9 +104,8 @@ def allow(mode: str, *names: str) -> dict[str, Any]:
 OTHER_TOOL = {"type": "function", "function": {"name": "g"}}
 
 
-@pytest.mark.parametrize(
-    ("choice", "forced"),
-    [
+def test_a_call_may_be_forced() -> None:
+    for choice, forced in (
         (None, set()),
         ("auto", set()),
         ("none", set()),
@@ -116,17 +115,14 @@ OTHER_TOOL = {"type": "function", "function": {"name": "g"}}
         (allow("required", "f", "g"), {"f", "g"}),
         (allow("required", "g"), {"g"}),
         (allow("auto", "g"), set()),
-    ],
-)
-def test_a_call_may_be_forced(choice: object, forced: set[str]) -> None:
-    request = chat(tools=[TOOL, OTHER_TOOL], tool_choice=choice)
-    assert request.text_params.forced_tools == forced
+    ):
+        request = chat(tools=[TOOL, OTHER_TOOL], tool_choice=choice)
+        assert request.text_params.forced_tools == forced, choice
 
 
 @with_messages
-@pytest.mark.parametrize(
-    ("choice", "shown"),
-    [
+def test_tools_that_must_not_be_called_are_not_shown(request_type: type[Any]) -> None:
+    for choice, shown in (
         (None, (TOOL, OTHER_TOOL)),
         ("auto", (TOOL, OTHER_TOOL)),
         ("none", ()),
@@ -134,14 +130,10 @@ def test_a_call_may_be_forced(choice: object, forced: set[str]) -> None:
         (allow("auto", "g", "f"), (TOOL, OTHER_TOOL)),
         # A grammar keeps the model to the allowed ones.
         (allow("required", "g"), (TOOL, OTHER_TOOL)),
-    ],
-)
-def test_tools_that_must_not_be_called_are_not_shown(
-    request_type: type[Any], choice: object, shown: tuple[object, ...]
-) -> None:
-    tools = [TOOL, OTHER_TOOL]
-    fields = {"messages": MESSAGES, "tools": tools, "tool_choice": choice}
-    assert to_chat_options(decode(request_type, fields)).tools == shown
+    ):
+        tools = [TOOL, OTHER_TOOL]
+        fields = {"messages": MESSAGES, "tools": tools, "tool_choice": choice}
+        assert to_chat_options(decode(request_type, fields)).tools == shown, choice
 
 
 def test_allowed_tools_of_a_response_are_those_of_a_chat() -> None:
@@ -172,9 +164,8 @@ def test_allowed_tools_of_a_response_are_those_of_a_chat() -> None:
 NAMES = "tool_choice.allowed_tools"
 
 
-@pytest.mark.parametrize(
-    ("choice", "param"),
-    [
+def test_a_wrong_choice_of_tools_is_named() -> None:
+    for choice, param in (
         ("any", "tool_choice"),
         (7, "tool_choice"),
         ({"type": "function"}, "tool_choice.function"),
@@ -192,12 +183,10 @@ NAMES = "tool_choice.allowed_tools"
             },
             f"{NAMES}.tools[0].type",
         ),
-    ],
-)
-def test_a_wrong_choice_of_tools_is_named(choice: object, param: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        chat(tools=[TOOL], tool_choice=choice)
-    assert caught.value.param == param
+    ):
+        with pytest.raises(RequestError) as caught:
+            chat(tools=[TOOL], tool_choice=choice)
+        assert caught.value.param == param, choice
 
 
 def test_a_choice_needs_tools() -> None:
@@ -222,24 +211,19 @@ def test_parallel_tool_calls_may_be_allowed_or_forbidden(
     assert request.text_params.parallel_tool_calls is is_allowed
 
 
-@pytest.mark.parametrize(
-    ("tool", "param"),
-    [
+@with_messages
+def test_a_tool_that_is_no_function_is_named(request_type: type[Any]) -> None:
+    for tool, param in (
         ({"type": "custom", "custom": {"name": "f"}}, "tools[1].type"),
         ({"type": "web_search"}, "tools[1].type"),
         ({"type": "function"}, "tools[1].function"),
         ({"name": "f", "input_schema": {}}, "tools[1].function"),
         ({"type": "function", "function": {"name": 7}}, "tools[1].function.name"),
         ({"type": "function", "function": {"name": ""}}, "tools[1].function.name"),
-    ],
-)
-@with_messages
-def test_a_tool_that_is_no_function_is_named(
-    request_type: type[Any], tool: object, param: str
-) -> None:
-    with pytest.raises(RequestError) as caught:
-        decode(request_type, {"messages": MESSAGES, "tools": [TOOL, tool]})
-    assert caught.value.param == param
+    ):
+        with pytest.raises(RequestError) as caught:
+            decode(request_type, {"messages": MESSAGES, "tools": [TOOL, tool]})
+        assert caught.value.param == param, tool
 
 
 WRONG_TYPES = pytest.mark.parametrize(
@@ -255,17 +239,17 @@ WRONG_TYPES = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize("choice", ["auto", "required"])
 @WRONG_TYPES
 @with_messages
 def test_a_wrong_type_in_a_function_is_named(
-    request_type: type[Any], choice: str, field: str, value: object
+    request_type: type[Any], field: str, value: object
 ) -> None:
-    tool = {"type": "function", "function": {"name": "g", field: value}}
-    fields = {"messages": MESSAGES, "tools": [TOOL, tool], "tool_choice": choice}
-    with pytest.raises(InvalidParameter) as caught:
-        decode(request_type, fields)
-    assert caught.value.param == f"tools[1].function.{field}"
+    for choice in ("auto", "required"):
+        tool = {"type": "function", "function": {"name": "g", field: value}}
+        fields = {"messages": MESSAGES, "tools": [TOOL, tool], "tool_choice": choice}
+        with pytest.raises(InvalidParameter) as caught:
+            decode(request_type, fields)
+        assert caught.value.param == f"tools[1].function.{field}", choice
 
 
 @WRONG_TYPES
@@ -309,23 +293,18 @@ def test_a_prompt_takes_nothing_that_is_for_messages(fields: dict[str, Any]) -> 
     assert caught.value.param == next(iter(fields))
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
+@with_messages
+def test_wrong_tools_and_templates_are_named(request_type: type[Any]) -> None:
+    for fields, param in (
         ({"tools": [7]}, "tools[0]"),
         ({"tools": {}}, "tools"),
         ({"tools": [{"x": "y" * 300_000}]}, "tools"),
         ({"chat_template": "x" * 100_000}, "chat_template"),
         ({"chat_template": 7}, "chat_template"),
-    ],
-)
-@with_messages
-def test_wrong_tools_and_templates_are_named(
-    request_type: type[Any], fields: dict[str, Any], param: str
-) -> None:
-    with pytest.raises(InvalidParameter) as caught:
-        decode(request_type, {"messages": MESSAGES} | fields)
-    assert caught.value.param == param
+    ):
+        with pytest.raises(InvalidParameter) as caught:
+            decode(request_type, {"messages": MESSAGES} | fields)
+        assert caught.value.param == param, fields
 
 
 def test_the_length_of_messages_counts_text_only() -> None:

@@ -51,17 +51,17 @@ MALFORMED = [
 WRONG_TEXTS = [b"\xff", b"\xed\xa0\x80", b"\\ud800", b"\\udc00", b"\\ud800x"]
 
 
-@pytest.mark.parametrize("kind", BODIES)
-def test_malformed_bodies_are_refused(kind: str) -> None:
-    texts = [
-        b",".join(b'"%b":"%b"' % (name.encode(), text) for name in MINIMAL[kind])
-        for text in WRONG_TEXTS
-    ]
-    for content in [*MALFORMED, b"{}", *(b"{%b}" % text for text in texts)]:
-        with pytest.raises(InvalidParameter) as caught:
-            BODIES[kind].decode(content)
-        assert caught.value.status == 400
-        assert len(str(caught.value)) < 200
+def test_malformed_bodies_are_refused() -> None:
+    for kind in BODIES:
+        texts = [
+            b",".join(b'"%b":"%b"' % (name.encode(), text) for name in MINIMAL[kind])
+            for text in WRONG_TEXTS
+        ]
+        for content in [*MALFORMED, b"{}", *(b"{%b}" % text for text in texts)]:
+            with pytest.raises(InvalidParameter) as caught:
+                BODIES[kind].decode(content)
+            assert caught.value.status == 400, kind
+            assert len(str(caught.value)) < 200, kind
 
 
 @settings(max_examples=examples(100))

@@ -51,9 +51,8 @@ def refuse(request_type: type[ModelRequest], **fields: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("request_type", "name", "value", "message"),
-    [
+def test_a_misspelt_field_is_refused_with_the_name_that_is_meant() -> None:
+    for request_type, name, value, message in (
         (ChatRequest, "temprature", 1, "is temperature meant?"),
         (ChatRequest, "temperatur", 1, "is temperature meant?"),
         (ChatRequest, "tempearture", 1, "is temperature meant?"),
@@ -64,15 +63,11 @@ def refuse(request_type: type[ModelRequest], **fields: Any) -> str:
         (ResponseRequest, "max_output_token", 5, "is max_output_tokens meant?"),
         (MessagesRequest, "stop_sequence", ["x"], "is stop_sequences meant?"),
         (EmbeddingRequest, "inputs", "x", "is input meant?"),
-    ],
-)
-def test_a_misspelt_field_is_refused_with_the_name_that_is_meant(
-    request_type: type[ModelRequest], name: str, value: Any, message: str
-) -> None:
-    expected = f"{name}: there is no such field; {message}"
-    assert refuse(request_type, **{name: value}) == expected
-    # Null is the same as no field.
-    assert decode(request_type, **{name: None}) == decode(request_type)
+    ):
+        expected = f"{name}: there is no such field; {message}"
+        assert refuse(request_type, **{name: value}) == expected
+        # Null is the same as no field.
+        assert decode(request_type, **{name: None}) == decode(request_type)
 
 
 @pytest.mark.parametrize(
@@ -104,12 +99,18 @@ def test_fields_of_objects_in_a_body_are_looked_at_too(
     assert refuse(request_type, **fields).startswith(param)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["of_the_future", "x", "nn", "stopping", "models", "mode", "temper", "t" * 999],
-)
-def test_other_unknown_fields_are_ignored(name: str) -> None:
-    assert decode(ChatRequest, **{name: {"a": [1]}}) == decode(ChatRequest)
+def test_other_unknown_fields_are_ignored() -> None:
+    for name in (
+        "of_the_future",
+        "x",
+        "nn",
+        "stopping",
+        "models",
+        "mode",
+        "temper",
+        "t" * 999,
+    ):
+        assert decode(ChatRequest, **{name: {"a": [1]}}) == decode(ChatRequest)
 
 
 def test_no_known_name_is_taken_for_a_mistake_by_its_own_endpoint() -> None:
@@ -119,9 +120,8 @@ def test_no_known_name_is_taken_for_a_mistake_by_its_own_endpoint() -> None:
             assert decode(request_type, **{name: None}) == decode(request_type)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
+def test_a_field_of_another_server_is_refused_with_advice() -> None:
+    for name, value, message in (
         ("repeat_penalty", 1.1, "send repetition_penalty"),
         ("mirostat", 2, "it samples by temperature, top_k, top_p and min_p alone"),
         ("grammar", "root ::= 'a'", "send guided_grammar, which takes Lark"),
@@ -133,34 +133,28 @@ def test_no_known_name_is_taken_for_a_mistake_by_its_own_endpoint() -> None:
             "send reasoning_effort none, or chat_template_kwargs",
         ),
         ("system", "Be kind.", "send a message of the role system"),
-    ],
-)
-def test_a_field_of_another_server_is_refused_with_advice(
-    name: str, value: Any, message: str
-) -> None:
-    expected = f"{name} is not supported by this server: {message}"
-    assert refuse(ChatRequest, **{name: value}) == expected
+    ):
+        expected = f"{name} is not supported by this server: {message}"
+        assert refuse(ChatRequest, **{name: value}) == expected
 
 
-@pytest.mark.parametrize("request_type", TYPES)
-def test_a_foreign_field_is_taken_with_a_neutral_value_alone(
-    request_type: type[ModelRequest],
-) -> None:
-    decoder, fields = find_decoder(request_type), request_type.__struct_fields__
-    for name, (advice, neutral) in decoder.foreign.items():
-        assert name not in fields
-        assert name not in decoder.refused
-        for value in (None, *neutral):
-            assert decode(request_type, **{name: value}) == decode(request_type)
-        with pytest.raises(NotSupported) as caught:
-            decode(request_type, **{name: "another value"})
-        assert caught.value.param == name
-        assert advice in str(caught.value)
-        # Advised fields exist; their values are left out.
-        for advised in re.findall(r"(?:send|,|or) ([a-z]+(?:_[a-z]+)+)", advice):
-            assert advised in fields
-        if found := re.match(r"send ([a-z_]+)(?:\.[a-z_]+)?$", advice):
-            assert found[1] in fields
+def test_a_foreign_field_is_taken_with_a_neutral_value_alone() -> None:
+    for request_type in TYPES:
+        decoder, fields = find_decoder(request_type), request_type.__struct_fields__
+        for name, (advice, neutral) in decoder.foreign.items():
+            assert name not in fields, request_type
+            assert name not in decoder.refused, request_type
+            for value in (None, *neutral):
+                assert decode(request_type, **{name: value}) == decode(request_type)
+            with pytest.raises(NotSupported) as caught:
+                decode(request_type, **{name: "another value"})
+            assert caught.value.param == name, request_type
+            assert advice in str(caught.value), request_type
+            # Advised fields exist; their values are left out.
+            for advised in re.findall(r"(?:send|,|or) ([a-z]+(?:_[a-z]+)+)", advice):
+                assert advised in fields, request_type
+            if found := re.match(r"send ([a-z_]+)(?:\.[a-z_]+)?$", advice):
+                assert found[1] in fields, request_type
 
 
 @pytest.mark.parametrize(

@@ -115,23 +115,19 @@ def test_no_call_of_the_decoder_makes_many_objects(
     assert len(seen) > 100
 
 
-@pytest.mark.parametrize("request_type", REQUESTS)
-def test_the_first_pass_leaves_all_lists_and_mappings_as_bytes(
-    request_type: type[msgspec.Struct],
-) -> None:
-    first = find_decoder(request_type)._decoder.type
-    assert find_long_fields(request_type)
-    assert not find_long_fields(first)
+def test_the_first_pass_leaves_all_lists_and_mappings_as_bytes() -> None:
+    for request_type in REQUESTS:
+        first = find_decoder(request_type)._decoder.type
+        assert find_long_fields(request_type)
+        assert not find_long_fields(first), request_type
 
 
-@pytest.mark.parametrize("request_type", REQUESTS)
-def test_every_list_that_is_decoded_in_pieces_has_a_bound(
-    request_type: type[msgspec.Struct],
-) -> None:
-    decoder = find_decoder(request_type)
-    for name, kind in find_long_fields(request_type).items():
-        if name not in decoder.own_fields:
-            assert not list(list_unbounded(kind, name))
+def test_every_list_that_is_decoded_in_pieces_has_a_bound() -> None:
+    for request_type in REQUESTS:
+        decoder = find_decoder(request_type)
+        for name, kind in find_long_fields(request_type).items():
+            if name not in decoder.own_fields:
+                assert not list(list_unbounded(kind, name)), request_type
 
 
 def list_unbounded(kind: Any, path: str) -> Iterator[str]:
@@ -150,12 +146,12 @@ def list_unbounded(kind: Any, path: str) -> Iterator[str]:
     [
         (
             ChatRequest,
-            {"logit_bias": {str(i): 1 for i in range(100_000)}},
+            {"logit_bias": {str(i): 1 for i in range(9000)}},
             "The body has more than 4096 fields in one object.",
         ),
         (
             ResponseRequest,
-            {"metadata": {str(i): "" for i in range(100_000)}, "input": "a"},
+            {"metadata": {str(i): "" for i in range(9000)}, "input": "a"},
             "The body has more than 4096 fields in one object.",
         ),
         (
@@ -165,7 +161,7 @@ def list_unbounded(kind: Any, path: str) -> Iterator[str]:
         ),
         (
             ChatRequest,
-            {"messages": [{"role": "user", "content": [{"type": "text"}] * 100_000}]},
+            {"messages": [{"role": "user", "content": [{"type": "text"}] * 66_000}]},
             "The body has more than 65536 objects and lists.",
         ),
         (

@@ -57,9 +57,8 @@ def refuse(endpoint: str, **fields: Any) -> RequestError:
 # Inputs.
 
 
-@pytest.mark.parametrize(
-    ("value", "items"),
-    [
+def test_input_comes_in_four_forms_long_or_short() -> None:
+    for value, items in (
         ("a", ("a",)),
         ("", ("",)),
         (["a", "b"], ("a", "b")),
@@ -68,15 +67,10 @@ def refuse(endpoint: str, **fields: Any) -> RequestError:
         ([LONG, "b"], (LONG, "b")),
         ([7] * 50_000, ((7,) * 50_000,)),
         ([[7] * 50_000, [1]], ((7,) * 50_000, (1,))),
-    ],
-    ids=lambda value: str(value)[:20],
-)
-def test_input_comes_in_four_forms_long_or_short(
-    value: object, items: tuple[object, ...]
-) -> None:
-    request = embedding(input=value)
-    assert request.items == items
-    assert request.param == "input"
+    ):
+        request = embedding(input=value)
+        assert request.items == items
+        assert request.param == "input"
 
 
 @pytest.mark.parametrize("field", ["input", "messages"])
@@ -95,9 +89,8 @@ def test_spaces_between_are_json_too() -> None:
     assert EMBEDDING_BODY.decode(body).items == ((1, 2), (3,))
 
 
-@pytest.mark.parametrize(
-    ("value", "param"),
-    [
+def test_an_input_that_is_none_names_its_place() -> None:
+    for value, param in (
         (None, "input"),
         (1, "input"),
         (True, "input"),
@@ -126,13 +119,10 @@ def test_spaces_between_are_json_too() -> None:
         (["word " * 20] * (MAX_INPUTS + 1), "input"),
         ([[1]] * (MAX_INPUTS + 1), "input"),
         ([CHAT] * (MAX_INPUTS + 1), "input"),
-    ],
-    ids=lambda value: str(value)[:24],
-)
-def test_an_input_that_is_none_names_its_place(value: object, param: str) -> None:
-    error = refuse("embedding", input=value)
-    assert error.param is not None
-    assert error.param.startswith(param)
+    ):
+        error = refuse("embedding", input=value)
+        assert error.param is not None, str(value)[:24]
+        assert error.param.startswith(param), str(value)[:24]
 
 
 @pytest.mark.parametrize("item", ['""', "[1]", "[{}]"])
@@ -197,9 +187,8 @@ def test_special_tokens_are_not_put_around_ids() -> None:
 # Fields.
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "fields", "param"),
-    [
+def test_a_wrong_field_is_named() -> None:
+    for endpoint, fields, param in (
         ("embedding", {"encoding_format": "hex"}, "encoding_format"),
         ("embedding", {"embed_dtype": "int8"}, "embed_dtype"),
         ("embedding", {"embed_dtype": "float16"}, "embed_dtype"),
@@ -250,12 +239,8 @@ def test_special_tokens_are_not_put_around_ids() -> None:
         ("cohere", {"truncate": "MIDDLE"}, "truncate"),
         ("cohere", {"max_tokens": 0}, "max_tokens"),
         ("cohere", {"output_dimension": "8"}, "output_dimension"),
-    ],
-)
-def test_a_wrong_field_is_named(
-    endpoint: str, fields: dict[str, Any], param: str
-) -> None:
-    assert refuse(endpoint, **fields).param == param
+    ):
+        assert refuse(endpoint, **fields).param == param
 
 
 def test_the_error_of_normalize_names_the_alternative() -> None:
@@ -265,9 +250,8 @@ def test_the_error_of_normalize_names_the_alternative() -> None:
 # Texts that are scored, and Cohere's.
 
 
-@pytest.mark.parametrize(
-    ("value", "texts"),
-    [
+def test_scored_texts_come_plain_or_wrapped() -> None:
+    for value, texts in (
         ("a", ("a",)),
         (["a", "b"], ("a", "b")),
         ({"text": "a"}, ("a",)),
@@ -282,24 +266,20 @@ def test_the_error_of_normalize_names_the_alternative() -> None:
             },
             ("a b",),
         ),
-    ],
-    ids=lambda value: str(value)[:24],
-)
-def test_scored_texts_come_plain_or_wrapped(
-    value: object, texts: tuple[str, ...]
-) -> None:
-    request = decode("score", documents=value)
-    assert request.texts_of("documents") == texts
-    assert decode("rerank", documents=value).texts == texts
+    ):
+        request = decode("score", documents=value)
+        assert request.texts_of("documents") == texts, value
+        assert decode("rerank", documents=value).texts == texts
 
 
-@pytest.mark.parametrize("query", ["queries", "data_1", "text_1"])
-@pytest.mark.parametrize("document", ["documents", "items", "data_2", "text_2"])
-def test_queries_and_documents_have_several_names(query: str, document: str) -> None:
-    request = SCORE_BODY.decode(json.dumps({query: "a", document: ["b", "c"]}).encode())
-    assert (request.query_param, request.document_param) == (query, document)
-    assert request.texts_of(request.query_param) == ("a",)
-    assert request.texts_of(request.document_param) == ("b", "c")
+def test_queries_and_documents_have_several_names() -> None:
+    for document in ("documents", "items", "data_2", "text_2"):
+        for query in ("queries", "data_1", "text_1"):
+            body = json.dumps({query: "a", document: ["b", "c"]}).encode()
+            request = SCORE_BODY.decode(body)
+            assert (request.query_param, request.document_param) == (query, document)
+            assert request.texts_of(query) == ("a",)
+            assert request.texts_of(document) == ("b", "c")
 
 
 def test_images_are_not_scored() -> None:

@@ -118,9 +118,8 @@ def test_names_and_arguments_are_taken(value: str, named: Any) -> None:
         assert to_sampling(decode(body)).logits_processors == named
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
+def test_values_other_than_objects_are_refused() -> None:
+    for value in (
         '["a"]',
         '"a"',
         "5",
@@ -131,16 +130,13 @@ def test_names_and_arguments_are_taken(value: str, named: Any) -> None:
         '{"a":' * 2000 + "{}" + "}" * 2000,
         '{"a":{"x":"\\ud800"}}',
         "{" + ",".join(f'"{i}":null' for i in range(17)) + "}",
-    ],
-    ids=lambda value: value[:12],
-)
-def test_values_other_than_objects_are_refused(value: str) -> None:
-    for decode, body in encode(value):
-        with pytest.raises(RequestError) as caught:
-            to_sampling(decode(body))
-        assert caught.value.status == 400
-        assert (caught.value.param or "logits_processors") == "logits_processors"
-        assert len(str(caught.value)) < 200
+    ):
+        for decode, body in encode(value):
+            with pytest.raises(RequestError) as caught:
+                to_sampling(decode(body))
+            assert caught.value.status == 400, value
+            assert caught.value.param in (None, "logits_processors"), value
+            assert len(str(caught.value)) < 200, value
 
 
 # Checks before the request is queued.

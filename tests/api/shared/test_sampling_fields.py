@@ -97,21 +97,16 @@ def test_completions_default_to_16_tokens() -> None:
     assert to_sampling(completion(max_tokens=None)).max_tokens == 16
 
 
-@pytest.mark.parametrize(
-    ("fields", "logprobs"),
-    [
+def test_chat_asks_for_logprobs_in_two_fields() -> None:
+    for fields, logprobs in (
         ({}, None),
         ({"logprobs": False}, None),
         ({"logprobs": False, "top_logprobs": 0}, None),
         ({"top_logprobs": 0}, None),
         ({"logprobs": True}, 0),
         ({"logprobs": True, "top_logprobs": 20}, 20),
-    ],
-)
-def test_chat_asks_for_logprobs_in_two_fields(
-    fields: dict[str, Any], logprobs: int | None
-) -> None:
-    assert to_sampling(chat(**fields)).logprobs == logprobs
+    ):
+        assert to_sampling(chat(**fields)).logprobs == logprobs
 
 
 @pytest.mark.parametrize(
@@ -165,19 +160,17 @@ _BOUNDED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value"), _BOUNDED)
-def test_a_number_out_of_bounds_names_the_field_that_was_sent(
-    name: str, value: float
-) -> None:
-    with pytest.raises(InvalidParameter) as caught:
-        to_sampling(completion(**{name: value}))
-    assert caught.value.param == name
-    sent = _SENT_BY_CHAT.get(name, name)
-    flag = {"logprobs": True} if name == "logprobs" else {}
-    with pytest.raises(InvalidParameter) as caught:
-        to_sampling(chat(**flag, **{sent: value}))
-    assert caught.value.param == sent
-    assert str(caught.value).startswith(f"{sent}: must be between")
+def test_a_number_out_of_bounds_names_the_field_that_was_sent() -> None:
+    for name, value in _BOUNDED:
+        with pytest.raises(InvalidParameter) as caught:
+            to_sampling(completion(**{name: value}))
+        assert caught.value.param == name, value
+        sent = _SENT_BY_CHAT.get(name, name)
+        flag = {"logprobs": True} if name == "logprobs" else {}
+        with pytest.raises(InvalidParameter) as caught:
+            to_sampling(chat(**flag, **{sent: value}))
+        assert caught.value.param == sent, (name, value)
+        assert str(caught.value).startswith(f"{sent}: must be between"), (name, value)
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
@@ -194,9 +187,8 @@ def test_no_tokens_at_all_are_taken_with_echo_alone() -> None:
         to_sampling(completion(max_tokens=0))
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
+def test_sampling_rules_name_the_field() -> None:
+    for fields, param in (
         ({"top_p": 0}, "top_p"),
         ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
         ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
@@ -209,13 +201,11 @@ def test_no_tokens_at_all_are_taken_with_echo_alone() -> None:
         ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
         ({"logit_bias": {"1": 101}}, "logit_bias"),
         ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
-    ],
-)
-def test_sampling_rules_name_the_field(fields: dict[str, Any], param: str) -> None:
-    for make in (chat, completion):
-        with pytest.raises(InvalidParameter) as caught:
-            to_sampling(make(**fields))
-        assert caught.value.param == param
+    ):
+        for make in (chat, completion):
+            with pytest.raises(InvalidParameter) as caught:
+                to_sampling(make(**fields))
+            assert caught.value.param == param, fields
 
 
 def test_a_request_is_of_its_public_type() -> None:

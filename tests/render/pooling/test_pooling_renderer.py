@@ -296,9 +296,8 @@ def test_an_empty_text_consists_of_its_special_tokens(
         assert caught.value.param == "input[0]"
 
 
-@pytest.mark.parametrize(
-    ("text", "options", "param"),
-    [
+def test_an_error_names_the_field(bert: Subject) -> None:
+    for text, options, param in (
         ("x", TextOptions(truncate_to=65), "truncate_prompt_tokens"),
         ("x", TextOptions(truncate_to=1), "truncate_prompt_tokens"),
         ("x", TextOptions(prompt_name="query"), "prompt_name"),
@@ -310,14 +309,10 @@ def test_an_empty_text_consists_of_its_special_tokens(
         ((5,) * 65, TextOptions(), "input[0]"),
         ("\ud83d", TextOptions(), "input[0]"),
         (LONG + "\ud83d", TextOptions(long_text="chunk"), "input[0]"),
-    ],
-)
-def test_an_error_names_the_field(
-    bert: Subject, text: TextInput, options: TextOptions, param: str
-) -> None:
-    with pytest.raises(RequestError) as caught:
-        bert.render(text, options)
-    assert caught.value.param == param
+    ):
+        with pytest.raises(RequestError) as caught:
+            bert.render(text, options)
+        assert caught.value.param == param, (text, options)
 
 
 def test_ids_are_taken_as_they_are_and_cut_like_texts(bert: Subject) -> None:

@@ -329,9 +329,8 @@ def test_a_named_tool_is_the_only_one() -> None:
     assert {call.name for call in calls} == {"stop"}
 
 
-@pytest.mark.parametrize(
-    ("parameters", "is_any"),
-    [
+def test_a_tool_without_parameters_is_called_without_arguments() -> None:
+    for parameters, is_any in (
         (None, False),
         ({}, False),
         ({"properties": {}}, False),
@@ -341,25 +340,23 @@ def test_a_named_tool_is_the_only_one() -> None:
         ({"additionalProperties": True}, True),
         ({"type": "object", "properties": {}, "additionalProperties": {}}, True),
         ({"properties": {"a": {}}}, True),
-    ],
-)
-def test_a_tool_without_parameters_is_called_without_arguments(
-    parameters: object, is_any: bool
-) -> None:
-    functions: list[dict[str, Any]] = [{"name": "stop", "parameters": parameters}]
-    if parameters is None:
-        functions.append({"name": "stop"})
-    for function in functions:
-        tools = [{"type": "function", "function": function}]
-        options: Any = {"tools": tools, "names": frozenset({"stop"})}
-        for is_free in (False, True):
-            grammar = write_grammar("hermes", is_free=is_free, **options)
-            for arguments in ("{}", '{"a": 1}'):
-                matcher = match(grammar)
-                call = f'<tool_call>\n{{"name": "stop", "arguments": {arguments}'
-                ids = encode(call)
-                is_allowed = matcher.validate_tokens(ids) == len(ids)
-                assert is_allowed == (arguments == "{}" or is_any or is_free)
+    ):
+        functions: list[dict[str, Any]] = [{"name": "stop", "parameters": parameters}]
+        if parameters is None:
+            functions.append({"name": "stop"})
+        for function in functions:
+            tools = [{"type": "function", "function": function}]
+            options: Any = {"tools": tools, "names": frozenset({"stop"})}
+            for is_free in (False, True):
+                grammar = write_grammar("hermes", is_free=is_free, **options)
+                for arguments in ("{}", '{"a": 1}'):
+                    matcher = match(grammar)
+                    call = f'<tool_call>\n{{"name": "stop", "arguments": {arguments}'
+                    ids = encode(call)
+                    is_allowed = matcher.validate_tokens(ids) == len(ids)
+                    assert is_allowed == (
+                        arguments == "{}" or is_any or is_free
+                    ), parameters
 
 
 @pytest.mark.parametrize(

@@ -697,9 +697,8 @@ def test_parameters_of_deepseek_v32_say_whether_they_are_texts() -> None:
 THOUGHT = "<|channel|>analysis<|message|>I look.<|end|>"
 
 
-@pytest.mark.parametrize(
-    ("written", "text", "calls", "reasoning"),
-    [
+def test_channels_of_gpt_oss() -> None:
+    for written, text, calls, reasoning in (
         (
             f"{THOUGHT}<|start|>assistant<|channel|>final<|message|>It rains.",
             *("It rains.", [], "I look."),
@@ -730,16 +729,12 @@ THOUGHT = "<|channel|>analysis<|message|>I look.<|end|>"
         ),
         ("<|channel|>final and a b c d e f g h i", None, [], ""),
         ('{"a": 1}', '{"a": 1}', [], ""),
-    ],
-)
-def test_channels_of_gpt_oss(
-    written: str, text: str | None, calls: Calls, reasoning: str
-) -> None:
-    for pieces in ([written], list(written)):
-        found = split("gpt_oss", pieces)
-        assert found.text == (written if text is None else text)
-        assert found.calls == calls
-        assert found.reasoning == reasoning
+    ):
+        for pieces in ([written], list(written)):
+            found = split("gpt_oss", pieces)
+            assert found.text == (written if text is None else text)
+            assert found.calls == calls, written
+            assert found.reasoning == reasoning, written
 
 
 def test_without_tools_gpt_oss_calls_nothing() -> None:

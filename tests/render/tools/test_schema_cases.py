@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from trioserve.render.tools.tool_table import ToolTable
 
 DEFINITIONS = {
@@ -13,9 +11,8 @@ DEFINITIONS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("part", "types"),
-    [
+def test_types_are_found_behind_references_and_cases() -> None:
+    for part, types in (
         ({"type": "string"}, {"string"}),
         ({"type": ["integer", "null"]}, {"integer", "null"}),
         ({"enum": ["a", 1, None]}, {"string", "integer", "null"}),
@@ -29,17 +26,13 @@ DEFINITIONS = {
         ({"allOf": [{"$ref": "#/$defs/place"}]}, {"object"}),
         ({}, set()),
         (True, set()),
-    ],
-)
-def test_types_are_found_behind_references_and_cases(
-    part: object, types: set[str]
-) -> None:
-    for name, schema in (
-        ("listed", {"properties": {"listed": part}, "additionalProperties": False}),
-        ("other", {"properties": {}, "additionalProperties": part}),
     ):
-        parameters = {"$defs": DEFINITIONS, **schema}
-        function = {"name": "f", "parameters": parameters}
-        table = ToolTable([{"type": "function", "function": function}])
-        assert table.find_types("f", name) == types
-    assert table.find_types("g", name) == set()
+        for name, schema in (
+            ("listed", {"properties": {"listed": part}, "additionalProperties": False}),
+            ("other", {"properties": {}, "additionalProperties": part}),
+        ):
+            parameters = {"$defs": DEFINITIONS, **schema}
+            function = {"name": "f", "parameters": parameters}
+            table = ToolTable([{"type": "function", "function": function}])
+            assert table.find_types("f", name) == types, part
+        assert table.find_types("g", name) == set(), (part, types)

@@ -292,9 +292,8 @@ CIRCLE = {"$defs": {"a": {"$ref": "#/$defs/a"}}}
 CHAIN = {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(40)}
 
 
-@pytest.mark.parametrize(
-    ("families", "schema", "reason"),
-    [
+def test_a_schema_that_a_form_cannot_express_is_refused() -> None:
+    for families, schema, reason in (
         (FAMILIES, {"properties": {"a b": {"type": "string"}}}, "the name of the"),
         (FAMILIES, {"properties": {}, "required": ["a"]}, "the required property a"),
         (FAMILIES, {"properties": 5}, "the keyword properties in a wrong form"),
@@ -349,13 +348,9 @@ CHAIN = {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(40)}
             *(GEMMA, {"$defs": CHAIN, "properties": {"a": {"$ref": "#/$defs/d0"}}}),
             "more than 32 objects in each other in the property a",
         ),
-    ],
-)
-def test_a_schema_that_a_form_cannot_express_is_refused(
-    families: list[str], schema: dict[str, Any], reason: str
-) -> None:
-    for family in families:
-        with pytest.raises(InvalidParameter) as caught:
-            write(family, schema)
-        assert caught.value.param == "tools[0].function.parameters"
-        assert f"cannot be held to {reason}" in str(caught.value)
+    ):
+        for family in families:
+            with pytest.raises(InvalidParameter) as caught:
+                write(family, schema)
+            assert caught.value.param == "tools[0].function.parameters"
+            assert f"cannot be held to {reason}" in str(caught.value), family
