@@ -63,7 +63,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-in_both_ways = pytest.mark.parametrize("streams", [False, True])
 
 BOTH = [("weather", FIRST), ("stop", SECOND)]
 
@@ -160,18 +159,16 @@ async def test_a_streams_chunks_have_openais_form(server: FakeServer) -> None:
     assert tuple(ids[:-1]) == server.answer_ids
 
 
-@in_both_ways
 @pytest.mark.server(eos_token=None)
 async def test_forbidden_parallel_calls_end_the_answer_behind_the_first(
-    server: FakeServer, client: openai.AsyncOpenAI, streams: bool
+    server: FakeServer, client: openai.AsyncOpenAI
 ) -> None:
-    answer = await ask(client, streams=streams, parallel_tool_calls=False)
+    answer = await ask(client, parallel_tool_calls=False)
     [choice] = answer.choices
     assert choice.message.content == TEXT
     assert list_calls(choice.message) == BOTH[:1]
     assert choice.finish_reason == "tool_calls"
-    if not streams:
-        assert answer.usage.completion_tokens < len(server.answer_ids)
+    assert answer.usage.completion_tokens < len(server.answer_ids)
     # The sequence has ended in the engine, too, and not at max_tokens.
     assert len(server.device.plans) < len(server.answer_ids) + 10
 
@@ -241,15 +238,14 @@ async def test_a_call_that_was_cut_off_may_be_sent_back(
     assert answer.choices[0].finish_reason == "length"
 
 
-@in_both_ways
 @pytest.mark.server(
     answer=f"<think>\nA <tool_call> helps.\n</think>\n\n{ANSWER}",
     render=RenderConfig(reasoning_parser="qwen3"),
 )
 async def test_reasoning_and_calls_come_in_one_answer(
-    client: openai.AsyncOpenAI, streams: bool
+    client: openai.AsyncOpenAI,
 ) -> None:
-    message = (await ask(client, streams=streams)).choices[0].message
+    message = (await ask(client, streams=True)).choices[0].message
     assert message.reasoning == "A <tool_call> helps."
     assert message.content == TEXT
     assert list_calls(message) == BOTH
@@ -305,11 +301,10 @@ async def test_the_thoughts_of_gpt_oss_have_no_budget(
     assert caught.value.param == "thinking_token_budget"
 
 
-@in_both_ways
 async def test_a_stop_string_in_the_arguments_ends_the_call(
-    client: openai.AsyncOpenAI, streams: bool
+    client: openai.AsyncOpenAI,
 ) -> None:
-    [choice] = (await ask(client, streams=streams, stop="Wien")).choices
+    [choice] = (await ask(client, streams=True, stop="Wien")).choices
     assert list_calls(choice.message) == [("weather", '{"city": "')]
     assert choice.finish_reason == "tool_calls"
 
@@ -346,14 +341,13 @@ QWEN_CALL = (
 )
 
 
-@in_both_ways
 @pytest.mark.server(
     answer=QWEN_CALL, render=RenderConfig(tool_call_parser="qwen3_coder")
 )
 async def test_calls_without_json_are_forced_too(
-    server: FakeServer, client: openai.AsyncOpenAI, streams: bool
+    server: FakeServer, client: openai.AsyncOpenAI
 ) -> None:
-    answer = await ask(client, streams=streams, tool_choice="required")
+    answer = await ask(client, tool_choice="required")
     assert list_calls(answer.choices[0].message) == [("weather", '{"city": "Wien"}')]
     [grammar] = list_grammars(server)
     assert grammar and "<parameter=" in grammar
@@ -414,12 +408,11 @@ async def test_a_form_of_the_text_leaves_forced_calls_as_they_are(
     assert plain == with_form
 
 
-@in_both_ways
 @pytest.mark.server(answer=CALLS)
 async def test_an_answer_with_a_form_may_call_instead(
-    server: FakeServer, client: openai.AsyncOpenAI, streams: bool
+    server: FakeServer, client: openai.AsyncOpenAI
 ) -> None:
-    [choice] = (await ask(client, streams=streams, response_format=JSON)).choices
+    [choice] = (await ask(client, streams=True, response_format=JSON)).choices
     assert list_calls(choice.message) == BOTH
     assert not choice.message.content
     assert choice.finish_reason == "tool_calls"

@@ -88,17 +88,11 @@ async def test_a_text_becomes_the_vector_of_its_tokens(
     }
 
 
-@pytest.mark.parametrize(
-    ("value", "lists"),
-    [(IDS, [IDS]), ([IDS, [7]], [IDS, [7]])],
-    ids=["ids", "lists of ids"],
-)
-async def test_token_ids_are_taken_as_they_are(
-    client: httpx.AsyncClient, value: object, lists: list[list[int]]
-) -> None:
-    assert await embed(client, input=value) == [
-        pytest.approx(expect(ids)) for ids in lists
-    ]
+async def test_token_ids_are_taken_as_they_are(client: httpx.AsyncClient) -> None:
+    for value, lists in ((IDS, [IDS]), ([IDS, [7]], [IDS, [7]])):
+        assert await embed(client, input=value) == [
+            pytest.approx(expect(ids)) for ids in lists
+        ]
 
 
 async def test_many_texts_come_back_in_order(client: httpx.AsyncClient) -> None:
@@ -110,18 +104,16 @@ async def test_many_texts_come_back_in_order(client: httpx.AsyncClient) -> None:
         assert vectors[index] == pytest.approx(expect(ids))
 
 
-@pytest.mark.parametrize("field", ["messages", "input"])
-async def test_chats_are_rendered_by_their_template(
-    client: httpx.AsyncClient, field: str
-) -> None:
-    ids = await tokenize(client, messages=CHAT, add_generation_prompt=False)
-    assert await embed(client, **{field: CHAT}) == [pytest.approx(expect(ids))]
-    opened = await tokenize(client, messages=CHAT, add_generation_prompt=True)
-    assert opened != ids
-    assert (
-        await embed(client, **{field: [CHAT, CHAT]}, add_generation_prompt=True)
-        == [pytest.approx(expect(opened))] * 2
-    )
+async def test_chats_are_rendered_by_their_template(client: httpx.AsyncClient) -> None:
+    for field in ("messages", "input"):
+        ids = await tokenize(client, messages=CHAT, add_generation_prompt=False)
+        assert await embed(client, **{field: CHAT}) == [pytest.approx(expect(ids))]
+        opened = await tokenize(client, messages=CHAT, add_generation_prompt=True)
+        assert opened != ids, field
+        assert (
+            await embed(client, **{field: [CHAT, CHAT]}, add_generation_prompt=True)
+            == [pytest.approx(expect(opened))] * 2
+        )
 
 
 TEMPLATE_CHAT: dict[str, Any] = {
@@ -283,18 +275,18 @@ async def test_a_long_text_is_refused_and_named(client: httpx.AsyncClient) -> No
     assert "16" in error["message"]
 
 
-@pytest.mark.parametrize(
-    "fields", [{"long_text": "truncate"}, {"truncate_prompt_tokens": -1}]
-)
 @pytest.mark.server(max_model_len=16)
 async def test_a_long_text_is_cut_to_the_models_length_on_request(
-    client: httpx.AsyncClient, fields: dict[str, object]
+    client: httpx.AsyncClient,
 ) -> None:
-    ids = list(range(5, 45))
-    assert await embed(client, input=ids, **fields) == [pytest.approx(expect(ids[:16]))]
-    assert await embed(client, input=ids, truncation_side="left", **fields) == [
-        pytest.approx(expect(ids[-16:]))
-    ]
+    for fields in ({"long_text": "truncate"}, {"truncate_prompt_tokens": -1}):
+        ids = list(range(5, 45))
+        assert await embed(client, input=ids, **fields) == [
+            pytest.approx(expect(ids[:16]))
+        ]
+        assert await embed(client, input=ids, truncation_side="left", **fields) == [
+            pytest.approx(expect(ids[-16:]))
+        ]
 
 
 async def test_a_text_is_cut_to_fewer_tokens(client: httpx.AsyncClient) -> None:
