@@ -58,6 +58,15 @@ def test_hypercorns_workers_for_asyncio_are_known(
         exec("create_app(max_num_seqs=0)", program)
 
 
+def test_several_workers_are_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker has the arguments of hypercorn's command."""
+    monkeypatch.setattr("sys.argv", ["hypercorn", "-w", "2", "-k", "trio"])
+    with pytest.raises(SystemExit, match="run hypercorn with -w 0"):
+        create_app("/no/such/model")
+
+
 HYPERCORN = [*FORK, "-m", "hypercorn", "-b", "127.0.0.1:0"]
 
 # A server that looks for this model has not been refused before.

@@ -36,11 +36,11 @@ async def test_the_default_model_answers_and_calls_without_any_option(
         assert answer.text == "The capital of France is Paris."
         assert "unless a request says otherwise: temperature 0, " in caplog.text
         assert "sequences end after 4 copies" in caplog.text
-        # Without its sampling defaults the model would write up to the end of its context.
-        messages = [{"role": "user", "content": "What is the sea?"}]
-        async with engine.open_chat(messages, max_tokens=300) as deltas:
+        # Without its sampling defaults the model would write 157 tokens instead of 15.
+        messages = [{"role": "user", "content": "What is two plus two?"}]
+        async with engine.open_chat(messages, max_tokens=100) as deltas:
             (answer,) = await deltas.collect()
-        assert answer.finish_reason in ("stop", "repetition")
+        assert answer.finish_reason == "stop"
         # Its template has no place for tools.
         messages = [{"role": "user", "content": "What is the weather in Rome?"}]
         async with engine.open_chat(

@@ -119,12 +119,13 @@ def wait_until(condition: Callable[[], bool]) -> None:
 MODULE = "trioserve.testing.supervisor_process"
 
 
-# Ends HTTP processes that say nothing for three seconds.
+# Ends HTTP processes that say nothing for three seconds, and those that do not drain sooner.
 IMPATIENT = f"""
 import sys
-from trioserve.startup.supervisor import Supervisor
+from trioserve.startup import supervisor
 from {MODULE} import main
-Supervisor.max_silent_seconds = 3
+supervisor.Supervisor.max_silent_seconds = 3
+supervisor._AFTER_DRAIN_SECONDS = 1.0
 sys.exit(main())
 """
 
@@ -151,7 +152,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
     keys = folder / "keys"
     commands = [write_command(folder, keys)] * 3
     commands.append(write_command(folder, keys, "-c", IMPATIENT))
-    commands.append(write_command(folder, keys, drain_timeout=0.5))
+    commands.append(write_command(folder, keys, "-c", IMPATIENT, drain_timeout=0.5))
     with ExitStack() as stack:
         waits = [begin_process(stack, command) for command in commands]
         yield [Server(wait()) for wait in waits]
