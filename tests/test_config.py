@@ -227,7 +227,7 @@ def test_the_value_none_unsets_an_option_of_the_file(
     changed = {option.name: value for option, value in list_changes(config)}
     # The file has no word for "not set", so its "none" is a name.
     expected = {
-        "served_model_name": "none",
+        "served_model_name": ("none",),
         "max_model_len": 9,
         "max_step_seconds": 1.0,
     }
@@ -240,6 +240,14 @@ def test_the_value_none_unsets_an_option_of_the_file(
     [
         (["first", "second"], "--model: name one model; here are first and second"),
         (["first", "--model=second"], "--model: name one model; here are first and"),
+        (
+            ["--served-model-name", "a", "some/model"],
+            "--served-model-name: takes all words behind it, here a and some/model; write MODEL",
+        ),
+        (
+            ["first", "--served-model-name", "a", ""],
+            "--served-model-name: has an empty",
+        ),
         (
             ["--enable-h2c", "true"],
             "--enable-h2c: takes no value: write --enable-h2c alone",

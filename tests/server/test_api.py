@@ -304,6 +304,25 @@ async def test_a_models_name_may_hold_slashes(
             assert response.json()["id"] == name
 
 
+async def test_a_model_has_several_names_and_the_one_of_its_source(
+    client: httpx.AsyncClient, server: FakeServer
+) -> None:
+    server.engine.info = replace(
+        server.engine.info, name="a", other_names=("b", "c"), source="org/model"
+    )
+    cards = (await client.get("/v1/models")).json()["data"]
+    assert [card["id"] for card in cards] == ["a", "b", "c"]
+    for name in ("a", "b", "c", "org/model"):
+        card = (await client.get(f"/v1/models/{name}")).json()
+        assert (card["id"], card["root"]) == (name, "a")
+        body = {"model": name, "prompt": "x", "max_tokens": 1}
+        answer = (await client.post("/v1/completions", json=body)).json()
+        assert answer["model"] == "a"
+    body["model"] = "d"
+    refusal = (await client.post("/v1/completions", json=body)).json()
+    assert "this server has `a` and `b` and `c`." in refusal["error"]["message"]
+
+
 async def test_another_model_is_not_found(client: httpx.AsyncClient) -> None:
     for name in ("other", "org/fake", "/", "%0a"):
         response = await client.get(f"/v1/models/{name}")

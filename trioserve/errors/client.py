@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .base import TrioserveError
 
 
@@ -68,9 +70,10 @@ class Unauthorized(RequestError, status=401, code="AuthenticationError"):
 class ModelNotFound(RequestError, status=404, code="NotFoundError"):
     """Raised when a request names a model that this server does not serve."""
 
-    def __init__(self, name: str, *, served: str) -> None:
+    def __init__(self, name: str, *, served: Sequence[str]) -> None:
+        names = " and ".join(f"`{each}`" for each in served)
         super().__init__(
-            f"The model `{name[:128]}` does not exist; this server has `{served}`.",
+            f"The model `{name[:128]}` does not exist; this server has {names}.",
             param="model",
         )
 

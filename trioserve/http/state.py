@@ -218,8 +218,8 @@ class ServerState:
         self.lifecycle.check_open()
         if self.engine is None:
             raise ModelLoading()
-        if model and model != self.engine.info.name:
-            raise ModelNotFound(model, served=self.engine.info.name)
+        if model and not self.engine.info.has_name(model):
+            raise ModelNotFound(model, served=self.engine.info.names)
         return self.engine
 
     def require_text(self, model: str | None = None) -> TextEngine:

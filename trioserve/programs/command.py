@@ -119,7 +119,8 @@ def name_model(line: CommandLine) -> dict[str, str]:
     """Return the model among the words, by the name of its option.
 
     Raises:
-      InvalidConfig: there are several, or the word is not one.
+      InvalidConfig: there are several, the word is not one, or there is none and a flag
+        may have taken it.
     """
     models = [*line.words]
     if "model" in line.values:
@@ -127,6 +128,10 @@ def name_model(line: CommandLine) -> dict[str, str]:
     if len(models) > 1:
         raise InvalidConfig("model", f"name one model; here are {' and '.join(models)}")
     if not line.words:
+        names = line.values.get("served_model_name") or ()
+        if not models and len(names) > 1:
+            reason = f"takes all words behind it, here {' and '.join(names)}; write MODEL first"
+            raise InvalidConfig("served_model_name", reason)
         return {}
     [word] = line.words
     if word.startswith("-"):

@@ -27,7 +27,7 @@ from .limits import (
     measure_step_bytes,
     set_max_num_seqs,
 )
-from .loaded import LoadedCore, fingerprint_model
+from .loaded import LoadedCore, fingerprint_model, add_names
 from .plugins import load_logits_processors
 from .source import Source, read_template
 from .turn_ends import find_turn_ends
@@ -96,13 +96,12 @@ def _load(
     """
     from ..model.open import load, load_blocks
 
-    name = config.served_model_name or weights.name
     if file is not None:
-        model = load_blocks(weights.folder, config, file, name=name)
+        model = load_blocks(weights.folder, config, file, name=weights.name)
         if model is not None:
             return model, weights
     weights = complete_weights(weights)
-    return load(weights.folder, config, name=name), weights
+    return load(weights.folder, config, name=weights.name), weights
 
 
 async def build_pipeline_core(
@@ -133,7 +132,7 @@ def _complete_info(
     template = read_template(config.model.chat_template)
     ends = find_turn_ends(source.weights, info, template)
     return replace(
-        limit_length(info, config, blocks.num_blocks),
+        limit_length(add_names(info, config.model), config, blocks.num_blocks),
         eos_token_ids=info.eos_token_ids | ends,
         default_sampling=info.default_sampling or config.model.own_sampling,
         stop_repetition=config.model.repetition_detection,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from ..config import ModelConfig
 from ..types.model_info import ModelInfo
 from ..types.pooling import PoolingInfo
 from ..types.version import __version__
@@ -23,6 +24,12 @@ class LoadedCore:
     core: Any
     info: ModelInfo
     pooling: PoolingInfo | None = None
+
+
+def add_names(info: ModelInfo, config: ModelConfig) -> ModelInfo:
+    """Add the names that clients may use; without others the model keeps its own."""
+    name, *others = config.served_model_name or (info.name,)
+    return replace(info, name=name, other_names=tuple(others), source=config.model)
 
 
 def fingerprint_model(folder: Path, *numbers: str) -> str:

@@ -11,7 +11,7 @@ from ..executor import LocalExecutor
 from ..types.pooling import PoolingTask
 from ..weights import complete_weights
 from .limits import make_pooling_scheduler
-from .loaded import LoadedCore, fingerprint_model
+from .loaded import LoadedCore, fingerprint_model, add_names
 from .source import Source
 
 logger = logging.getLogger(__name__)
@@ -31,12 +31,12 @@ def build_pooling_core(
     encoder = load_encoder(
         weights.folder,
         config.model,
-        name=config.model.served_model_name or weights.name,
+        name=weights.name,
         task=task,
         sentence=source.sentence,
     )
     info = replace(
-        encoder.info,
+        add_names(encoder.info, config.model),
         fingerprint=fingerprint_model(
             weights.folder, encoder.info.dtype, encoder.info.kernels
         ),

@@ -316,7 +316,7 @@ def _load(prepared: _Prepared, load: Load) -> _Stage:
     model = load_part(
         weights.folder,
         config.model,
-        name=config.model.served_model_name or weights.name,
+        name=weights.name,
         place=begin.place,
         group=channels.shards,
     )

@@ -17,7 +17,9 @@ class ModelInfo:
     """The facts about a loaded model that other rooms need.
 
     Args:
-      name: the name that clients use.
+      name: the name that clients use, and that answers have.
+      other_names: further names that clients may use.
+      source: the model as the operator wrote it, which clients may also write.
       architecture: transformers' class name.
       vocab_size: rows of the output projection; every token id is lower.
       max_model_len: tokens of prompt and output together.
@@ -41,6 +43,8 @@ class ModelInfo:
     """
 
     name: str
+    other_names: tuple[str, ...] = ()
+    source: str = ""
     architecture: str
     vocab_size: int
     max_model_len: int
@@ -59,3 +63,11 @@ class ModelInfo:
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
     logits_processors: tuple[str, ...] = ()
     kernels: str = "torch"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that clients are told."""
+        return self.name, *self.other_names
+
+    def has_name(self, name: str) -> bool:
+        return name == self.name or name in self.other_names or name == self.source

@@ -191,7 +191,7 @@ def test_prompt_logprobs_have_vllms_form() -> None:
     [
         (InvalidParameter("n", "is wrong"), "BadRequestError", "n", 400),
         (InvalidParameter(None, "is wrong"), "BadRequestError", None, 400),
-        (ModelNotFound("x", served="y"), "NotFoundError", "model", 404),
+        (ModelNotFound("x", served=["y"]), "NotFoundError", "model", 404),
         (
             QueueFull(
                 "texts", num_open=9, num_possible=0, num_new=1, retry_after_seconds=1

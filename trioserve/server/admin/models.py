@@ -59,8 +59,11 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def answer_models(state: ServerState, request: ScopedRequest) -> Response:
-    """List the one model that is served."""
-    return respond_json(ModelList(data=(_describe(state.require_engine()),)))
+    """List the one model that is served, once for each of its names."""
+    engine = state.require_engine()
+    return respond_json(
+        ModelList(data=tuple(_describe(engine, name) for name in engine.info.names))
+    )
 
 
 async def answer_model(state: ServerState, request: ScopedRequest) -> Response:
@@ -68,14 +71,15 @@ async def answer_model(state: ServerState, request: ScopedRequest) -> Response:
     assert request.view_args is not None, "the route has a part for the name"
     # Werkzeug takes a slash at the end of the path as part of the name.
     name = request.view_args["model"]
-    return respond_json(_describe(state.require_engine(name.removesuffix("/") or name)))
+    name = name.removesuffix("/") or name
+    return respond_json(_describe(state.require_engine(name), name))
 
 
-def _describe(engine: TextEngine | PoolingEngine) -> ModelCard:
+def _describe(engine: TextEngine | PoolingEngine, name: str) -> ModelCard:
     task = engine.pooling.task if isinstance(engine, PoolingEngine) else "generate"
     info = engine.info
     return ModelCard(
-        id=info.name,
+        id=name,
         created=_STARTED_AT,
         root=info.name,
         max_model_len=info.max_model_len,
