@@ -212,6 +212,14 @@ def test_python_reads_other_numbers(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "number"), [("4k", 4000), ("4K", 4096), ("1m", 10**6), ("2M", 2**21)]
+)
+def test_whole_numbers_may_be_thousands(text: str, number: int) -> None:
+    config = parse_serve(["--max-model-len", text])
+    assert config.engine.model.max_model_len == number
+
+
+@pytest.mark.parametrize(
     "flag", ["--served-model-name", "--max-model-len", "--max-step-seconds"]
 )
 @pytest.mark.parametrize("text", ["None", "none"])
@@ -285,6 +293,7 @@ def test_the_value_none_unsets_an_option_of_the_file(
         (["--port", "high"], "--port: 'high' is not a whole number"),
         (["--port", "8000.0"], "--port: '8000.0' is not a whole number"),
         (["--max-model-len", "1e3"], "--max-model-len: '1e3' is not a whole number"),
+        (["--max-model-len", "4.k"], "--max-model-len: '4.k' is not a whole number"),
         (["--max-model-len", "null"], "--max-model-len: 'null' is not a whole number"),
         (["--port", "None"], "--port: 'None' is not a whole number"),
         (["--drain-timeout", "soon"], "--drain-timeout: 'soon' is not a number"),

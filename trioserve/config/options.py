@@ -36,6 +36,10 @@ _ARGUMENT = re.compile(r"^  (\w+): (.*(?:\n    .*)*)", re.MULTILINE)
 # The end of a meaning's first statement.
 _END = re.compile(r"[.;](?=\s|$)")
 
+# A whole number of thousands or millions, decimal (4k) or binary (4K).
+_THOUSANDS = re.compile(r"(\d+)([kKmM])")
+_FACTORS = {"k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
+
 _NOUNS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 _PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
@@ -100,8 +104,11 @@ class Option:
         hint = self.plain_hint
         read = get_args(hint)[0] if get_origin(hint) is tuple else hint
         if read in (int, float):
+            number = _read_whole if read is int else float
             try:
-                value = [*map(read, value)] if isinstance(value, list) else read(value)
+                value = (
+                    [*map(number, value)] if isinstance(value, list) else number(value)
+                )
             except ValueError:
                 raise self._refuse_words(value) from None
         return self.convert(value)
@@ -148,6 +155,17 @@ class Option:
         item, *others = get_args(hint)
         count = "" if others == [...] else f"{1 + len(others)} "
         return f"a list of {count}{_PLURALS[item]}"
+
+
+def _read_whole(text: str) -> int:
+    """Read a whole number; 4k is 4,000, and 4K is 4,096, as vLLM reads them.
+
+    Raises:
+      ValueError
+    """
+    if match := _THOUSANDS.fullmatch(text):
+        return int(match[1]) * _FACTORS[match[2]]
+    return int(text)
 
 
 @cache

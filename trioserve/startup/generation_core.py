@@ -27,7 +27,7 @@ from .limits import (
     measure_step_bytes,
     set_max_num_seqs,
 )
-from .loaded import LoadedCore, fingerprint_model, add_names
+from .loaded import LoadedCore, add_names, fingerprint_model
 from .plugins import load_logits_processors
 from .source import Source, read_template
 from .turn_ends import find_turn_ends

@@ -11,7 +11,7 @@ from ..executor import LocalExecutor
 from ..types.pooling import PoolingTask
 from ..weights import complete_weights
 from .limits import make_pooling_scheduler
-from .loaded import LoadedCore, fingerprint_model, add_names
+from .loaded import LoadedCore, add_names, fingerprint_model
 from .source import Source
 
 logger = logging.getLogger(__name__)

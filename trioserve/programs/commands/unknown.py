@@ -19,8 +19,9 @@ _ELSEWHERE = {
     "ps": "top",
     "info": "env",
     "collect-env": "env",
-    "pull": "serve",
 }
+
+_FETCHING = ("pull", "download", "fetch")
 
 
 def explain(commands: Sequence[Command], word: str, others: Sequence[str]) -> str:
@@ -39,6 +40,11 @@ def explain(commands: Sequence[Command], word: str, others: Sequence[str]) -> st
     if word in ("help", "version"):
         wanted = f"{others[0]} --help" if others and word == "help" else f"--{word}"
         return f"{word!r} is not a command: write trioserve {wanted}"
+    if word in _FETCHING:
+        return (
+            f"{word!r} is not a command: trioserve serve {rest or 'MODEL'} fetches a model and "
+            "serves it, and trioserve models lists those that are here"
+        )
     seconds = [name for name in names if name.startswith(f"{word} ")]
     if seconds:
         return f"{word!r} needs one more word: write trioserve {' or trioserve '.join(seconds)}"
