@@ -14,6 +14,9 @@ How to read the answer
                  "All" has the functions of any of them, so it counts rare work, too.
   calls          calls of functions, with each step of a generator.
 
+  Comprehensions are not counted, except generator expressions: since Python 3.12 they
+  have no frame (PEP 709).
+
   A request before it has warmed up the server. The device is a fake, and it is not
   counted (kit/chunk_server.py); the engine runs in the server's process.
 
@@ -45,6 +48,8 @@ MIDDLE = slice(5, 35)
 
 # Parts of the package that are no server: the fake device and its engine.
 LEFT_OUT = ("testing", "testing_server", "testing_tokenizer")
+
+COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +102,10 @@ class Trace:
         is_counted = self._is_counted.get(code)
         if is_counted is None:
             name = code.co_filename
-            is_counted = name.startswith(self._folder) and not name.startswith(
-                self._left_out
+            is_counted = (
+                name.startswith(self._folder)
+                and not name.startswith(self._left_out)
+                and code.co_name not in COMPREHENSIONS
             )
             self._is_counted[code] = is_counted
         if is_counted and not self._is_asked_by_fake(frame):
