@@ -133,9 +133,7 @@ WORK = (("bob", 2.0, 300), ("cleo", 1.0, 5000), ("dan", 0.5, 5000), ("ann", 1.0,
 
 
 def make_work(weight: float, work: float) -> ClientWork:
-    client = ClientWork()
-    client.weight, client.work = weight, work
-    return client
+    return ClientWork(weight=weight, work=work)
 
 
 @pytest.mark.parametrize("order", [WORK, WORK[::-1]])

@@ -38,6 +38,9 @@ class Planner:
         self.seconds.append(seconds)
         return f"deliver {plan.step_id}"
 
+    def list_started(self, plan: StepPlan) -> str:
+        return ""
+
 
 class Executor(FakeExecutor[StepPlan, StepResult]):
     def __init__(self, events: list[str], **options: object) -> None:
@@ -73,8 +76,8 @@ async def test_the_device_has_its_next_step_before_readers_have_this_ones_tokens
     events: list[str] = []
     executor = Executor(events, depth=depth, step_seconds=1.0)
     planner = Planner(events, 9)
-    loop = StepLoop(executor, planner, events.append)
-    await nursery.start(loop.run)
+    loop = StepLoop(executor, planner)
+    await nursery.start(loop.run, events.append)
     await trio.sleep(10)
     assert events == list_events(depth)
     # The scheduler bounds steps by these.
@@ -89,8 +92,8 @@ async def test_requests_that_come_while_a_step_runs_are_planned_together(
     events: list[str] = []
     planner = Planner(events, 1)
     executor = Executor(events, depth=2, step_seconds=1.0)
-    loop = StepLoop(executor, planner, events.append)
-    await nursery.start(loop.run)
+    loop = StepLoop(executor, planner)
+    await nursery.start(loop.run, events.append)
     for _ in range(3):
         await trio.sleep(0.25)
         planner.num_left = 1
@@ -108,8 +111,8 @@ async def test_every_stage_of_a_pipeline_has_work_at_once(
     events: list[str] = []
     planner = Planner(events, 1)
     executor = Executor(events, depth=4, step_seconds=1.0)
-    loop = StepLoop(executor, planner, events.append)
-    await nursery.start(loop.run)
+    loop = StepLoop(executor, planner)
+    await nursery.start(loop.run, events.append)
     await trio.testing.wait_all_tasks_blocked()
     for number in (2, 3, 4):
         planner.num_left = 1
@@ -133,8 +136,8 @@ async def test_a_device_that_is_always_done_lets_others_run(
             return handle
 
     planner = Planner([], 10**6)
-    loop = StepLoop(Instant(lambda plan: None), planner, lambda outputs: None)  # type: ignore[arg-type, return-value]
-    await nursery.start(loop.run)
+    loop = StepLoop(Instant(lambda plan: None), planner)  # type: ignore[arg-type, return-value]
+    await nursery.start(loop.run, lambda outputs: None)
     for _ in range(20):
         await trio.lowlevel.checkpoint()
     assert 10**6 - planner.num_left < 60

@@ -71,7 +71,7 @@ def test_prepared_sequences_are_hashed_by_no_step(hashed: list[int]) -> None:
     scheduler, device = make_scheduler(), FakeDevice(block_size=16)
     sequences = [make_sequence(number) for number in range(3)]
     other = make_sequence(3, PROMPT[8:])
-    expected = [make_sequence(9).hash_block(i, 16) for i in range(500)]
+    expected = [make_sequence(9).hashes.get(i, 16) for i in range(500)]
     hashed.clear()
     scheduler.prepare([*sequences, other])
     # Once for each prompt, not for each sequence.
@@ -80,7 +80,7 @@ def test_prepared_sequences_are_hashed_by_no_step(hashed: list[int]) -> None:
         scheduler.add(sequence)
     run_all(scheduler, device)
     assert len(hashed) == 500 + 499
-    assert [sequences[2].hash_block(i, 16) for i in range(500)] == expected
+    assert [sequences[2].hashes.get(i, 16) for i in range(500)] == expected
 
 
 def test_nothing_is_prepared_for_a_cache_that_is_off(hashed: list[int]) -> None:

@@ -55,7 +55,7 @@ def make_sequence(prompt: Prompt, number: int = 0, **changes: Any) -> Sequence:
 def hash_blocks(prompt: Prompt) -> list[bytes]:
     sequence = make_sequence(prompt)
     num_blocks = len(prompt.token_ids) // BLOCK_SIZE
-    return [sequence.hash_block(i, BLOCK_SIZE) for i in range(num_blocks)]
+    return [sequence.hashes.get(i, BLOCK_SIZE) for i in range(num_blocks)]
 
 
 positions = st.tuples(st.sampled_from(["token", "vector"]), st.integers(0, 2))
@@ -107,8 +107,8 @@ def test_a_second_prompt_of_the_same_vectors_computes_only_new_positions() -> No
 
 def test_another_salt_shares_no_vector() -> None:
     prompt = make_prompt([("vector", n) for n in range(4)])
-    salted = make_sequence(prompt, cache_salt="a").hash_block(0, BLOCK_SIZE)
-    assert salted != make_sequence(prompt).hash_block(0, BLOCK_SIZE)
+    salted = make_sequence(prompt, cache_salt="a").hashes.get(0, BLOCK_SIZE)
+    assert salted != make_sequence(prompt).hashes.get(0, BLOCK_SIZE)
 
 
 def test_the_device_learns_of_vectors_that_no_step_will_read() -> None:

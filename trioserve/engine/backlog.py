@@ -32,6 +32,7 @@ class Forecast:
     alone: float
 
 
+@dataclass(slots=True)
 class ClientWork:
     """Counts of one client; the backlogs say which requests and tokens they count.
 
@@ -39,13 +40,10 @@ class ClientWork:
       work: that for which the scheduler will charge the client, in computed tokens.
     """
 
-    __slots__ = ("num_requests", "num_tokens", "weight", "work")
-
-    def __init__(self) -> None:
-        self.num_requests = 0
-        self.num_tokens = 0
-        self.work = 0.0
-        self.weight = 1.0
+    num_requests: int = 0
+    num_tokens: int = 0
+    work: float = 0.0
+    weight: float = 1.0
 
 
 def list_parts(

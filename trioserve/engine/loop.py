@@ -44,27 +44,24 @@ class Planner(Protocol[PlanT, TakenT, GivenT]):
           seconds: how long the device was busy with the plan.
         """
 
+    def list_started(self, plan: PlanT) -> GivenT:
+        """Return the outputs that report the work that starts with a plan."""
+
 
 class StepLoop(Generic[PlanT, ResultT, OutputsT]):
     """Runs steps while there is work.
 
     Args:
       planner: plans steps and takes in their results.
-      deliver: hands the outputs of a step to their readers.
-      on_submitted: is called with each plan after the device has got it.
     """
 
     def __init__(
         self,
         executor: Executor[PlanT, ResultT],
         planner: Planner[PlanT, ResultT, OutputsT],
-        deliver: Callable[[OutputsT], None],
-        on_submitted: Callable[[PlanT], None] = lambda plan: None,
     ) -> None:
         self._executor = executor
         self._planner = planner
-        self._deliver = deliver
-        self._on_submitted = on_submitted
         self._work = trio.Event()
         # When the device began the oldest step in flight; None while it idles.
         self._step_began: float | None = None
@@ -81,9 +78,17 @@ class StepLoop(Generic[PlanT, ResultT, OutputsT]):
         self._work.set()
 
     async def run(
-        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self,
+        deliver: Callable[[OutputsT], None],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Run steps until cancelled; raises the error of a failed step."""
+        """Run steps until cancelled; raises the error of a failed step.
+
+        Args:
+          deliver: hands the outputs of a step to their readers.
+        """
+        self._deliver = deliver
         async with trio.open_nursery() as nursery:
             await nursery.start(self._executor.run)
             task_status.started()
@@ -125,4 +130,5 @@ class StepLoop(Generic[PlanT, ResultT, OutputsT]):
             if not in_flight:
                 self._step_began = trio.current_time()
             in_flight.append((plan, self._executor.submit(plan, self.wake)))
-            self._on_submitted(plan)
+            if started := self._planner.list_started(plan):
+                self._deliver(started)

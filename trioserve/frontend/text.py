@@ -22,7 +22,7 @@ from ..render import (
 )
 from ..types.client import Client
 from ..types.logits import LogitsProcessor
-from ..types.prompt import Prompt
+from ..types.prompt import Prompt, count_tokens
 from ..types.sampling import SamplingParams
 from .model_formats import ModelFormats
 from .served import ServedModel, StreamLimits
@@ -91,7 +91,7 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
             yield prompts
         # Images and vectors have tokens, too, but no characters.
         if prompts and not any(prompt.embedded for prompt in prompts):
-            num_tokens = _count_tokens(prompts) - num_ids
+            num_tokens = count_tokens(prompts) - num_ids
             self._ratio.learn(num_characters - num_ids, num_tokens)
 
     @asynccontextmanager
@@ -152,7 +152,7 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
             )
 
         self._check_deadline(
-            _count_tokens(prompts), len(prompts), sampling, limits, client
+            count_tokens(prompts), len(prompts), sampling, limits, client
         )
         async with self.engine.open_stream(
             prompts, sampling, priority=priority, client=client
@@ -319,10 +319,6 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
             text,
             priority,
         )
-
-
-def _count_tokens(prompts: Sequence[Prompt]) -> int:
-    return sum(len(prompt.token_ids) for prompt in prompts)
 
 
 def _make_demand(

@@ -19,6 +19,7 @@ Source: Sheng et al. 2024 (Fairness in Serving Large Language Models), algorithm
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ..types.client import Client
@@ -26,6 +27,7 @@ from ..types.client import Client
 LineT = TypeVar("LineT")
 
 
+@dataclass(slots=True, eq=False)
 class _Share(Generic[LineT]):
     """One client.
 
@@ -34,14 +36,11 @@ class _Share(Generic[LineT]):
       num_waiting: the part of it that waits for the device.
     """
 
-    __slots__ = ("line", "num_open", "num_waiting", "used", "weight")
-
-    def __init__(self, line: LineT) -> None:
-        self.line = line
-        self.weight = 1.0
-        self.used = 0.0
-        self.num_open = 0
-        self.num_waiting = 0
+    line: LineT
+    weight: float = 1.0
+    used: float = 0.0
+    num_open: int = 0
+    num_waiting: int = 0
 
 
 class ClientShares(Generic[LineT]):
@@ -93,7 +92,9 @@ class ClientShares(Generic[LineT]):
         """Count work that begins to wait, for the first time or again; returns its line."""
         share = self._shares[client.name]
         if not share.num_waiting:
-            share.used = max(share.used, self._find_floor())
+            used = [each.used for each in self._shares.values() if each.num_waiting]
+            least = min(used, default=self._last.used if self._last else 0.0)
+            share.used = max(share.used, least)
         share.num_waiting += 1
         return share.line
 
@@ -130,11 +131,6 @@ class ClientShares(Generic[LineT]):
         self._num_active += change
         # An attribute, because each step asks for it more than once.
         self.are_shared = self._num_active > 1
-
-    def _find_floor(self) -> float:
-        """Return the least use that a client has when its work begins to wait."""
-        used = [share.used for share in self._shares.values() if share.num_waiting]
-        return min(used, default=self._last.used if self._last else 0.0)
 
     def _forget_idle(self) -> None:
         """Forget the idle clients whose use does not matter any more."""

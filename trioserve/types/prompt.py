@@ -66,3 +66,8 @@ class Prompt:
     def __post_init__(self) -> None:
         if not self.token_ids:
             raise InvalidParameter("prompt", "must not be empty")
+
+
+def count_tokens(prompts: Iterable[Prompt]) -> int:
+    """Return the number of tokens of prompts together."""
+    return sum(len(prompt.token_ids) for prompt in prompts)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ...errors import ContextLengthExceeded, InvalidParameter, list_some
 from ...types.model_info import ModelInfo
 from ...types.output import SequenceError
-from ...types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput, Prompt
+from ...types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput, Prompt, count_tokens
 from ...types.sampling import DEFAULT_MAX_LOGPROBS, SamplingParams
 from ...types.structured import Grammar
 
@@ -208,7 +208,7 @@ def _check_logprobs(
     prompts: Sequence[Prompt], sampling: SamplingParams, info: ModelInfo
 ) -> None:
     sampling.check_logprobs(info.max_logprobs)
-    num_prompt = sum(len(prompt.token_ids) for prompt in prompts)
+    num_prompt = count_tokens(prompts)
     num_output = sum(
         (
             info.max_model_len - len(prompt.token_ids)

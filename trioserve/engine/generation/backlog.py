@@ -240,9 +240,12 @@ class Backlog(ClientBacklog):
         if sequence_id not in self._num_output:
             self._begin(sequence_id)
         if num_tokens := len(delta.token_ids):
-            if not self._num_output[sequence_id]:
-                self._note_cached(delta)
             request = self._requests[sequence_id]
+            if not self._num_output[sequence_id] and request.leads(sequence_id):
+                num_prompt = request.measure_prompt(sequence_id)
+                self.cached.note(
+                    request.client.name, num_prompt, delta.num_cached_tokens
+                )
             if not request.has_token:
                 self._note_token(request)
             self._num_output[sequence_id] += num_tokens
@@ -303,13 +306,6 @@ class Backlog(ClientBacklog):
             self.num_queued_requests -= 1
             self._change_queue(request.client, num_requests=-1)
         request.has_begun = True
-
-    def _note_cached(self, delta: TokenDelta) -> None:
-        """Learn from the first token of a sequence how much of its prompt was cached."""
-        request = self._requests[delta.sequence_id]
-        if request.leads(delta.sequence_id):
-            num_prompt = request.measure_prompt(delta.sequence_id)
-            self.cached.note(request.client.name, num_prompt, delta.num_cached_tokens)
 
     def _note_token(self, request: _Request) -> None:
         """Note that a request has a token."""

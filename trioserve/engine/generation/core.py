@@ -19,7 +19,7 @@ from ...types.ids import SequenceId
 from ...types.model_info import ModelInfo
 from ...types.output import StepResult, TokenDelta
 from ...types.plan import StepPlan
-from ...types.prompt import Prompt, list_image_runs
+from ...types.prompt import Prompt, count_tokens, list_image_runs
 from ...types.sampling import SamplingParams
 from ..core import Core, CoreHoldings, HeldWork
 from ..loop import StepLoop
@@ -53,10 +53,6 @@ class SequenceGroup:
     @property
     def num_sequences(self) -> int:
         return len(self.prompts) * self.sampling.n
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return sum(len(prompt.token_ids) for prompt in self.prompts)
 
     def list_ids(self) -> range:
         return range(self.first_id, self.first_id + self.num_sequences)
@@ -94,13 +90,7 @@ class LocalCore:
         self._info = info
         self._preparing = trio.CapacityLimiter(1)
         self._num_arrived = 0
-        self._deliver: Callable[[Iterable[TokenDelta]], None]
-        self._loop = StepLoop(
-            executor,
-            scheduler,
-            lambda outputs: self._deliver(outputs),
-            self._tell_started,
-        )
+        self._loop = StepLoop(executor, scheduler)
 
     async def run(
         self,
@@ -108,8 +98,7 @@ class LocalCore:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        self._deliver = deliver
-        await self._loop.run(task_status=task_status)
+        await self._loop.run(deliver, task_status=task_status)
 
     def take_place(self, group: SequenceGroup) -> int:
         """Return the first of the arrivals of a group that will be added.
@@ -129,7 +118,7 @@ class LocalCore:
         sequences = self._make_sequences(
             group, self.take_place(group) if place is None else place
         )
-        if group.num_prompt_tokens > LONG_PROMPT:
+        if count_tokens(group.prompts) > LONG_PROMPT:
             await trio.to_thread.run_sync(
                 self._scheduler.prepare,
                 sequences,
@@ -184,10 +173,6 @@ class LocalCore:
     def stalled_seconds(self) -> float:
         return self._loop.step_age_seconds
 
-    def _tell_started(self, plan: StepPlan) -> None:
-        if plan.starts:
-            self._deliver(self._scheduler.list_started(plan))
-
     def _make_sequences(self, group: SequenceGroup, place: int) -> list[Sequence]:
         samplings = resolve_sampling(group.prompts, group.sampling, self._info)
         resolved = [
@@ -201,7 +186,8 @@ class LocalCore:
                 sequence_id=SequenceId(number),
                 prompt_token_ids=prompt.token_ids,
                 sampling=sampling,
-                seed=_wrap(group.seed + offset % group.sampling.n),
+                # Behind the largest int64 follows the smallest one.
+                seed=(group.seed + offset % group.sampling.n + 2**63) % 2**64 - 2**63,
                 index=offset,
                 arrival=place + offset,
                 flow=flow,
@@ -220,8 +206,3 @@ class LocalCore:
         if not self._info.joins_images:
             return NO_SPANS
         return Spans(list_image_runs(prompt.embedded))
-
-
-def _wrap(seed: int) -> int:
-    """Bring a seed back into int64 where the largest one wraps round."""
-    return (seed + 2**63) % 2**64 - 2**63

@@ -81,7 +81,7 @@ class LocalPoolingCore:
         # The keys of open flows.
         self._kept: set[QueryKey] = set()
         self._deliver: Callable[[PoolingOutputs], None]
-        self._loop = StepLoop(executor, scheduler, self._hand_on)
+        self._loop = StepLoop(executor, scheduler)
 
     async def run(
         self,
@@ -90,7 +90,7 @@ class LocalPoolingCore:
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         self._deliver = deliver
-        await self._loop.run(task_status=task_status)
+        await self._loop.run(self._hand_on, task_status=task_status)
 
     def add(self, batch: PoolingBatch) -> None:
         flow = self._flows.setdefault(

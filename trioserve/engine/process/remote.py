@@ -17,6 +17,7 @@ from ...scheduler.step_cost import StepRates
 from ...types.ids import SequenceId
 from ...types.output import TokenDelta
 from ...types.pooling import QueryKey
+from ...types.prompt import count_tokens
 from ..core import CoreHoldings
 from ..generation.core import LONG_PROMPT, SequenceGroup
 from ..pooling.core import FlowId, JobId, PoolingBatch, PoolingOutputs
@@ -193,4 +194,4 @@ def _is_large(group: SequenceGroup) -> bool:
         for item in prompt.embedded
         for tensor in item.tensors.values()
     )
-    return group.num_prompt_tokens > LONG_PROMPT or num_bytes > _LARGE_TENSORS
+    return count_tokens(group.prompts) > LONG_PROMPT or num_bytes > _LARGE_TENSORS

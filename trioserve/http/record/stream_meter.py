@@ -10,7 +10,7 @@ import trio
 
 from ...frontend import TextStream
 from ...types.output import FinishReason, TextDelta
-from ...types.prompt import Prompt
+from ...types.prompt import Prompt, count_tokens
 from .progress import Entry, Phase
 from .request_counts import RequestCounts
 from .usage import RequestMetrics, Usage
@@ -158,7 +158,7 @@ class StreamMeter:
         self.stream = stream
         self._charge = charge
         self.prompts: tuple[Prompt, ...] = tuple(stream.prompts)
-        self.num_prompt_tokens = sum(len(each.token_ids) for each in self.prompts)
+        self.num_prompt_tokens = count_tokens(self.prompts)
         self.is_writing = False
         self.on_deadline: Callable[[Phase], None] = lambda phase: None
         self.finish_reasons: Counter[FinishReason] = Counter()

@@ -17,15 +17,18 @@ pipeline, and within a step every layer writes all keys and values before it rea
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 import itertools
 
 from ...types.ids import BlockId
 from .blocks import BlockPool, PoolNeed
 from .checkpoints import Checkpoints
 from .sequence import Sequence
+from .spans import NO_SPANS
 from .window_blocks import WindowBlocks
 
 
+@dataclass(frozen=True, slots=True)
 class BlockNeed:
     """The blocks that a waiting sequence needs, and the blocks that are free for it.
 
@@ -35,12 +38,9 @@ class BlockNeed:
       num_shared: cached blocks with which it begins, though it may go on behind fewer.
     """
 
-    def __init__(
-        self, blocks: PoolNeed, windows: PoolNeed | None, num_shared: int
-    ) -> None:
-        self.blocks = blocks
-        self.windows = windows
-        self.num_shared = num_shared
+    blocks: PoolNeed
+    windows: PoolNeed | None
+    num_shared: int
 
     @property
     def num_blocks(self) -> int:
@@ -232,7 +232,7 @@ class BlockTables:
         if first >= end or not self._prefix_caching:
             return
         for index in range(first, end):
-            block_hash = sequence.hash_block(index, self._block_size)
+            block_hash = sequence.hashes.get(index, self._block_size)
             self._pool.register(sequence.block_ids[index], block_hash)
             if self._windows is not None:
                 self._windows.register(sequence, index, block_hash)
@@ -260,7 +260,7 @@ class BlockTables:
         end = min([begin + num_tokens, *borders])
         if end % size or end > last:
             return end - begin, None
-        block_hash = sequence.hash_block(end // size - 1, size)
+        block_hash = sequence.hashes.get(end // size - 1, size)
         return end - begin, self._checkpoints.plan(
             block_hash, is_passing=end not in borders
         )
@@ -298,7 +298,7 @@ class BlockTables:
         """Let an admitted sequence go on with the states behind its blocks."""
         sequence.checkpoint = None
         if num_found:
-            block_hash = sequence.hash_block(num_found - 1, self._block_size)
+            block_hash = sequence.hashes.get(num_found - 1, self._block_size)
             sequence.checkpoint = checkpoints.use(block_hash)
 
     def _count_usable(self, sequence: Sequence, num_shared: int) -> int:
@@ -311,11 +311,12 @@ class BlockTables:
 
     def _can_go_on(self, sequence: Sequence, num_blocks: int) -> bool:
         """Return whether a sequence can go on behind blocks, by its images and states."""
-        if sequence.spans.is_inside(num_blocks * self._block_size):
+        end = num_blocks * self._block_size
+        if sequence.spans is not NO_SPANS and sequence.spans.is_inside(end):
             return False
         if self._checkpoints is None:
             return True
-        block_hash = sequence.hash_block(num_blocks - 1, self._block_size)
+        block_hash = sequence.hashes.get(num_blocks - 1, self._block_size)
         return self._checkpoints.find(block_hash) is not None
 
     def _list_cached(self, sequence: Sequence) -> list[BlockId]:
@@ -326,7 +327,7 @@ class BlockTables:
         # The last token is always computed: its logits give the next one.
         matched: list[BlockId] = []
         for index in range((sequence.num_tokens - 1) // self._block_size):
-            block_id = self._pool.find(sequence.hash_block(index, self._block_size))
+            block_id = self._pool.find(sequence.hashes.get(index, self._block_size))
             if block_id is None:
                 break
             matched.append(block_id)

@@ -152,4 +152,6 @@ class Draft:
             )
         )
         if samples:
-            sequence.reserve_token(self.step_id)
+            # A placeholder for the token.
+            sequence.num_planned += 1
+            sequence.sampled_in = self.step_id

@@ -241,6 +241,8 @@ class Scheduler:
         Args:
           plan: the last one that was made.
         """
+        if not plan.starts:
+            return []
         return [
             TokenDelta(sequence_id=sequence.sequence_id, index=sequence.index)
             for sequence in self._running

@@ -130,6 +130,7 @@ class Sequence:
       writes_nothing: it ends when its prompt is read.
       window_ids: its blocks for layers with windows, if they have blocks of their own.
       window_begin: the place of the first of them among the blocks of its tokens.
+      hashes: of its full blocks of known tokens.
       last_turn: number of the last turn in which it decoded; rises with each step that had
         no time for all sequences.
     """
@@ -141,6 +142,7 @@ class Sequence:
         "embedded",
         "eos_token_ids",
         "flow",
+        "hashes",
         "index",
         "is_ended",
         "is_late",
@@ -169,7 +171,6 @@ class Sequence:
         "window_begin",
         "window_ids",
         "writes_nothing",
-        "_hashes",
         "_num_computed_before",
         "_num_planned_blocks",
         "_num_planned_window_blocks",
@@ -234,7 +235,7 @@ class Sequence:
         self._num_computed_before = 0
         # Made with the first token: many sequences may wait.
         self._repetition: RepetitionDetector | None = None
-        self._hashes = BlockHashes(
+        self.hashes = BlockHashes(
             prompt_token_ids,
             self.output_token_ids,
             cache_salt=cache_salt,
@@ -298,11 +299,6 @@ class Sequence:
         self.is_late = is_late
         if is_late or has_new_token:
             self.is_often_late = is_late
-
-    def reserve_token(self, step_id: int) -> None:
-        """Add a placeholder for a token that the step samples."""
-        self.num_planned += 1
-        self.sampled_in = step_id
 
     def list_new(self, position: int, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Return the part of a step's tokens that continues the known tokens.
@@ -442,10 +438,6 @@ class Sequence:
         self._num_planned_window_blocks = 0
         return block_ids
 
-    def hash_block(self, index: int, block_size: int) -> bytes:
-        """Return the hash of block `index`, a full block of known tokens."""
-        return self._hashes.get(index, block_size)
-
     def hash_prompt(self, block_size: int, sibling: Sequence | None = None) -> None:
         """Hash the prompt's blocks before the step that needs the hashes.
 
@@ -453,6 +445,6 @@ class Sequence:
           sibling: a sequence of the same prompt that has done so.
         """
         if sibling is not None:
-            self._hashes.copy_from(sibling._hashes)
+            self.hashes.copy_from(sibling.hashes)
         elif num_blocks := len(self.prompt_token_ids) // block_size:
-            self.hash_block(num_blocks - 1, block_size)
+            self.hashes.get(num_blocks - 1, block_size)

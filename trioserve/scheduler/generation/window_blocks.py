@@ -67,7 +67,7 @@ class WindowBlocks:
         size = self._block_size
         begin = self.find_first(num_found * size)
         cached = [
-            self.pool.find(sequence.hash_block(i, size))
+            self.pool.find(sequence.hashes.get(i, size))
             for i in range(begin, num_found)
         ]
         found = [block_id for block_id in cached if block_id is not None]
@@ -106,7 +106,7 @@ class WindowBlocks:
         return end
 
     def _has(self, sequence: Sequence, index: int) -> bool:
-        block_hash = sequence.hash_block(index, self._block_size)
+        block_hash = sequence.hashes.get(index, self._block_size)
         return self.pool.find(block_hash) is not None
 
     def admit(self, sequence: Sequence, need: PoolNeed) -> None:

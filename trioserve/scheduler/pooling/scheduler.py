@@ -146,6 +146,10 @@ class PoolingScheduler:
             self._shares.leave(job.flow.client)
         return zip(jobs, result.tensors, strict=True)
 
+    def list_started(self, plan: PoolingPlan) -> tuple[()]:
+        """Report nothing: an input has no part of its result before the whole."""
+        return ()
+
     def statistics(self) -> PoolingStatistics:
         return PoolingStatistics(
             num_running=sum(map(len, self._in_flight.values())),
