@@ -30,7 +30,7 @@ class Answer:
 
     Args:
       scope: it has extensions.
-      cors: adds the headers for browsers.
+      cors: adds the headers for browsers; None for none.
 
     Attributes:
       status: of the head; None before it is sent.
@@ -45,7 +45,7 @@ class Answer:
         request_id: RequestId,
         peer: Peer,
         progress: RequestProgress,
-        cors: Cors,
+        cors: Cors | None,
     ) -> None:
         self._send = send
         self._scope = scope
@@ -82,18 +82,18 @@ class Answer:
         if event["type"] == "http.response.start":
             self._progress.enter("write")
             self.status = event["status"]
-            event["headers"] = [
-                *event["headers"],
-                (HEADER_BYTES, str(self._id).encode()),
-                *self._cors.list_fields(self._scope["headers"]),
-            ]
-            logger.debug(
-                "request %s: %s %s is answered with %d",
-                self._id,
-                escape(self._scope["method"]),
-                escape(self._scope["path"]),
-                event["status"],
-            )
+            fields = [*event["headers"], (HEADER_BYTES, str(self._id).encode())]
+            if self._cors is not None:
+                fields += self._cors.list_fields(self._scope["headers"])
+            event["headers"] = fields
+            if logger.isEnabledFor(logging.DEBUG):
+                logger.debug(
+                    "request %s: %s %s is answered with %d",
+                    self._id,
+                    escape(self._scope["method"]),
+                    escape(self._scope["path"]),
+                    event["status"],
+                )
         await self._send(event)
         if self._peer.is_lost:
             # The request runs until it is cancelled, but its output is dropped.
@@ -157,7 +157,8 @@ class EventConnection:
         self.num_parts += 1
         self._num_sending += 1
         try:
-            await self.wait_comment()
+            if self._comment_sent is not None:
+                await self._comment_sent.wait()
             await self._answer.send_part(events)
         finally:
             self._num_sending -= 1

@@ -7,7 +7,7 @@ the resources of a handler belong to a stack that the connection closes.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final, Protocol, cast
 
@@ -19,6 +19,7 @@ from quart_trio.wrappers.request import TrioRequest
 import trio
 
 from ..observe import Owner, find_owner
+from ..types.sampling import SamplingParams
 from .answer import Answer, EventConnection
 from .bodies.memory import name_peer
 from .bodies.upload import ChunkedBody
@@ -72,7 +73,7 @@ class ScopedRequest(TrioRequest):
       num_pooled_tokens: the tokens of texts that were pooled.
       keepalive: sends comments into streams that are silent.
       generation: closed with the resources, unless the stream outlives the connection.
-      resumable: the streams that do so.
+      resumable: the streams that do so; None if no stream does.
       is_resumable: the stream of this request is one of them.
       is_probe: monitors ask for it again and again.
     """
@@ -81,7 +82,7 @@ class ScopedRequest(TrioRequest):
     body: ChunkedBody
     resources: AsyncExitStack
     generation: AsyncExitStack
-    resumable: ResumableStreams
+    resumable: ResumableStreams | None
     arrived_at: float
     time_limit: TimeLimit
     live: LiveRequest
@@ -94,7 +95,7 @@ class ScopedRequest(TrioRequest):
     answer: Answer
     keepalive: KeepAlive
     meter: StreamMeter | None = None
-    sampling: SamplingFacts | None = None
+    sampling: SamplingParams | None = None
     num_pooled_tokens = 0
     is_resumable = False
     is_probe = False
@@ -118,7 +119,9 @@ class ScopedRequest(TrioRequest):
             error=answer.error,
             ending=answer.ending,
             model=model,
-            sampling=self.sampling,
+            sampling=(
+                None if self.sampling is None else SamplingFacts.of(self.sampling)
+            ),
             trace=self._find_trace(),
         )
 
@@ -152,19 +155,6 @@ class ScopedRequest(TrioRequest):
         # The rest of the answer goes another way.
         await connection.wait_comment()
 
-    async def read_chunks(self) -> list[bytes | bytearray]:
-        """Read the body; returns its parts in order.
-
-        Raises:
-          RequestEntityTooLarge, UploadTooSlow
-          MemoryFull: the bodies of all requests take too much memory.
-        """
-        # It answers `Expect: 100-continue`. Only HTTP/1 has this extension.
-        invite = (self.scope.get("extensions") or {}).get(INVITE_BODY)
-        return await self.body.take_chunks(
-            cast(Callable[[], Awaitable[None]] | None, invite)
-        )
-
 
 class ScopedConnection(TrioASGIHTTPConnection):
     """Serves one request. Quart calls that a connection."""
@@ -186,7 +176,7 @@ class ScopedConnection(TrioASGIHTTPConnection):
         owner.id, scoped.owner = scoped.id, owner
         scoped.progress = RequestProgress()
         scoped.peer = Peer()
-        extensions = cast(dict[str, object], self.scope.setdefault("extensions", {}))
+        extensions = cast(dict[str, Any], self.scope.setdefault("extensions", {}))
         extensions[PEER] = scoped.peer
         state = cast(_HasState, self.app).state
         scoped.answer = Answer(
@@ -199,10 +189,12 @@ class ScopedConnection(TrioASGIHTTPConnection):
         )
         # Until its key is known.
         scoped.ticket = Ticket(state.key_uses.find(None))
-        scoped.resumable = state.resumable
+        scoped.resumable = state.resumable if state.resumable.is_enabled else None
         scoped.cancellation = Cancellation(scoped.id, state.counts, state.after_aborts)
         scoped.keepalive = state.keepalive
         body = scoped.body
+        # It answers `Expect: 100-continue`. Only HTTP/1 has this extension.
+        body.invite = extensions.get(INVITE_BODY)
         body.budget, body.heap = state.bodies, state.heap
         body.peer = name_peer(self.scope.get("client"))
         body.part_seconds = state.config.body_timeout

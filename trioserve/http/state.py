@@ -54,6 +54,7 @@ class ServerState:
       traces: None if there are no traces.
       sinks: take each request that has ended, but no probes.
       keys: that clients must show.
+      cors: None if no page of another origin may use the API.
       engine: None until the model is loaded.
       has_loaded: set by callers that set the engine after the app was started.
       siblings: the other HTTP processes; None if this process is the only one.
@@ -70,7 +71,7 @@ class ServerState:
     lifecycle: Lifecycle = field(init=False)
     responses: ResponseStore = field(init=False)
     background: BackgroundTasks = field(init=False)
-    cors: Cors = field(init=False)
+    cors: Cors | None = field(init=False, default=None)
     hosts: AllowedHosts = field(init=False)
     keepalive: KeepAlive = field(init=False)
     unread: UnreadLimit = field(init=False)
@@ -99,7 +100,8 @@ class ServerState:
             max_age=self.config.response_max_age,
         )
         self.background = BackgroundTasks(self.config.max_background_responses)
-        self.cors = Cors(self.config.allowed_origins)
+        if self.config.allowed_origins:
+            self.cors = Cors(self.config.allowed_origins)
         self.hosts = AllowedHosts(self.config)
         self.unread = UnreadLimit(
             parse_bytes("max_unread_memory", self.config.max_unread_memory), self.live

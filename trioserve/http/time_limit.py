@@ -57,24 +57,20 @@ class TimeLimit:
         """The time that the request may take; None if it may take any."""
         return None if self._seconds == math.inf else self._seconds
 
-    def take_header(self, text: str | None) -> None:
+    def take_header(self, text: str) -> None:
         """Read the header of the request.
 
         Raises:
           InvalidParameter
         """
-        if text is None:
-            return
         self.shorten(HEADER, float(text) if _NUMBER.fullmatch(text) else math.nan)
 
-    def shorten(self, param: str, seconds: float | None) -> None:
+    def shorten(self, param: str, seconds: float) -> None:
         """Take a limit that the client has named; the shortest one counts.
 
         Raises:
           InvalidParameter: it is not a time, or longer than the server allows.
         """
-        if seconds is None:
-            return
         if not 0 < seconds < math.inf:
             raise InvalidParameter(param, "must be a positive number of seconds")
         if seconds > self._longest:

@@ -166,7 +166,8 @@ def _bind(route: Route, state: ServerState) -> Callable[..., Awaitable[Response]
     async def handle(**view_args: str) -> Response:
         scoped = current_request()
         scoped.is_probe = isinstance(route.handler, Probe)
-        scoped.time_limit.take_header(scoped.headers.get(TIMEOUT_HEADER))
+        if TIMEOUT_HEADER in scoped.headers:
+            scoped.time_limit.take_header(scoped.headers[TIMEOUT_HEADER])
         try:
             with scoped.time_limit.until_answer(scoped.progress):
                 if takes_up and LAST_EVENT in scoped.headers:
@@ -195,9 +196,10 @@ def _admit(
         if name is not None:
             raise HostNotAllowed(name, takes_keys=state.hosts.takes_keys)
         # Before the key is checked: browsers ask without it.
-        fields = state.cors.answer_preflight(scoped.method, scoped.headers)
-        if fields is not None:
-            return Response(b"", 200, fields)
+        if state.cors is not None:
+            fields = state.cors.answer_preflight(scoped.method, scoped.headers)
+            if fields is not None:
+                return Response(b"", 200, fields)
         rule = scoped.url_rule
         # For unknown paths, too: strangers learn nothing.
         if rule is None or rule.rule not in open_paths:

@@ -275,6 +275,6 @@ async def test_single_bytes_take_hardly_more_memory_than_is_counted() -> None:
         body.append(PART)
         body.append(b"b")
     body.set_complete()
-    chunks = await body.take_chunks(trio.lowlevel.checkpoint)
+    chunks = await body.take_chunks()
     assert b"".join(chunks) == b"a" * 50_000 + (PART + b"b") * 10
     assert len(chunks) == 21

@@ -66,7 +66,8 @@ async def read_request(
         ignores_unknown_tools=state.config.ignore_unknown_tools,
     )
     body = await run_decoding(engine, work, chunks)
-    request.time_limit.shorten("timeout", body.timeout)
+    if body.timeout is not None:
+        request.time_limit.shorten("timeout", body.timeout)
     return body, require(body.model)
 
 
@@ -88,7 +89,7 @@ async def wait_body(
     Raises:
       UnsupportedMediaType: the body is not declared as JSON, or is compressed.
       ShuttingDown: the server is draining.
-      UploadTooSlow, MemoryFull, RequestEntityTooLarge: as read_chunks.
+      UploadTooSlow, MemoryFull, RequestEntityTooLarge: as take_chunks.
     """
     # A drain ends this wait, because the sender of a body could delay the drain.
     with state.lifecycle.until_drain():
@@ -101,7 +102,7 @@ async def wait_body(
         # OpenAI's clients never compress.
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise UnsupportedMediaType("Content-Encoding", "identity")
-        chunks = await request.read_chunks()
+        chunks = await request.body.take_chunks()
     request.progress.enter("render")
     return chunks
 

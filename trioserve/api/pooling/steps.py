@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+import time
 from typing import Any, TypeVar, cast
 
 from quart import Response
@@ -13,7 +14,7 @@ from ...errors import InvalidParameter, TaskNotServed
 from ...frontend import Pooled, PoolingEngine, StreamLimits
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
-from ...http.wire.respond import JSON, run_writing, tell_time
+from ...http.wire.respond import JSON, run_writing
 from ...render import ChatInput, ChatOptions, TextInput, TextOptions
 from ...types.client import Client
 from ...types.pooling import LongText, PoolingParams, PoolingTask
@@ -60,7 +61,7 @@ class PoolingCall:
         """Make the fields of an answer. Its id ends with the client's id, if it sent one."""
         return Header(
             id=f"{prefix}-{self.request.id.take(request_id)}",
-            created=tell_time(),
+            created=int(time.time()),
             model=self.engine.info.name,
         )
 

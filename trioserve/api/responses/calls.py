@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+import time
 from typing import TypeVar
 
 import msgspec
@@ -20,7 +21,6 @@ from ...http.state import ServerState
 from ...http.streams.event_log import EventLog
 from ...http.streams.response_store import ResponseStore, StoredResponse, StoredTurn
 from ...http.wire.error_body import encode, make_request_id
-from ...http.wire.respond import tell_time
 from ...render import RendererWorkers
 from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams
@@ -124,7 +124,7 @@ async def prepare(
             response,
             TokenTexts(engine.renderer.token_bytes) if body.shows_logprobs else None,
             make_id=make_request_id,
-            tell_time=tell_time,
+            tell_time=time.time,
         ),
         earlier=earlier,
         input=conversation.input,
@@ -237,7 +237,7 @@ def _begin_response(
     return ResponseObject(
         # Never the client's own request id: who knows the id can read the response.
         id=f"resp_{make_request_id()}",
-        created_at=tell_time(),
+        created_at=int(time.time()),
         status="queued" if is_background else "in_progress",
         background=is_background,
         instructions=body.instructions,

@@ -47,7 +47,7 @@ class ResponseWriter:
       response: the response without output; its status is `queued` or `in_progress`.
       texts: the texts of tokens; None if the client wants no log probabilities.
       make_id: returns a new unique id, without a prefix.
-      tell_time: returns seconds since 1970.
+      tell_time: returns the seconds since 1970.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ResponseWriter:
         texts: TokenTexts | None,
         *,
         make_id: Callable[[], str],
-        tell_time: Callable[[], int],
+        tell_time: Callable[[], float],
     ) -> None:
         self._response = response
         self._texts = texts
@@ -121,7 +121,7 @@ class ResponseWriter:
         self._close("completed" if self._cut is None else "incomplete")
         self._change(usage=ResponseUsage.of(usage))
         if self._cut is None:
-            self._change(status="completed", completed_at=self._tell_time())
+            self._change(status="completed", completed_at=int(self._tell_time()))
             self._show(ResponseCompleted)
         else:
             self._change(status="incomplete", incomplete_details=self._cut)

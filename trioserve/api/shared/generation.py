@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import fields, replace
+import time
 from typing import Any, Final
 
 import trio
@@ -12,11 +13,9 @@ import trio
 from ...errors import ContextLengthExceeded, InvalidParameter, list_some
 from ...frontend import StreamLimits, TextEngine
 from ...http.keys.key_use import Ticket
-from ...http.record.progress import SamplingFacts
 from ...http.record.stream_meter import StreamMeter, StreamTimes
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
-from ...http.wire.respond import tell_time
 from ...render import RendererWorkers, TokenizeOptions
 from ...types.prompt import Prompt
 from ...types.repetition import RepetitionDetection
@@ -47,7 +46,7 @@ def make_header(
     """Make the fields that all chunks of an answer share."""
     return StreamHeader(
         id=f"{prefix}-{request.id.take(body.request_id)}",
-        created=tell_time(),
+        created=int(time.time()),
         model=engine.info.name,
         system_fingerprint=engine.info.fingerprint,
         include_usage=body.reports_usage,
@@ -115,7 +114,7 @@ async def open_stream(
     )
     meter.on_deadline = request.cancellation.note_end
     request.progress.follow(meter)
-    request.sampling = SamplingFacts.of(sampling)
+    request.sampling = sampling
     request.live.stream = request.meter = meter
     return meter
 

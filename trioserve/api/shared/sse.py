@@ -130,16 +130,19 @@ async def _send_events(
 ) -> bytes:
     """Send the events of a stream, and return the last of them."""
     async with request.open_events(comment) as events:
-        assert request.url_rule is not None, "the path has a route"
-        stream = request.resumable.open(
-            request.live, route=request.url_rule.rule, meter=meter, comment=comment
-        )
-        if stream is None:
+        streams, stream = request.resumable, None
+        if streams is not None:
+            assert request.url_rule is not None, "the path has a route"
+            route = request.url_rule.rule
+            stream = streams.open(
+                request.live, route=route, meter=meter, comment=comment
+            )
+        if streams is None or stream is None:
             return await write(events.send, request.answer.note_error)
         connection = stream.claim(0)
         request.resources.callback(stream.release, connection)
         request.is_resumable = True
-        await request.resumable.start(
+        await streams.start(
             stream,
             request.generation,
             partial(write, stream.log.write, stream.note_error),

@@ -33,6 +33,7 @@ class ChunkedBody(TrioBody):
       peer: the name of the sender, from memory_budget.name_peer.
       part_seconds: the time that each PART_BYTES may take.
       wait: ends the wait for an upload when a part took too long.
+      invite: asks for a body that has not come yet; None if that is not possible.
     """
 
     budget: MemoryBudget
@@ -40,6 +41,7 @@ class ChunkedBody(TrioBody):
     peer: str
     part_seconds: float
     wait: trio.CancelScope
+    invite: Callable[[], Awaitable[None]] | None = None
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -78,21 +80,15 @@ class ChunkedBody(TrioBody):
                 self._num_part_bytes = 0
                 self.wait.deadline = trio.current_time() + self.part_seconds
 
-    async def take_chunks(
-        self, invite: Callable[[], Awaitable[None]] | None
-    ) -> list[bytes | bytearray]:
+    async def take_chunks(self) -> list[bytes | bytearray]:
         """Wait for the end of the body; returns its pieces in order.
-
-        Args:
-          invite: called if the body has not come yet, to ask for it; None if that is not
-            possible.
 
         Raises:
           RequestEntityTooLarge, MemoryFull, UploadTooSlow
         """
         if self._must_raise is None and not self._complete.is_set():
-            if invite is not None:
-                await invite()
+            if self.invite is not None:
+                await self.invite()
             with self.wait as scope:
                 await self._complete.wait()
             if scope.cancelled_caught:

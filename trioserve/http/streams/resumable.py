@@ -112,6 +112,7 @@ class ResumableStreams:
     """The resumable streams of a server; there may be none.
 
     Attributes:
+      is_enabled: streams are resumable.
       tasks: run the streams.
       num_resumed: the times that a client took a stream up again.
     """
@@ -119,8 +120,9 @@ class ResumableStreams:
     def __init__(self, config: HttpConfig, live_requests: LiveRequests) -> None:
         self._live_requests = live_requests
         self._seconds = config.resume_seconds
+        self.is_enabled = self._seconds > 0
         memory = parse_bytes("max_resume_memory", config.max_resume_memory)
-        self._most = memory // STREAM_LOG_BYTES if self._seconds else 0
+        self._most = memory // STREAM_LOG_BYTES if self.is_enabled else 0
         # Oldest first.
         self._streams: dict[str, ResumableStream] = {}
         self._held = ClientHoldings()
@@ -132,17 +134,13 @@ class ResumableStreams:
     def num_streams(self) -> int:
         return len(self._streams)
 
-    @property
-    def is_enabled(self) -> bool:
-        return self._seconds > 0
-
     def open(
         self, live: LiveRequest, *, route: str, meter: StreamMeter, comment: bytes
     ) -> ResumableStream | None:
         """Make room for the stream of a request; None if there is none.
 
-        There is none if connections send all the others, or streams are not resumable.
-        The caller claims and starts the stream at once.
+        There is none if connections send all the others. The caller claims and starts the
+        stream at once.
         """
         # Streams that were driven out may not have ended yet.
         if not (self.tasks.has_room(live.client) and self._make_room(live.client)):

@@ -45,7 +45,6 @@ class Cors:
 
     Args:
       origins: as browsers send them, such as https://chat.example; "*" stands for all.
-        Without origins, there are no CORS headers.
     """
 
     def __init__(self, origins: Sequence[str]) -> None:
@@ -58,8 +57,6 @@ class Cors:
         Args:
           request: the headers of the request, with lower-case names.
         """
-        if not self._origins:
-            return []
         origin = next((value for name, value in request if name == b"origin"), b"")
         # A cache must not give this answer to a page of another origin.
         fields = [] if self._allows_all else [(b"vary", b"Origin")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-import time
 from typing import Final, TypeVar
 
 import msgspec
@@ -109,8 +108,3 @@ async def run_writing(
         parts of an answer take microseconds.
     """
     return write() if num_entries <= _FEW_ENTRIES else await workers.run(write)
-
-
-def tell_time() -> int:
-    """Return seconds since 1970 for `created`, which clients show."""
-    return int(time.time())
