@@ -297,8 +297,9 @@ async def test_a_model_is_described_by_its_name(client: httpx.AsyncClient) -> No
 async def test_a_models_name_may_hold_slashes(
     client: httpx.AsyncClient, server: FakeServer
 ) -> None:
+    served = server.state.require_engine()
     for name in ("org/model-7B", "/models/a", "a b"):
-        server.engine.info = replace(server.engine.info, name=name)
+        served.info = replace(served.info, name=name)
         for quoted in (quote(name), quote(name, safe="")):
             response = await client.get(f"/v1/models/{quoted}")
             assert response.json()["id"] == name

@@ -42,7 +42,9 @@ class ModelFormats:
                 raise InvalidParameter("thinking_token_budget", "is for chats only")
             budget = self._make_budget(prompts, text.thinking_token_budget)
             sampling = replace(sampling, reasoning_budget=budget)
-        structure = await self._describe_answer(tools, text)
+        structure = text.structured
+        if text.forced_tools:
+            structure = await self._describe_calls(tools, text, text.forced_tools)
         if structure is None:
             return sampling
         grammar = await self._renderer.structures.compile(structure)
@@ -68,18 +70,6 @@ class ModelFormats:
             and self._renderer.tool_format.can_join
         )
 
-    async def _describe_answer(
-        self, tools: Sequence[Mapping[str, object]], text: TextParams
-    ) -> StructuredOutput | None:
-        """Return the form of the answer; None if it is free."""
-        if not text.forced_tools:
-            return text.structured
-        if self._renderer.tool_format is None:
-            raise NotSupported(
-                "tool_choice", "calls are only forced with --tool-call-parser"
-            )
-        return await self._describe_calls(tools, text, text.forced_tools)
-
     async def _describe_calls(
         self,
         tools: Sequence[Mapping[str, object]],
@@ -89,7 +79,10 @@ class ModelFormats:
         is_free: bool = False,
     ) -> StructuredOutput:
         tool_format = self._renderer.tool_format
-        assert tool_format is not None, "the callers have checked it"
+        if tool_format is None:
+            raise NotSupported(
+                "tool_choice", "calls are only forced with --tool-call-parser"
+            )
         param = "tools" if is_free else "tool_choice"
 
         def write() -> StructuredOutput:

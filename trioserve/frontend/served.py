@@ -75,11 +75,6 @@ class StreamLimits:
         queued = _SAFETY * forecast.queue
         _check("max_queue_seconds", queued, self.starts_by - now)
 
-    @property
-    def leaves_queue_by(self) -> float:
-        """The time until which a stream may be in the queue."""
-        return min(self.ends_at, self.starts_by)
-
     def refuse_queue(self) -> DeadlineExceeded:
         """Return the error of a stream that has waited in the queue for too long."""
         return DeadlineExceeded(
@@ -125,19 +120,16 @@ class ServedModel(Generic[EngineT, RendererT]):
       renderer: is loaded.
 
     Attributes:
+      info: the facts about the model.
       num_refused_late: requests that were refused with DeadlineUnreachable.
     """
 
     def __init__(self, engine: EngineT, renderer: RendererT) -> None:
         self.engine = engine
+        self.info: ModelInfo = engine.info
         self.renderer = renderer
         self.num_refused_late = 0
         self._ratio = TextRatio()
-
-    @property
-    def info(self) -> ModelInfo:
-        """The facts about the model."""
-        return self.engine.info
 
     @property
     def is_alive(self) -> bool:

@@ -139,8 +139,9 @@ class TextStream:
     async def __anext__(self) -> TextDelta:
         limits, tokens = self._limits, self._tokens
         while not self._cut:
-            is_queued = tokens.phase == "queue"
-            until = limits.leaves_queue_by if is_queued else limits.ends_at
+            until = limits.ends_at
+            if tokens.phase == "queue":
+                until = min(until, limits.starts_by)
             # Most streams have no limit. They do without a scope for each delta.
             if until == math.inf:
                 return self._render(await tokens.__anext__())

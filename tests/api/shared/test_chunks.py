@@ -168,7 +168,7 @@ def test_usage_is_absent_null_or_counted(
     chunks_type: type[ChatChunks] | type[CompletionChunks],
 ) -> None:
     assert "usage" not in read(chunks_type(make_header()).text("a"))
-    chunks = chunks_type(make_header(include_usage=True))
+    chunks = chunks_type(make_header(no_usage=None))
     assert read(chunks.text("a"))["usage"] is None
     assert read(chunks.text("a", finish_reason="stop"))["usage"] is None
     assert read(chunks.text("a", usage=USAGE))["usage"]["total_tokens"] == 7
@@ -189,7 +189,7 @@ def test_the_choices_of_a_chat_begin_in_their_order() -> None:
 
 
 def test_a_stream_ends_with_the_usage_in_an_event_without_choices() -> None:
-    header, meter = make_header(include_usage=True), SimpleNamespace(usage=USAGE)
+    header, meter = make_header(no_usage=None), SimpleNamespace(usage=USAGE)
     options = '"stream":true,"stream_options":{"include_usage":true}}'
     chat = CHAT_BODY.decode(
         b'{"messages":[{"role":"user","content":"a"}],' + options.encode()

@@ -42,7 +42,7 @@ class ChatChunks(Chunks[ChatLogprobs]):
         )
 
     def _write(self, text: str, fields: ChunkFields[ChatLogprobs]) -> bytes:
-        return self._write_delta(self._make_delta(text), fields)
+        return self._write_delta(ChatDelta(content=text), fields)
 
     def _write_delta(
         self, delta: ChatDelta, fields: ChunkFields[ChatLogprobs]
@@ -63,26 +63,23 @@ class ChatChunks(Chunks[ChatLogprobs]):
             system_fingerprint=header.system_fingerprint,
             prompt_token_ids=fields.prompt_token_ids,
             choices=(choice,),
-            usage=header.usage_field(fields.usage),
+            usage=fields.usage or header.no_usage,
         )
         return write_event(chunk)
-
-    def _make_delta(self, text: str) -> ChatDelta:
-        return ChatDelta(content=text)
 
 
 class ReasoningChunks(ChatChunks):
     """Writes the events of a choice's reasoning."""
 
-    def _make_delta(self, text: str) -> ChatDelta:
-        return ChatDelta(reasoning=text)
+    def _write(self, text: str, fields: ChunkFields[ChatLogprobs]) -> bytes:
+        return self._write_delta(ChatDelta(reasoning=text), fields)
 
 
 class EndChunks(ChatChunks):
     """Writes events without text; the text that they are given is empty."""
 
-    def _make_delta(self, text: str) -> ChatDelta:
-        return ChatDelta()
+    def _write(self, text: str, fields: ChunkFields[ChatLogprobs]) -> bytes:
+        return self._write_delta(ChatDelta(), fields)
 
 
 class ToolCallChunks(ChatChunks):
@@ -107,14 +104,14 @@ class ToolCallChunks(ChatChunks):
         self._name = name
         super().__init__(header, index)
 
-    def _make_delta(self, text: str) -> ChatDelta:
+    def _write(self, text: str, fields: ChunkFields[ChatLogprobs]) -> bytes:
         call = ToolCallChunk(
             index=self._call_index,
             id=self._call_id or UNSET,
             type="function" if self._call_id else UNSET,
             function=FunctionChunk(name=self._name or UNSET, arguments=text),
         )
-        return ChatDelta(tool_calls=(call,))
+        return self._write_delta(ChatDelta(tool_calls=(call,)), fields)
 
 
 class ChatEvents(ChunkEvents[ChatRequest]):

@@ -30,7 +30,7 @@ class CompletionChunks(Chunks[CompletionLogprobs]):
             model=header.model,
             system_fingerprint=header.system_fingerprint,
             choices=(choice,),
-            usage=header.usage_field(fields.usage),
+            usage=fields.usage or header.no_usage,
         )
         return write_event(chunk)
 

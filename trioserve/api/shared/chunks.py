@@ -34,20 +34,15 @@ class StreamHeader(msgspec.Struct, frozen=True, kw_only=True):
     Args:
       created: seconds since 1970.
       system_fingerprint: changes if the same request could get another answer.
-      include_usage: the last chunk has the usage; it is null in all others.
+      no_usage: stands for the usage in chunks without it: null if the last chunk has it,
+        and no field otherwise.
     """
 
     id: str
     created: int
     model: str
     system_fingerprint: str | None = None
-    include_usage: bool = False
-
-    def usage_field(self, usage: Usage | None) -> Usage | UnsetType | None:
-        """Return the usage of a chunk: counts, null, or no field."""
-        if usage is None and not self.include_usage:
-            return UNSET
-        return usage
+    no_usage: UnsetType | None = UNSET
 
 
 LogprobsT = TypeVar("LogprobsT")

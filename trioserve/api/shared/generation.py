@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 import time
 from typing import Any, Final
 
+from msgspec import UNSET
 import trio
 
 from ...errors import ContextLengthExceeded, InvalidParameter, list_some
@@ -49,7 +50,7 @@ def make_header(
         created=int(time.time()),
         model=engine.info.name,
         system_fingerprint=engine.info.fingerprint,
-        include_usage=body.reports_usage,
+        no_usage=None if body.reports_usage else UNSET,
     )
 
 
