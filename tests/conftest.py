@@ -50,18 +50,33 @@ os.environ["OMP_NUM_THREADS"] = "1"
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 
-# One process of pytest runs these, because they share a server.
+# One process of pytest runs these, because some share a server, and the others import
+# Anthropic's client, for two seconds.
 SERVER = (
+    "tests/api/anthropic/test_messages.py",
+    "tests/docs/test_fields.py",
     "tests/e2e/test_anthropic_client.py",
     "tests/e2e/test_logits_processors.py",
     "tests/e2e/test_openai_client.py",
     "tests/e2e/test_run_batch.py",
     "tests/e2e/test_structured.py",
+    "tests/http/keys/test_keys.py",
+    "tests/http/streams/test_keepalive.py",
+    "tests/server/test_agent.py",
+)
+
+# And these, because they import sentence-transformers, for another two seconds.
+SENTENCES = (
+    "tests/bench/test_pooling.py",
+    "tests/e2e/test_pooling",
+    "tests/model/encoder/test_encoding_heads.py",
+    "tests/model/pooling/",
+    "tests/render/pooling/test_sentence_folders.py",
 )
 
 # One process runs each of these, because its tests share a library that takes half a minute
 # to compile, a server, or a browser.
-TOGETHER = (SERVER, "tests/kernels/", "tests/clients/", "tests/ui/")
+TOGETHER = (SERVER, SENTENCES, "tests/kernels/", "tests/clients/", "tests/ui/")
 
 # These take longest, so they begin first; the others fill the gaps.
 LONGEST = (
@@ -172,7 +187,6 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
-        gc.collect()
         gc.freeze()
         gc.set_threshold(10_000)
         gc.enable()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-import anthropic
 import openai
 import pytest
 
 if TYPE_CHECKING:
+    import anthropic
+
     from trioserve.testing.server import FakeServer
 
 
@@ -25,6 +26,9 @@ async def openai_client(server: FakeServer) -> AsyncIterator[openai.AsyncOpenAI]
 async def anthropic_client(
     server: FakeServer,
 ) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    # Few processes run these tests, and the import takes seconds.
+    import anthropic
+
     async with anthropic.AsyncAnthropic(
         base_url=server.url, api_key="any", max_retries=0
     ) as client:

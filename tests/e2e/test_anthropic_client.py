@@ -5,7 +5,6 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-import anthropic
 import openai
 from pydantic import BaseModel
 import pytest
@@ -23,6 +22,8 @@ ASK: dict[str, Any] = {
 
 
 def test_a_message_equals_a_chat(server: Any) -> None:
+    import anthropic
+
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
         chat = client.chat.completions.create(**ASK)
     with anthropic.Anthropic(base_url=server.url, api_key="none") as asking:
@@ -48,6 +49,8 @@ class Flower(BaseModel):
 
 def test_an_answer_has_its_form(server: Any) -> None:
     """A random model has no wish to write JSON: only the grammar makes it do so."""
+    import anthropic
+
     with anthropic.Anthropic(base_url=server.url, api_key="none") as asking:
         message = asking.messages.parse(
             model="tiny-llama",

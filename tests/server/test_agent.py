@@ -11,8 +11,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import anthropic
-from anthropic import beta_async_tool
 import openai
 import pytest
 
@@ -110,13 +108,15 @@ async def openai_client(server: FakeServer) -> AsyncIterator[openai.AsyncOpenAI]
 async def test_an_agent_reads_edits_and_answers(
     server: FakeServer, shop: Workshop, streams: bool
 ) -> None:
-    @beta_async_tool
+    import anthropic
+
+    @anthropic.beta_async_tool
     async def read(file: str) -> str:
         """Read a file."""
         shop.seen.append("read")
         return shop.read(file)
 
-    @beta_async_tool
+    @anthropic.beta_async_tool
     async def edit(file: str, old: str, new: str) -> str:
         """Replace a text in a file."""
         shop.seen.append("edit")

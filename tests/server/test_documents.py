@@ -20,10 +20,15 @@ from trioserve.server.routes import ROUTES
 from trioserve.testing.server import open_fake_pooling_server, open_fake_server
 from trioserve.types.pooling import PoolingTask
 
-DOCUMENTS = {
-    "/": load_page(),
-    "/docs": render_reference(openapi_document("0", ROUTES, None)),
-}
+PATHS = ("/", "/docs")
+
+
+@pytest.fixture(scope="module", params=PATHS)
+def document(request: pytest.FixtureRequest) -> Document:
+    if request.param == "/":
+        return load_page()
+    return render_reference(openapi_document("0", ROUTES, None))
+
 
 # The only addresses in the documents: names of formats, an example, and an expression.
 HARMLESS = ("http://www.w3.org/2000/svg", "http://localhost:8000")
@@ -52,7 +57,6 @@ class Reader(html.parser.HTMLParser):
                 self.handlers.append(name)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS.values(), ids=DOCUMENTS)
 def test_a_browser_fetches_nothing_else(document: Document) -> None:
     seen = Reader(document)
     assert all(each.startswith("data:") for each in seen.fetched)
@@ -62,7 +66,6 @@ def test_a_browser_fetches_nothing_else(document: Document) -> None:
     assert "@import" not in document.html
 
 
-@pytest.mark.parametrize("document", DOCUMENTS.values(), ids=DOCUMENTS)
 def test_links_inside_lead_somewhere_and_no_id_is_there_twice(
     document: Document,
 ) -> None:
@@ -83,7 +86,7 @@ def test_the_page_makes_no_html_of_text() -> None:
     )
 
 
-@pytest.mark.parametrize("path", DOCUMENTS)
+@pytest.mark.parametrize("path", PATHS)
 async def test_a_document_has_a_strict_policy(
     client: httpx.AsyncClient, path: str
 ) -> None:
@@ -109,7 +112,7 @@ async def test_a_document_has_a_strict_policy(
         assert policy[f"{kind}-src"] == (" ".join(hashes) or "'none'")
 
 
-@pytest.mark.parametrize("path", DOCUMENTS)
+@pytest.mark.parametrize("path", PATHS)
 async def test_a_browser_keeps_a_document_until_it_changes(
     client: httpx.AsyncClient, path: str
 ) -> None:
@@ -141,7 +144,7 @@ def serve(**http: Any) -> pytest.MarkDecorator:
 
 @serve(ui=False)
 async def test_an_option_turns_them_off(client: httpx.AsyncClient) -> None:
-    for path in DOCUMENTS:
+    for path in PATHS:
         answer = await client.get(path)
         assert answer.status_code == 404
         assert "--ui" in answer.json()["error"]["message"]
@@ -156,7 +159,7 @@ async def test_an_option_turns_them_off(client: httpx.AsyncClient) -> None:
     ],
 )
 async def test_they_need_no_key(client: httpx.AsyncClient, ui: bool) -> None:
-    for path in DOCUMENTS:
+    for path in PATHS:
         # Without them, strangers do not learn that the paths exist.
         expected = 200 if ui else 401
         assert (await client.get(path)).status_code == expected

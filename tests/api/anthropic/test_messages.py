@@ -6,10 +6,9 @@ import base64
 import io
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image
-import anthropic
 import httpx2 as httpx
 import pytest
 import trio
@@ -21,6 +20,9 @@ from trioserve.testing.server import FakeServer, open_fake_server
 from trioserve.testing.tokenizer import IM_END
 
 from ..seen import list_starts, read_prompt
+
+if TYPE_CHECKING:
+    from anthropic import AsyncAnthropic as Client
 
 REASONING = "Hm, the dog sleeps."
 TEXT = "The quick brown fox."
@@ -44,8 +46,6 @@ TEMPLATE = (
     "<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-
-Client = anthropic.AsyncAnthropic
 
 pytestmark = [
     pytest.mark.server(answer=TEXT, eos_token=IM_END),
@@ -267,6 +267,8 @@ async def test_calls_are_blocks_and_their_results_are_taken(
 async def test_errors_become_exceptions_of_the_client(
     server: FakeServer, client: Client
 ) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError) as missing:
         await client.messages.create(**ASK | {"model": "claude"})
     assert missing.value.type == "not_found_error"
@@ -303,6 +305,8 @@ async def test_errors_become_exceptions_of_the_client(
 async def test_too_many_requests_are_limited_by_rate(
     server: FakeServer, client: Client
 ) -> None:
+    import anthropic
+
     async with trio.open_nursery() as nursery:
         filling = {"prompt": [5, 6], "n": 32, "max_tokens": 100}
         nursery.start_soon(post, server, filling, "/v1/completions")
@@ -342,6 +346,8 @@ async def test_errors_before_the_handler_have_the_same_shape(
 async def test_a_stream_may_end_with_an_error(
     server: FakeServer, client: Client
 ) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.APIStatusError) as failed:
         async with client.messages.stream(**ASK) as events:
             async for _ in events:

@@ -11,6 +11,7 @@ from importlib.metadata import version
 import itertools
 import logging
 from pathlib import Path
+import random
 import socket
 import ssl
 import sys
@@ -42,7 +43,7 @@ HEALTH = b"GET /health HTTP/1.1\r\n"
 Asgi = Callable[..., Awaitable[None]]
 
 
-LARGE = b"".join(b"%07d\n" % i for i in range(2**20))
+LARGE = random.Random(1).randbytes(2**23)
 
 
 @dataclass

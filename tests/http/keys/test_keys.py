@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx2 as httpx
 import openai
 import pytest
@@ -82,6 +81,8 @@ async def test_a_known_key_is_taken(client: httpx.AsyncClient) -> None:
 
 
 async def test_the_official_clients_send_it(server: FakeServer) -> None:
+    import anthropic
+
     def ask(key: str) -> None:
         messages: Any = CHAT["messages"]
         options: Any = {"api_key": key, "max_retries": 0}

@@ -8,7 +8,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx2 as httpx
 import openai
 import pytest
@@ -171,6 +170,8 @@ def read_by_openai(url: str) -> str:
 
 
 def read_by_anthropic(url: str) -> str:
+    import anthropic
+
     body: Any = {"messages": CHAT["messages"]}
     with anthropic.Anthropic(api_key="k", base_url=url) as client:
         with client.messages.stream(model="fake", max_tokens=2, **body) as message:

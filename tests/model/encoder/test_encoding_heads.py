@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sentence_transformers import CrossEncoder
 import torch
 from transformers import BertConfig, BertTokenizer
 
@@ -65,6 +64,8 @@ def test_tokens(tiny_encoder: Any, make_input: Any, kind: str) -> None:
 
 def test_pairs_of_a_cross_encoder(tmp_path: Path) -> None:
     """sentence-transformers gives the same scores."""
+    from sentence_transformers import CrossEncoder
+
     save_tiny_encoder("bert", tmp_path, head="sequence", num_labels=1)
     save_letter_tokenizer(tmp_path)
     loaded = load_encoder(tmp_path, CPU, name="x", task="classify", sentence=None)

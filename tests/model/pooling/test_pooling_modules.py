@@ -4,26 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from sentence_transformers.sentence_transformer.modules import (
-    Dense,
-    LayerNorm,
-    Normalize,
-)
 import torch
 
 from trioserve.config import PoolingConfig
 from trioserve.errors import InvalidConfig, UnsupportedModel, WeightsBroken
 from trioserve.types.sentence import SentenceFolder, SentenceModule
 
+if TYPE_CHECKING:
+    from sentence_transformers.sentence_transformer.modules import (
+        Dense,
+        LayerNorm,
+        Normalize,
+    )
+
 # Makes a Bench of conftest.py.
 Make = Callable[..., Any]
 HIDDEN_SIZE = 8
 
 TEXT = [3, 1, 4]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def oracle() -> None:
+    """Import the oracle for these tests, and not in each process that collects them."""
+    global Dense, LayerNorm, Normalize
+    from sentence_transformers.sentence_transformer.modules import (
+        Dense,
+        LayerNorm,
+        Normalize,
+    )
 
 
 def sentence_of(*modules: SentenceModule, **fields: Any) -> SentenceFolder:

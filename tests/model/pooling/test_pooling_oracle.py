@@ -7,20 +7,11 @@ from collections.abc import Sequence
 import json
 from pathlib import Path
 import string
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
-from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
-from sentence_transformers.base.modules import Transformer
-from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
-from sentence_transformers.sentence_transformer.modules import (
-    Dense,
-    LayerNorm,
-    Normalize,
-    Pooling,
-)
 import torch
 from transformers import BertTokenizer
 
@@ -38,12 +29,47 @@ from trioserve.types.pooling import (
 from trioserve.types.sentence import SentenceFolder
 from trioserve.weights import read_sentence_folder, resolve_weights
 
+if TYPE_CHECKING:
+    from sentence_transformers import (
+        CrossEncoder,
+        MultiVectorEncoder,
+        SentenceTransformer,
+    )
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+    from sentence_transformers.sentence_transformer.modules import (
+        Dense,
+        LayerNorm,
+        Normalize,
+        Pooling,
+    )
+
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.",
     "sleep",
     "what is the fox, and where? the dog sleeps on and on and on and on.",
     "a b c x y z",
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def oracle() -> None:
+    """Import the oracle for these tests, and not in each process that collects them."""
+    global CrossEncoder, MultiVectorEncoder, SentenceTransformer
+    global Dense, LayerNorm, MultiVectorMask, Normalize, Pooling, Transformer
+    from sentence_transformers import (
+        CrossEncoder,
+        MultiVectorEncoder,
+        SentenceTransformer,
+    )
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+    from sentence_transformers.sentence_transformer.modules import (
+        Dense,
+        LayerNorm,
+        Normalize,
+        Pooling,
+    )
 
 
 class Model:

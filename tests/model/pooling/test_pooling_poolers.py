@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 import pytest
-from sentence_transformers.sentence_transformer.modules import Pooling
 import torch
 
 from trioserve.config import PoolingConfig
@@ -32,6 +31,8 @@ def pool_with_oracle(
     table: Any, texts: list[list[int]], modes: Any, prompt_length: int = 0
 ) -> Any:
     """Pool texts as sentence-transformers does, padded to a rectangle."""
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
     longest = max(map(len, texts))
     padded = torch.tensor([text + [0] * (longest - len(text)) for text in texts])
     mask = torch.tensor(

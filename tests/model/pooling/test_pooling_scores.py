@@ -10,7 +10,6 @@ import weakref
 import numpy as np
 from numpy.typing import NDArray
 import pytest
-from sentence_transformers.util import maxsim
 import torch
 
 from trioserve.model.pooling.query_cache import QueryCache, compare_matrices
@@ -45,6 +44,8 @@ def cosine(left: Floats, right: Floats) -> float:
 
 
 def compare_with_oracle(query: Floats, documents: list[Floats]) -> Floats:
+    from sentence_transformers.util import maxsim
+
     scores: Floats = maxsim(
         [torch.tensor(query)], [torch.tensor(document) for document in documents]
     )[0].numpy()
