@@ -55,6 +55,7 @@ if not Path("/dev/nvidiactl").exists():
 SERVER = (
     "tests/api/anthropic/test_messages.py",
     "tests/docs/test_fields.py",
+    "tests/docs/test_programs.py",
     "tests/e2e/test_anthropic_client.py",
     "tests/e2e/test_logits_processors.py",
     "tests/e2e/test_openai_client.py",
@@ -175,6 +176,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
     return _Scheduling(config, log)
 
 
+# How many modules the garbage collector leaves alone.
+_num_frozen = 0
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Keep the garbage collector away from imported objects, as a running server does.
@@ -183,13 +188,25 @@ def pytest_collection() -> Generator[None, object, object]:
     they take a quarter of the time of the imports, and a sixth of the whole run. Young
     objects are collected less often: that took a tenth of the tests of the API.
     """
+    global _num_frozen
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
         gc.set_threshold(10_000)
+        _num_frozen = len(sys.modules)
         gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Freeze also what tests import, if it is much."""
+    global _num_frozen
+    if len(sys.modules) > _num_frozen + 300:
+        gc.collect()
+        gc.freeze()
+        _num_frozen = len(sys.modules)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -43,21 +43,21 @@ def read_rows() -> dict[str, tuple[str, str]]:
     }
 
 
-@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
-def test_an_option_has_a_row_with_its_default_and_meaning(option: Option) -> None:
-    default = "not set" if option.default is None else str(option.default)
-    assert read_rows()[option.flag.removeprefix("--")] == (default, option.meaning)
+def test_an_option_has_a_row_with_its_default_and_meaning() -> None:
+    assert read_rows() == {
+        option.flag.removeprefix("--"): (
+            "not set" if option.default is None else str(option.default),
+            option.meaning,
+        )
+        for option in OPTIONS
+    }
 
 
-def test_each_row_has_an_option() -> None:
-    assert {f"--{name}" for name in read_rows()} == {each.flag for each in OPTIONS}
-
-
-@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
-def test_an_option_has_a_short_line(option: Option) -> None:
-    # This fits into two lines of --help on a terminal of 80 columns.
-    assert 0 < len(option.summary) <= 76
-    assert option.meaning.endswith(".")
+def test_an_option_has_a_short_line() -> None:
+    for option in OPTIONS:
+        # This fits into two lines of --help on a terminal of 80 columns.
+        assert 0 < len(option.summary) <= 76, option.name
+        assert option.meaning.endswith("."), option.name
 
 
 def read_help(*arguments: str) -> str:

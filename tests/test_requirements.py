@@ -6,8 +6,9 @@ Imports are read, not run: the machine that runs this may have more packages tha
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 import configparser
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
@@ -64,7 +65,7 @@ def list_importable() -> set[str]:
     return names | set(sys.stdlib_module_names)
 
 
-def list_executed(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+def list_executed(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
     """Yield the statements that an import runs, without those for types only."""
     for statement in body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -90,6 +91,11 @@ def list_names(path: Path, statement: ast.stmt) -> Iterator[tuple[Path | None, s
             yield folder, ".".join(filter(None, (statement.module, alias.name)))
 
 
+FOLDERS = ("trioserve", "bench", "tests")
+PATHS = [path for name in FOLDERS for path in (ROOT / name).rglob("*.py")]
+# Name without the suffix -> path; a package has its `__init__` there.
+NAMED = {str(path.with_suffix("")): path for path in PATHS}
+
 # Folders whose modules are imported by name.
 SETTINGS = configparser.ConfigParser(interpolation=None)
 SETTINGS.read(ROOT / "setup.cfg")
@@ -99,15 +105,13 @@ PYTHON_PATH = SETTINGS["tool:pytest"]["pythonpath"].split()
 @cache
 def find_files(folder: Path | None, name: str) -> tuple[Path, ...]:
     """Return the files of ours that an import runs; none for other packages."""
-    parts = name.split(".")
     roots = [folder] if folder else [ROOT, *(ROOT / each for each in PYTHON_PATH)]
     files = []
-    for root in roots:
-        for depth in range(len(parts) + 1):
-            place = root.joinpath(*parts[:depth])
-            candidates = (place.with_suffix(".py"), place / "__init__.py")
-            files += [each for each in candidates if each.is_file()]
-    return tuple(files)
+    for place in map(str, roots):
+        for part in ("", *name.split(".")):
+            place += part and f"/{part}"
+            files += [NAMED.get(place), NAMED.get(f"{place}/__init__")]
+    return tuple(filter(None, files))
 
 
 def find_skipped(statement: ast.stmt) -> str | None:
@@ -136,9 +140,26 @@ class Import:
     skipped: frozenset[str]
 
 
-def list_imports(path: Path) -> Iterator[Import]:
+# Functions, and other statements at the beginning of a line.
+TOP = re.compile(r"\n(?=[^\s#)\]}])")
+MATTERS = re.compile(r"\bimport|require_triton")
+
+
+def parse_top(text: str) -> Iterator[ast.stmt]:
+    """Yield the statements of a module that may import anything, and some others.
+
+    Parsing all of the text would take five times as long.
+    """
+    for part in TOP.split(text):
+        if MATTERS.search(part) and not part.startswith(("def ", "async def ")):
+            # Lines of a docstring need not be Python.
+            with suppress(SyntaxError):
+                yield from ast.parse(part).body
+
+
+def read_imports(path: Path, body: Iterable[ast.stmt]) -> Iterator[Import]:
     skipped: frozenset[str] = frozenset()
-    for statement in list_executed(ast.parse(path.read_text()).body):
+    for statement in list_executed(body):
         if package := find_skipped(statement):
             skipped |= {package}
         for folder, name in list_names(path, statement):
@@ -149,13 +170,20 @@ def list_imports(path: Path) -> Iterator[Import]:
             yield Import(files, package, skipped)
 
 
+def list_imports(path: Path) -> list[Import]:
+    text = path.read_text()
+    imports = list(read_imports(path, parse_top(text)))
+    if any(each.package for each in imports):
+        # A program in a text may look like statements of the file.
+        imports = list(read_imports(path, ast.parse(text).body))
+    return imports
+
+
 @pytest.fixture(scope="module")
 def missing() -> dict[str, set[str]]:
     """Return the packages that README does not install, for each file that needs any."""
-    folders = ("trioserve", "bench", "tests")
-    paths = [path for name in folders for path in (ROOT / name).rglob("*.py")]
-    imports = {path: list(list_imports(path)) for path in paths}
-    found: dict[Path, set[str]] = {path: set() for path in paths}
+    imports = {path: list_imports(path) for path in PATHS}
+    found: dict[Path, set[str]] = {path: set() for path in PATHS}
     is_changed = True
     # A file needs what the files need that it imports. They may import each other.
     while is_changed:

@@ -25,7 +25,7 @@ SAMPLINGS = {
     "top_k 50": SamplingParams(top_k=50),
     "all three": SamplingParams(temperature=0.8, top_k=50, top_p=0.95, min_p=0.05),
 }
-_CALLS = 15
+_CALLS = 15 if torch.cuda.is_available() else 3
 _NUM_LIKELY = 50
 # Keeps a GPU busy until the host has launched a whole call.
 _FILLER_CYCLES = 4_000_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+import subprocess
 import time
 from typing import Any
 
@@ -11,6 +12,7 @@ import gpu
 from kit import gpu_engine
 from kit.gpu_parts import run_part
 import pytest
+from warm_start import FORK
 
 MODEL = {"parameters": 3000, "read_in_a_step": 2000, "state_bytes": 0}
 RATES = {"bytes_per_second": 1e6, "flops_per_second": 1e6}
@@ -165,7 +167,16 @@ def test_the_whole_bench_runs_on_a_cpu(
 
 
 @pytest.mark.slow
-def test_a_part_has_a_process_of_its_own(tmp_path: Path) -> None:
+def test_a_part_has_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = subprocess.run
+    monkeypatch.setattr(
+        *(subprocess, "run"),
+        lambda command, **options: run([*FORK, *command[1:]], **options),
+    )
+    # Where an interpreter finds the neighbours of a script.
+    monkeypatch.setenv("PYTHONPATH", str(Path(gpu.__file__).parent))
     fields = {"attention_backend": "varlen"}
     nothing = tmp_path / "nothing"
     figures, reason = gpu.measure_apart("engine", "tiny", nothing, fields, 60)

@@ -14,12 +14,12 @@ import json
 from pathlib import Path
 import re
 import subprocess
-import sys
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 import trio
+from warm_start import FORK
 
 import trioserve
 from trioserve.config import RenderConfig
@@ -274,6 +274,6 @@ def test_texts_are_embedded_and_scored(
 def test_the_task_that_blocks_the_loop_is_found() -> None:
     program = find_program("docs/embedding.rst", "LoopStall")
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        [*FORK, "-c", program], capture_output=True, text=True, check=True
     )
     assert "over 5 ms: __main__.grind 1 x, longest " in done.stdout

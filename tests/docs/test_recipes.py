@@ -15,9 +15,9 @@ from pathlib import Path
 import re
 import shutil
 import subprocess
-import sys
 
 import pytest
+from warm_start import FORK
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "trioserve"
@@ -109,8 +109,15 @@ class Recipe:
     check: str
 
 
+# A fork has imported the package, and what it needs.
 ASK = """
+import sys
+for name in [*sys.modules]:
+    if name.partition(".")[0] == "trioserve":
+        del sys.modules[name]
 import json, trio
+import trioserve
+assert trioserve.__path__ == [f"{sys.path[0]}/trioserve"]
 from trioserve.config import HttpConfig
 from trioserve.http.state import ServerState
 from trioserve.server.app import create_http_app
@@ -244,8 +251,8 @@ assert b"\\ntrioserve_greetings 7.0\\n" in trio.run(render)
 def test_changes_take_the_files_that_their_recipes_name(tmp_path: Path) -> None:
     """All are made on one copy, because each process imports the whole server."""
     package = tmp_path / "trioserve"
-    unused = shutil.ignore_patterns("__pycache__", "*.so")
-    shutil.copytree(PACKAGE, package, ignore=unused)
+    # Python's caches come along: they are valid, because a copy keeps the times of files.
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("*.so"))
     for recipe in RECIPES:
         assert len({*recipe.written, *recipe.added}) <= recipe.most_files
         for name, text in recipe.written.items():
@@ -258,7 +265,7 @@ def test_changes_take_the_files_that_their_recipes_name(tmp_path: Path) -> None:
                 changed = changed.replace(place, text + place, 1)
             (package / name).write_text(changed)
     subprocess.run(
-        [sys.executable, "-c", ASK + "".join(each.check for each in RECIPES)],
+        [*FORK, "-c", ASK + "".join(each.check for each in RECIPES)],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
         check=True,

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from terminal import Terminal, open_terminal
 import trio
+from warm_start import WarmClient
 
 from trioserve.testing.models import save_tiny_model
 from trioserve.testing.server import open_fake_server
@@ -21,6 +22,12 @@ from .conftest import END, CannedServer, make_answer, make_events
 CTRL_C, CTRL_D, CTRL_J = "\x03", "\x04", "\x0a"
 
 Play = Callable[[Terminal], None]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def chat_is_imported(helper: WarmClient) -> None:
+    chat = "trioserve.programs.chat"
+    helper.preload(f"{chat}.terminal", f"{chat}.remote", f"{chat}.embedded")
 
 
 async def play(

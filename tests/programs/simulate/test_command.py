@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 import re
-import subprocess
 import sys
 import textwrap
-from xml.etree import ElementTree
 
 import pytest
 
@@ -57,16 +55,6 @@ def test_the_documented_example_equals_the_output(
     assert found is not None
     assert command.main(found[1].split()) == 0
     assert textwrap.dedent(found[2]) == capsys.readouterr().out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stages", ["1", "3"])
-def test_the_timeline_is_written_as_svg(tmp_path: Path, stages: str) -> None:
-    path = tmp_path / "timeline.svg"
-    flags = ["--pipeline-parallel-size", stages, "--timeline", str(path)]
-    assert command.main(["simulate", *SMALL, *flags]) == 0
-    root = ElementTree.parse(path).getroot()
-    assert root.tag.endswith("svg")
 
 
 @pytest.mark.parametrize(
@@ -146,15 +134,3 @@ def test_a_picture_without_matplotlib_is_refused_before_anything_is_simulated(
     path = tmp_path / "x.png"
     assert command.main(["simulate", "--timeline", str(path)]) == 2
     assert "pip install 'trioserve[simulate]'" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_simulation_needs_no_torch() -> None:
-    script = (
-        "import sys, trioserve.programs.simulate\n"
-        "print([m for m in ('torch', 'matplotlib') if m in sys.modules])"
-    )
-    loaded = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert loaded.stdout.strip() == "[]"

@@ -148,9 +148,9 @@ async def leave_at_random(
                 written[number] += delta.token_ids
 
 
-@pytest.mark.parametrize("num_stages", [2, 4])
-@pytest.mark.parametrize("always", [False, True])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("num_stages", "always", "seed"), [(2, True, 1), (4, True, 0), (4, False, 1)]
+)
 async def test_whatever_happens_all_stages_agree_on_what_they_send(
     num_stages: int, always: bool, seed: int, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -230,7 +230,7 @@ async def test_a_message_that_nobody_expects_ends_the_simulation(
 
 
 # Seconds of a step of the whole model. About as on a GPU, a chunk of 512 tokens takes 4
-# times as much as the rest. With eight stages, links take 2 % of a stage's chunk.
+# times as much as the rest. With four stages, links take 1 % of a stage's chunk.
 REAL = {
     "step_seconds": 0.016,
     "token_seconds": 0.000_125,
@@ -245,11 +245,11 @@ REAL = {
 async def measure_prefill(config: SimulateConfig) -> float:
     """Return the tokens per second of a long prompt beside twelve that decode.
 
-    N stages take K + N - 1 stage times for K chunks. With 160 chunks, filling and
-    emptying eight stages costs only 4 %, which does not hide other losses.
+    N stages take K + N - 1 stage times for K chunks. With 80 chunks, filling and
+    emptying four stages costs only 4 %, which does not hide other losses.
     """
     others = [make_request(8, 60_000 // 12) for _ in range(12)]
-    long = make_request(512 * 160)
+    long = make_request(512 * 80)
     with trio.fail_after(NEVER_SECONDS):
         async with open_simulated_engine(config) as (engine, _):
             async with trio.open_nursery() as nursery:
@@ -267,7 +267,7 @@ def single_stage_prefill() -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_stages", [8])
+@pytest.mark.parametrize("num_stages", [4])
 async def test_a_long_prompt_is_read_as_many_times_as_fast_as_there_are_stages(
     num_stages: int,
     single_stage_prefill: float,
@@ -277,7 +277,7 @@ async def test_a_long_prompt_is_read_as_many_times_as_fast_as_there_are_stages(
     assert 0.9 * num_stages < speed / single_stage_prefill < 1.1 * num_stages
 
 
-@pytest.mark.parametrize("num_stages", [8])
+@pytest.mark.parametrize("num_stages", [4])
 async def test_with_an_answer_to_every_step_it_is_read_as_fast_as_by_one_stage(
     num_stages: int,
     single_stage_prefill: float,
@@ -307,7 +307,7 @@ def test_decoding_in_micro_batches_of_one_size_is_as_many_times_as_fast(
             requests=8 * num_stages,
             rate=float("inf"),
             prompt_tokens=(4, 4),
-            output_tokens=(100, 100),
+            output_tokens=(50, 50),
         )
         return simulate(config)[0].decode_tokens_per_second
 
@@ -348,8 +348,8 @@ async def test_nobody_starves_while_long_prompts_keep_coming(
 def test_a_simulation_gives_the_same_figures_every_time() -> None:
     """Threads hash prompts of this length, and virtual time does not see threads."""
     config = SimulateConfig(
-        requests=10, rate=40.0, prompt_tokens=(3000, 9000), output_tokens=(4, 20)
+        requests=5, rate=40.0, prompt_tokens=(3000, 9000), output_tokens=(4, 20)
     )
-    reports = {simulate(config)[0] for _ in range(3)}
+    reports = {simulate(config)[0] for _ in range(2)}
     assert len(reports) == 1
     assert simulate(replace(config, seed=1))[0] not in reports

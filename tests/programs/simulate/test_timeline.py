@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 import re
+from xml.etree import ElementTree
 
-import matplotlib
-from matplotlib.colors import to_rgb
-from matplotlib.image import imread
 import numpy as np
 import pytest
 
@@ -18,8 +16,8 @@ from trioserve.programs.simulate.record import Record
 from trioserve.programs.simulate.rows import choose_edge, choose_label, mix_columns
 from trioserve.programs.simulate.timeline import draw_timeline
 
-ORANGE = to_rgb("#f2a541")
-GREY = to_rgb("#ececec")
+ORANGE = np.array((0xF2, 0xA5, 0x41)) / 255
+GREY = np.array((0xEC, 0xEC, 0xEC)) / 255
 
 
 def make_bars(num_bars: int, *, share: float = 1.0) -> list[Bar]:
@@ -39,10 +37,12 @@ def make_bars(num_bars: int, *, share: float = 1.0) -> list[Bar]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_bars", [1, 300, 1500, 20_000])
+@pytest.mark.parametrize("num_bars", [1, 1500])
 def test_a_stage_that_never_rests_has_the_colour_of_its_steps(
     tmp_path: Path, num_bars: int
 ) -> None:
+    from matplotlib.image import imread
+
     path = tmp_path / "busy.png"
     draw_timeline(
         Record(bars=make_bars(num_bars)),
@@ -71,7 +71,7 @@ def test_columns_of_narrow_steps_are_as_pale_as_the_stage_is_idle(
     share: float,
 ) -> None:
     colours = mix_columns(make_bars(5000, share=share), 0.0, 1.0, 100)
-    expected = share * np.array(ORANGE) + (1 - share) * np.array(GREY)
+    expected = share * ORANGE + (1 - share) * GREY
     assert np.allclose(colours, expected)
 
 
@@ -94,11 +94,17 @@ def test_picture_and_table_agree_on_how_busy_stages_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The first request comes late, and steps go on after the last token."""
+    import matplotlib
+
     path = tmp_path / "timeline.svg"
-    flags = ["--requests", "5", "--rate", "2", "--prompt-tokens", "600", "2000"]
+    flags = ["--requests", "3", "--rate", "2", "--prompt-tokens", "600", "2000"]
+    flags += ["--output-tokens", "2", "20", "--timeline", str(path)]
     # Otherwise letters would be drawn as curves.
     with matplotlib.rc_context({"svg.fonttype": "none"}):
-        code = command.main(["simulate", *flags, "--timeline", str(path)])
+        code = command.main(["simulate", *flags])
     assert code == 0
     (table,) = re.findall(r"stages at work +(.+)", capsys.readouterr().out)
-    assert re.findall(r">(\d+%)<", path.read_text()) == table.split()
+    root = ElementTree.parse(path).getroot()
+    assert root.tag.endswith("svg")
+    texts = [text.strip() for text in root.itertext()]
+    assert [text for text in texts if text.endswith("%")] == table.split()
