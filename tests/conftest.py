@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from certificates import make_certificate
 from examples import THOROUGH
+import httpcore2
 import httpx2 as httpx
 import hypercorn.protocol
 import hypercorn.protocol.h2
@@ -201,8 +202,11 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
-    """Freeze also what tests import, if it is much."""
+    """Freeze also what tests import, if it is much, and end threads of torch."""
     global _num_frozen
+    if torch := sys.modules.get("torch"):
+        # A test may have chosen more. They would spin in all tests after it.
+        torch.set_num_threads(1)
     if len(sys.modules) > _num_frozen + 300:
         gc.collect()
         gc.freeze()
@@ -220,32 +224,29 @@ def helper() -> Iterator[WarmClient]:
         yield client
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """Undo a test's choice of more threads: they would spin in all tests after it."""
-    if torch := sys.modules.get("torch"):
-        torch.set_num_threads(1)
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop() -> Generator[None, object, object]:
+    """Do once what servers and clients of all tests would repeat.
+
+    These are no fixtures, because each costs 0.1 ms of all 10,000 tests.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        _share_certificates(patch)
+        _share_parts(patch)
+        return (yield)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def same_certificates() -> Iterator[None]:
+def _share_certificates(patch: pytest.MonkeyPatch) -> None:
     """Let all clients of HTTP read the system's certificates once.
 
     A client would read them when it is made, which is half of the processor time of a
     test of the API.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        # Without httpx2, no test of this process has such a client.
-        if "httpx2" in sys.modules:
-            import httpcore2
-
-            read = functools.cache(httpcore2.default_ssl_context)
-            patch.setattr(httpcore2, "default_ssl_context", read)
-        yield
+    read = functools.cache(httpcore2.default_ssl_context)
+    patch.setattr(httpcore2, "default_ssl_context", read)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def same_parts() -> Iterator[None]:
+def _share_parts(patch: pytest.MonkeyPatch) -> None:
     """Let all servers share what they would read again: a third of the start of most."""
     read = renderers.load_text_parts
     read_once = functools.cache(read)
@@ -255,11 +256,9 @@ def same_parts() -> Iterator[None]:
         is_shared = options["image_refusal"] is not None
         return (read_once if is_shared else read)(*args, **options)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(renderers, "load_text_parts", load)
-        patch.setattr(guard, "version", functools.cache(guard.version))
-        patch.setattr(guard, "signature", functools.cache(guard.signature))
-        yield
+    patch.setattr(renderers, "load_text_parts", load)
+    patch.setattr(guard, "version", functools.cache(guard.version))
+    patch.setattr(guard, "signature", functools.cache(guard.signature))
 
 
 @pytest.fixture(scope="session")
