@@ -52,6 +52,7 @@ _COMMANDS = (
     ["-P", "-m", "trioserve.startup.http_process"],
     ["-P", "-m", "trioserve.startup.stage_process"],
     ["-P", "-m", "trioserve.testing.fake_engine_process"],
+    ["-P", "-m", "kit.engines.engine_process"],
 )
 
 # Modules that these commands import for a model that they recognise, in order.

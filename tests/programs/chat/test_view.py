@@ -114,7 +114,7 @@ def test_parts_of_an_answer_stand_apart() -> None:
 def test_a_long_answer_is_written_once() -> None:
     """The bytes for the terminal grow with the text, and not with its square."""
     sizes = []
-    for number in (25, 50):
+    for number in (12, 24):
         screen = Screen(lines=20)
         text = "A paragraph of a few words that fills its line.\n\n" * number
         lines = show(text, 50, screen)

@@ -13,7 +13,6 @@ import select
 import shutil
 import struct
 import subprocess
-import sys
 import termios
 import time
 
@@ -272,7 +271,9 @@ def test_the_help_installs_it(
     text = capsys.readouterr().out
     lines = re.search(r"bash:((?:.+\n)+?)  zsh:", text)
     assert lines is not None
-    call = f'{sys.executable} -m trioserve "$@"'
+    script = tmp_path / "script"
+    script.write_text(print_script("bash", capsys))
+    call = f'test "$*" = "completion bash" && cat {script}'
     subprocess.run(
         [
             "bash",
