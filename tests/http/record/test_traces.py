@@ -278,7 +278,10 @@ def make_ended(**facts: Any) -> EndedRequest:
     return EndedRequest(**given | facts)
 
 
-def test_what_waits_for_the_collector_is_bounded(collector: Collector) -> None:
+def test_what_waits_for_the_collector_is_bounded(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traces, "_MAX_WAITING", 600)
     # The thread has not begun, as if it hung.
     waiting = Traces(collector.url)
     for _ in range(traces._MAX_WAITING + 5):
