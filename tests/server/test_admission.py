@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 import itertools
 from pathlib import Path
 import sys
@@ -25,11 +26,10 @@ from trioserve.testing.server import FakeServer, open_fake_server
 CHAT_PATH = "/v1/chat/completions"
 COMPLETION_PATH = "/v1/completions"
 
-# Long enough for a stream that takes a minute or more.
+# Long enough for a stream that takes a minute or more. The blocks of more sequences are made
+# for longer than a test takes.
 LONG_LEN = 100_000
-
-# Blocks for so many sequences are made soon.
-FEW_SEQS = 4
+open_long_server = partial(open_fake_server, max_model_len=LONG_LEN, max_num_seqs=4)
 
 # Calls that the loop may make without a look at its sockets. Admitting 800 sequences
 # takes 39,500, and a step of the engine may add 4,600. Joining and writing 800 choices
@@ -85,9 +85,7 @@ async def test_more_sequences_than_there_is_room_for_are_refused_before_they_are
 ) -> None:
     with trio.fail_after(60):
         async with (
-            open_fake_server(
-                tokenizer_folder, max_model_len=LONG_LEN, max_num_seqs=FEW_SEQS
-            ) as server,
+            open_long_server(tokenizer_folder) as server,
             httpx.AsyncClient(base_url=server.url, timeout=30) as client,
             read_beside(server),
         ):
@@ -102,12 +100,7 @@ async def test_an_answer_of_many_choices_is_not_made_at_once(
 ) -> None:
     with trio.fail_after(60):
         async with (
-            open_fake_server(
-                tokenizer_folder,
-                max_model_len=LONG_LEN,
-                max_num_seqs=FEW_SEQS,
-                max_queued_requests=2000,
-            ) as server,
+            open_long_server(tokenizer_folder, max_queued_requests=2000) as server,
             httpx.AsyncClient(base_url=server.url, timeout=30) as client,
             read_beside(server),
         ):
@@ -121,11 +114,8 @@ async def test_a_short_prompt_is_not_behind_long_ones(tokenizer_folder: Path) ->
     gate = threading.Event()
     answered: list[str] = []
     async with (
-        open_fake_server(
-            tokenizer_folder,
-            max_model_len=LONG_LEN,
-            max_num_seqs=FEW_SEQS,
-            render=RenderConfig(renderer_num_workers=1),
+        open_long_server(
+            tokenizer_folder, render=RenderConfig(renderer_num_workers=1)
         ) as server,
         httpx.AsyncClient(base_url=server.url, timeout=30) as client,
         read_beside(server),
@@ -186,11 +176,8 @@ async def open_stage(
 ) -> AsyncIterator[Stage]:
     gate = threading.Event()
     async with (
-        open_fake_server(
-            tokenizer_folder,
-            render=render,
-            max_model_len=max_model_len,
-            max_num_seqs=FEW_SEQS,
+        open_long_server(
+            tokenizer_folder, render=render, max_model_len=max_model_len
         ) as server,
         httpx.AsyncClient(base_url=server.url, timeout=30) as client,
         trio.open_nursery() as nursery,

@@ -94,8 +94,8 @@ class TemplateProbe:
         # strings, because most templates take them.
         self._takes_strings = self._shows(_WORD, [_user(_WORD)]) is not False
 
-    def find_form(self, *, image_token: str | None) -> TemplateForm:
-        """Probe each field of TemplateForm."""
+    def find_form(self) -> TemplateForm:
+        """Probe each field of TemplateForm that does not depend on images."""
         takes_parts = self._shows(_WORD, [_user([text_part(_WORD)])])
         shows_tools = self._shows(_TOOL_WORD, [_user("a")])
         wants_descriptions = bool(shows_tools) and self._refuses(
@@ -107,7 +107,6 @@ class TemplateProbe:
         return TemplateForm(
             takes_strings=self._takes_strings,
             takes_parts=bool(takes_parts),
-            image_token=image_token,
             shows_tools="tools" in self._source if shows_tools is None else shows_tools,
             shows_calls_beside=contents,
             shows_all_calls=all(

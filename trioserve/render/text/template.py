@@ -103,13 +103,10 @@ class ChatTemplate:
         source = self._choose(options)
         if options.chat_template is not None:
             return self._assume_form(source)
-        return _probe(
-            source,
-            tuple(self.tokenizer.special_tokens.items()),
-            with_tools=bool(options.tools),
-            image_token=self._image_token,
-            image_refusal=self._image_refusal,
-            describes_tools=self._describes_tools,
+        variables = tuple(self.tokenizer.special_tokens.items())
+        form = _probe(source, variables, bool(options.tools), self._describes_tools)
+        return replace(
+            form, image_token=self._image_token, image_refusal=self._image_refusal
         )
 
     def prepare(
@@ -204,11 +201,8 @@ class ChatTemplate:
 @functools.lru_cache(maxsize=16)
 def _probe(
     source: str,
-    special_tokens: tuple[tuple[str, str], ...],
-    *,
+    variables: tuple[tuple[str, str], ...],
     with_tools: bool,
-    image_token: str | None,
-    image_refusal: str,
     describes_tools: bool,
 ) -> TemplateForm:
     def render(
@@ -219,12 +213,10 @@ def _probe(
             messages=messages,
             tools=[tool] if with_tools else None,
             add_generation_prompt=True,
-            variables=dict(special_tokens),
+            variables=dict(variables),
         ).render()
 
-    probe = TemplateProbe(source, render, describes_tools=describes_tools)
-    form = probe.find_form(image_token=image_token)
-    return replace(form, image_refusal=image_refusal)
+    return TemplateProbe(source, render, describes_tools=describes_tools).find_form()
 
 
 def _add_description(tool: Mapping[str, Any]) -> Mapping[str, object]:
