@@ -15,7 +15,6 @@ from torch import Tensor
 from trioserve.config import ModelConfig
 from trioserve.errors import UnsupportedQuantization, WeightsBroken
 from trioserve.model.loading.dequantise import open_tensors
-from trioserve.model.loading.dequantise.packing import unpack
 from trioserve.model.loading.files.config_file import find_weight_formats
 from trioserve.model.loading.load import load_model
 from trioserve.model.stages.loading import load_stage
@@ -348,9 +347,3 @@ def test_parts_that_do_not_fit_are_told(folder: Path, part: str, reason: str) ->
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(WeightsBroken, match=f"down_proj.weight: {reason}"):
         load_model(folder, CONFIG, name="tiny")
-
-
-@pytest.mark.parametrize("bits", [2, 4, 8])
-def test_the_highest_bit_is_no_sign(bits: int) -> None:
-    numbers = torch.full((1, 32 // bits), 2**bits - 1)
-    assert torch.equal(unpack(pack(numbers, bits), bits, 1), numbers.to(torch.int32))

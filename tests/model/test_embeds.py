@@ -130,19 +130,6 @@ def test_penalties_pass_over_positions_without_a_token(
         assert sequence.outputs == expected
 
 
-def test_slot_forgets_vectors_that_were_not_read(
-    tiny_by_kernels: Callable[..., Any],
-) -> None:
-    model = tiny_by_kernels("llama")
-    planner = Planner(model.loaded)
-    vectors = draw_vectors(model, 12)
-    left = planner.begin([0] * 12, embedded=[make_vectors(0, vectors)])
-    planner.step((left, 5))
-    sequence = planner.begin(make_prompt(12))
-    planner.run(sequence, num_tokens=8)
-    model.check(sequence)
-
-
 class WatchedBytes(bytearray):
     """Bytes that take weak references, to show when they are freed."""
 
