@@ -114,12 +114,12 @@ async def test_streams_equal_generate_while_others_come_and_leave(
         async with open_engine(folder) as engine:
             fresh = engine.statistics()
             async with trio.open_nursery() as readers:
-                for number in range(24):
+                for number in range(15):
                     readers.start_soon(read, engine, number)
             while engine.statistics() != fresh:
                 await trio.sleep(0.01)
             assert engine.counters().num_preemptions > 0
-    assert len(written) == 16
+    assert len(written) == 10
     for number, tokens in written.items():
         assert tokens == generate(folder, make_prompt(number))
 
