@@ -283,7 +283,6 @@ async def play(
     since: float = 100.0,
     until: float = 250.0,
     deadline: float = 60.0,
-    refuses_late: bool = True,
 ) -> Outcomes:
     """Let requests come at random times; return the outcomes of the last ones.
 
@@ -296,7 +295,7 @@ async def play(
 
     async def ask() -> None:
         began = trio.current_time()
-        limits = StreamLimits(ends_at=began + deadline, refuses_late=refuses_late)
+        limits = StreamLimits(ends_at=began + deadline, refuses_late=True)
         counted = outcomes if began >= since else Outcomes()
         try:
             await clients.ask(limits)
@@ -324,23 +323,19 @@ def test_goodput_stays_in_an_overload(make_engine: MakeEngine) -> None:
     """Five times as many requests come as can be answered."""
     goodput = {}
 
-    async def measure(load: float, refuses_late: bool) -> None:
-        outcomes = await play(
-            make_engine(),
-            # A little more than the device needs for a request.
-            interval=1.0 / load,
-            refuses_late=refuses_late,
-        )
-        goodput[load, refuses_late] = outcomes.num_in_time / 150
+    async def measure(load: float) -> None:
+        # A little more than the device needs for a request.
+        outcomes = await play(make_engine(), interval=1.0 / load)
+        goodput[load] = outcomes.num_in_time / 150
 
-    for load, refuses_late in ((1, True), (5, True), (5, False)):
-        run_virtually(lambda: measure(load, refuses_late))
-    assert goodput[1, True] > 0.9
-    assert goodput[5, True] > 0.9 * goodput[1, True]
-    assert goodput[5, False] < 0.5 * goodput[1, True]
+    for load in (1, 5):
+        run_virtually(lambda: measure(load))
+    assert goodput[1] > 0.9
+    # It is below half if none is refused.
+    assert goodput[5] > 0.9 * goodput[1]
 
 
-@pytest.mark.parametrize("num_slots", [8, 64])
+@pytest.mark.parametrize("num_slots", [pytest.param(8, marks=pytest.mark.matrix), 64])
 async def test_a_device_that_becomes_slower_makes_few_requests_late(
     make_engine: MakeEngine, num_slots: int, autojump_clock: trio.abc.Clock
 ) -> None:

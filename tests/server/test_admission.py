@@ -203,7 +203,7 @@ TEXT = RenderConfig(renderer_num_workers=1, renderer_max_text="399")
 @pytest.mark.parametrize(
     ("path", "render"),
     [
-        *((path, REQUESTS) for path in TEXTS),
+        *((CHAT_PATH, REQUESTS), ("/tokenize", REQUESTS)),
         *((COMPLETION_PATH, TEXT), ("/detokenize", TEXT)),
     ],
 )
