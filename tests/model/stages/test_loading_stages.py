@@ -19,7 +19,8 @@ from trioserve.errors import InvalidConfig
 from trioserve.model.attention.windows import find_windows
 from trioserve.model.loading.outline import outline_model
 from trioserve.model.stages.loading import load_stage, outline_stage
-from trioserve.testing.models import save_tiny_model
+from trioserve.testing.models import save_tiny_model, save_tiny_vision_model
+from trioserve.testing.processors import save_tiny_processor
 from trioserve.types.stage_place import StagePlace
 
 from .test_pipeline import MODELS
@@ -85,10 +86,9 @@ def test_stages_describe_the_model_as_the_whole_one_does(
     assert sum((stage.layers for stage in stages), ()) == model.loaded.layers
 
 
-def test_layers_behind_which_images_are_added_stay_together(
-    tiny_vision: Callable[..., Any],
-) -> None:
-    folder = tiny_vision("qwen3_vl").folder
+def test_layers_behind_which_images_are_added_stay_together(tmp_path: Path) -> None:
+    folder = save_tiny_processor("qwen3_vl", tmp_path)
+    save_tiny_vision_model("qwen3_vl", folder)
     place = StagePlace(stage=1, num_stages=2)
     with pytest.raises(InvalidConfig, match="behind its first 2 layers"):
         load_stage(folder, CPU, name="x", place=place)
