@@ -168,9 +168,14 @@ def _read_whole(text: str) -> int:
     return int(text)
 
 
-@cache
 def list_options(config_type: type) -> tuple[Option, ...]:
     """List all options of a configuration, in the order of its fields."""
+    return _list_once(config_type)
+
+
+# A function of its own: to mypy the classes of list_options' callers are not hashable.
+@cache
+def _list_once(config_type: type) -> tuple[Option, ...]:
     return tuple(_read_options(config_type))
 
 
