@@ -53,7 +53,8 @@ def test_layers_that_look_every_token_up_take_no_vectors(
 ) -> None:
     config = AutoConfig.for_model(
         "gemma4_text",
-        **{**TINY_MODELS["gemma3_text"], "vocab_size_per_layer_input": 131},
+        **copy.deepcopy(TINY_MODELS["gemma3_text"]),
+        vocab_size_per_layer_input=131,
         hidden_size_per_layer_input=8,
         num_kv_shared_layers=0,
         global_head_dim=16,

@@ -308,8 +308,9 @@ async def test_a_models_name_may_hold_slashes(
 async def test_a_model_has_several_names_and_the_one_of_its_source(
     client: httpx.AsyncClient, server: FakeServer
 ) -> None:
-    server.engine.info = replace(
-        server.engine.info, name="a", other_names=("b", "c"), source="org/model"
+    served = server.state.require_engine()
+    served.info = replace(
+        served.info, name="a", other_names=("b", "c"), source="org/model"
     )
     cards = (await client.get("/v1/models")).json()["data"]
     assert [card["id"] for card in cards] == ["a", "b", "c"]

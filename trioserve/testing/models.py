@@ -10,6 +10,7 @@ importing this module costs nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -458,7 +459,9 @@ def make_tiny_model(model_type: str, seed: int = 0, **changes: Any) -> PreTraine
     """Make the model that save_tiny_model saves."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(model_type, **{**TINY_MODELS[model_type], **changes})
+    # A configuration keeps its lists, and Gemma 4's changes them.
+    fields = deepcopy(TINY_MODELS[model_type] | changes)
+    config = AutoConfig.for_model(model_type, **fields)
     return _make_random(AutoModelForCausalLM.from_config, config, seed)
 
 
@@ -498,7 +501,7 @@ def make_tiny_vision_model(
         if isinstance(change, Mapping):
             change = {**fields[name], **change}
         fields[name] = change
-    config = AutoConfig.for_model(model_type, **fields)
+    config = AutoConfig.for_model(model_type, **deepcopy(fields))
     return _make_random(AutoModelForImageTextToText.from_config, config, seed)
 
 

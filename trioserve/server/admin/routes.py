@@ -60,7 +60,7 @@ ROUTES: Final = (
         method="GET",
         paths=("/v1/models",),
         handler=answer_models,
-        summary="List the models that are served: one.",
+        summary="List the model that is served, once for each of its names.",
         answers={JSON: ModelList},
     ),
     Route(
