@@ -144,7 +144,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Run the whole suite in two processes, and a part of it in one.
 
     Each process imports torch first, which takes longer than the tests of most files. On two
-    cores two processes took 382 s (630 s of processor time), and three took 419 s (762 s).
+    cores two processes took 344 s (568 s of processor time), and three took 325 s (592 s).
+    Two leave tests with deadlines in peace.
     A machine with a GPU runs one process, because tests measure the GPU's free memory.
     """
     folder = Path(__file__).parent
