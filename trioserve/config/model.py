@@ -102,7 +102,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if not self.model.strip():
             raise InvalidConfig("model", "must not be empty")
-        if not all(map(str.strip, self.served_model_name or "x")):
+        if not all(map(str.strip, self.served_model_name or ())):
             raise InvalidConfig("served_model_name", "has an empty name")
         if self.quantization != "none" and self.kernels == "torch":
             raise InvalidConfig(

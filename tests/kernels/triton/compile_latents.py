@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import sys
 
-from compiling import compile_for
+from compiling import NUM_CORES, compile_for, make_tiles
 import torch
 
 from trioserve.kernels.triton.paged_latents import LatentLayer
-from trioserve.kernels.triton.tiles import Tiles
 from trioserve.model.attention.probe import LayerSpec
-
-# Enough of an H200's to split the keys of a few decodes.
-NUM_CORES = 132
 
 
 def main(
@@ -38,20 +34,7 @@ def main(
     cache = torch.zeros(4, 16, 1, spec.key_dim, dtype=dtype)
     layer = LatentLayer(spec, cache, NUM_CORES)
     keys = torch.zeros(2, 1, spec.key_dim, dtype=dtype)
-    places = torch.zeros(2, dtype=torch.int64)
-    one_tile = torch.zeros(1, 4, dtype=torch.int32)
-    # A decode whose keys are split, and a chunk; then decodes that fill the device.
-    for decodes, chunks in (
-        (one_tile, one_tile),
-        (one_tile.repeat(2 * NUM_CORES, 1), one_tile[:0]),
-    ):
-        tiles = Tiles(
-            tables=torch.zeros(2, 4, dtype=torch.int64),
-            slots=places,
-            positions=places,
-            decodes=decodes,
-            chunks=chunks,
-        )
+    for tiles in make_tiles():
         layer.write(keys, keys[..., :dim], tiles)
         layer.attend(torch.zeros(2, num_heads, spec.key_dim, dtype=dtype), tiles)
 

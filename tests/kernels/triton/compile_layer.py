@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import sys
 
-from compiling import compile_for
+from compiling import NUM_CORES, compile_for, make_tiles
 import torch
 
 from trioserve.kernels.triton.paged import PagedLayer
 from trioserve.kernels.triton.steps import Angles, RotaryLayer, normalize, weigh_gates
-from trioserve.kernels.triton.tiles import Tiles
 from trioserve.model.attention.probe import LayerSpec
 
 NUM_HEADS, NUM_KV_HEADS = 9, 3
-# Enough of an H200's to split the keys of a few decodes.
-NUM_CORES = 132
 
 
 def main(capability: int, dtype: torch.dtype, dim: int, window: int | None) -> None:
@@ -39,22 +36,7 @@ def main(capability: int, dtype: torch.dtype, dim: int, window: int | None) -> N
     )
     cache = torch.zeros(4, 16, NUM_KV_HEADS, 2 * dim, dtype=dtype)
     paged = PagedLayer(spec, cache, NUM_CORES)
-    one_tile = torch.zeros(1, 4, dtype=torch.int32)
-    places = torch.zeros(2, dtype=torch.int64)
-    tiles = Tiles(
-        tables=torch.zeros(2, 4, dtype=torch.int64),
-        slots=places,
-        positions=places,
-        decodes=one_tile,
-        chunks=one_tile,
-    )
-    many = Tiles(
-        tables=tiles.tables,
-        slots=places,
-        positions=places,
-        decodes=one_tile.repeat(2 * NUM_CORES, 1),
-        chunks=one_tile[:0],
-    )
+    tiles, many = make_tiles()
     size = NUM_HEADS * dim
     hidden = torch.zeros(2, size, dtype=dtype)
     heads = torch.zeros(2, NUM_HEADS, dim, dtype=dtype)
@@ -68,7 +50,7 @@ def main(capability: int, dtype: torch.dtype, dim: int, window: int | None) -> N
     angles = torch.zeros(4, rotary_dim)
     qkv = torch.zeros(2, (NUM_HEADS + 2 * NUM_KV_HEADS) * dim, dtype=dtype)
     RotaryLayer(paged, rotary_dim, weight, weight, 1e-5).run(
-        qkv, tiles, Angles(cos=angles, sin=angles, rows=places)
+        qkv, tiles, Angles(cos=angles, sin=angles, rows=tiles.positions)
     )
     factors = torch.zeros(size)
     added_weight = factors if has_all else None

@@ -18,15 +18,41 @@ import subprocess
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
+
+from trioserve.kernels.triton.tiles import Tiles
+
+# Enough of an H200's to split the keys of a few decodes.
+NUM_CORES = 132
 
 
 def compile_for(capability: int) -> None:
     """Let launches compile for a GPU of this compute capability, times ten."""
     triton.runtime.driver.set_active(_NoDevice(capability))
     JITFunction.__getitem__ = _compile_only
+
+
+def make_tiles() -> tuple[Tiles, Tiles]:
+    """Make a decode whose keys are split beside a chunk, and decodes that fill the device."""
+    one_tile = torch.zeros(1, 4, dtype=torch.int32)
+    places = torch.zeros(2, dtype=torch.int64)
+
+    def make(decodes: torch.Tensor, chunks: torch.Tensor) -> Tiles:
+        return Tiles(
+            tables=torch.zeros(2, 4, dtype=torch.int64),
+            slots=places,
+            positions=places,
+            decodes=decodes,
+            chunks=chunks,
+        )
+
+    return (
+        make(one_tile, one_tile),
+        make(one_tile.repeat(2 * NUM_CORES, 1), one_tile[:0]),
+    )
 
 
 class _NoDevice:
