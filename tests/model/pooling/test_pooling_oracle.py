@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import json
 from pathlib import Path
 import string
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,47 +29,12 @@ from trioserve.types.pooling import (
 from trioserve.types.sentence import SentenceFolder
 from trioserve.weights import read_sentence_folder, resolve_weights
 
-if TYPE_CHECKING:
-    from sentence_transformers import (
-        CrossEncoder,
-        MultiVectorEncoder,
-        SentenceTransformer,
-    )
-    from sentence_transformers.base.modules import Transformer
-    from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
-    from sentence_transformers.sentence_transformer.modules import (
-        Dense,
-        LayerNorm,
-        Normalize,
-        Pooling,
-    )
-
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.",
     "sleep",
     "what is the fox, and where? the dog sleeps on and on and on and on.",
     "a b c x y z",
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def oracle() -> None:
-    """Import the oracle for these tests, and not in each process that collects them."""
-    global CrossEncoder, MultiVectorEncoder, SentenceTransformer
-    global Dense, LayerNorm, MultiVectorMask, Normalize, Pooling, Transformer
-    from sentence_transformers import (
-        CrossEncoder,
-        MultiVectorEncoder,
-        SentenceTransformer,
-    )
-    from sentence_transformers.base.modules import Transformer
-    from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
-    from sentence_transformers.sentence_transformer.modules import (
-        Dense,
-        LayerNorm,
-        Normalize,
-        Pooling,
-    )
 
 
 class Model:
@@ -122,6 +87,8 @@ def tokenize(oracle: Any, texts: Sequence[Any], **options: Any) -> list[PoolingI
 
 def check_vectors(folder: Path, *, atol: float = 1e-5, **options: Any) -> Model:
     """Compare a folder's vectors of TEXTS with the oracle's vectors."""
+    from sentence_transformers import SentenceTransformer
+
     oracle = SentenceTransformer(str(folder), device="cpu")
     model = Model(folder)
     expected = oracle.encode(TEXTS, **options)
@@ -136,6 +103,9 @@ def check_vectors(folder: Path, *, atol: float = 1e-5, **options: Any) -> Model:
 
 
 def save_sentence_model(folder: Path, bert: Path, *modules: Any, **fields: Any) -> Path:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Transformer
+
     torch.manual_seed(0)
     model = SentenceTransformer(
         modules=[Transformer(str(bert)), *modules], device="cpu", **fields
@@ -155,6 +125,13 @@ def test_the_vectors_of_all_minilm_are_sentence_transformers() -> None:
 def test_a_saved_model_gives_the_same_vectors(
     tmp_path: Path, bert_folder: Path, modes: Any
 ) -> None:
+    from sentence_transformers.sentence_transformer.modules import (
+        Dense,
+        LayerNorm,
+        Normalize,
+        Pooling,
+    )
+
     width = 32 if isinstance(modes, str) else 64
     folder = save_sentence_model(
         tmp_path,
@@ -170,6 +147,8 @@ def test_a_saved_model_gives_the_same_vectors(
 
 def test_prompts_can_be_read_and_not_pooled(tmp_path: Path, bert_folder: Path) -> None:
     """The vectors are cut behind the last module."""
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+
     folder = save_sentence_model(
         tmp_path,
         bert_folder,
@@ -187,6 +166,8 @@ def test_an_old_folder_gives_the_same_vectors(
     tmp_path: Path, bert_folder: Path
 ) -> None:
     """It has flags for modes, a limit beside the tokenizer's, and pickled weights."""
+    from sentence_transformers.sentence_transformer.modules import Dense, Pooling
+
     folder = save_sentence_model(tmp_path, bert_folder, Pooling(32), Dense(32, 4))
     modules = [
         {
@@ -217,6 +198,11 @@ def test_an_old_folder_gives_the_same_vectors(
 
 
 def save_multi_vector(folder: Path, bert: Path, **fields: Any) -> Path:
+    from sentence_transformers import MultiVectorEncoder
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+    from sentence_transformers.sentence_transformer.modules import Dense, Normalize
+
     torch.manual_seed(0)
     identity = torch.nn.Identity()
     dense = Dense(
@@ -265,6 +251,8 @@ def make_late_inputs(
 
 
 def check_late_interaction(folder: Path) -> SentenceFolder:
+    from sentence_transformers import MultiVectorEncoder
+
     oracle = MultiVectorEncoder(str(folder), device="cpu")
     model = Model(folder)
     queries = make_late_inputs(oracle, model.sentence, TEXTS[:1], "query")
@@ -346,6 +334,8 @@ def _count_words(folder: Path) -> int:
 def test_a_cross_encoders_scores_are_sentence_transformers(
     tmp_path: Path, bert_folder: Path, num_labels: int
 ) -> None:
+    from sentence_transformers import CrossEncoder
+
     save_tiny_encoder(
         "bert",
         tmp_path / "bert",
