@@ -10,9 +10,6 @@ import subprocess
 from typing import Any
 
 import httpx2 as httpx
-import hypercorn.protocol
-import hypercorn.protocol.h2
-import hypercorn.trio.run
 import pytest
 import trio
 
@@ -25,18 +22,6 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 PATH = "/v1/completions"
 SECONDS = 60
-
-
-@pytest.fixture(autouse=True)
-def restored_hypercorn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Undo install_guard behind each test: it replaces these classes of hypercorn."""
-    for module, name in [
-        (hypercorn.trio.run, "TCPServer"),
-        (hypercorn.protocol, "H11Protocol"),
-        (hypercorn.protocol, "H2Protocol"),
-        (hypercorn.protocol.h2, "StreamBuffer"),
-    ]:
-        monkeypatch.setattr(module, name, getattr(module, name))
 
 
 def test_the_docs_tell_how_a_distributions_service_runs_the_file() -> None:

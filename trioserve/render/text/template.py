@@ -88,6 +88,7 @@ class ChatTemplate:
         self._image_token = image_token
         self._image_refusal = image_refusal
         self._describes_tools = describes_tools
+        self._variables = tuple(tokenizer.special_tokens.items())
         # Compiled and probed now, so that the first request does not wait for it.
         with suppress(InvalidParameter):
             self.find_form(ChatOptions())
@@ -103,8 +104,9 @@ class ChatTemplate:
         source = self._choose(options)
         if options.chat_template is not None:
             return self._assume_form(source)
-        variables = tuple(self.tokenizer.special_tokens.items())
-        form = _probe(source, variables, bool(options.tools), self._describes_tools)
+        form = _probe(
+            source, self._variables, bool(options.tools), self._describes_tools
+        )
         return replace(
             form, image_token=self._image_token, image_refusal=self._image_refusal
         )
