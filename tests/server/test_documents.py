@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import configparser
 import hashlib
 import html.parser
 from pathlib import Path
@@ -21,6 +22,8 @@ from trioserve.testing.server import open_fake_pooling_server, open_fake_server
 from trioserve.types.pooling import PoolingTask
 
 PATHS = ("/", "/docs")
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module", params=PATHS)
@@ -76,6 +79,23 @@ def test_links_inside_lead_somewhere_and_no_id_is_there_twice(
     # All others are relative, so that a proxy may put the document below any path.
     others = {link for link in seen.links if not link.startswith("#")}
     assert others <= {"docs", "openapi.json"}
+
+
+def test_each_part_of_the_page_is_packed_and_joined() -> None:
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    patterns = config["options.package_data"]["trioserve"].split()
+    package = ROOT / "trioserve"
+    packed = {path for pattern in patterns for path in package.glob(pattern)}
+    parts = [*(package / "server" / "page" / "browser").iterdir()]
+    assert {path.suffix for path in parts} == {".html", ".css", ".js"}
+    for path in parts:
+        assert path in packed, path
+        text = path.read_text("utf-8")
+        if path.suffix != ".html":
+            assert f">\n{text}</" in load_page().html, path
+            # Nothing in a part ends the tag around it.
+            assert "</s" not in text, path
 
 
 def test_the_page_makes_no_html_of_text() -> None:

@@ -6,7 +6,6 @@ import base64
 from collections.abc import Iterator, Mapping
 from functools import cache, cached_property
 import hashlib
-from importlib.resources import files
 import re
 from typing import Final
 
@@ -16,6 +15,7 @@ from ...errors import EndpointOff
 from ...http.route import Route
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
+from .parts import join_page
 
 HTML: Final = "text/html; charset=utf-8"
 
@@ -82,7 +82,7 @@ def _hash(text: str) -> str:
 
 @cache
 def load_page() -> Document:
-    return Document((files(__package__) / "page.html").read_text("utf-8"))
+    return Document(join_page())
 
 
 NO_UI: Final = {"404": "An option (--no-ui) turns it off."}

@@ -1,0 +1,8 @@
+"use strict";
+
+// The start, behind all other scripts.
+
+showKeyButton();
+showView();
+connect();
+byId("prompt").focus();

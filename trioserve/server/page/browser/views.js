@@ -1,0 +1,26 @@
+"use strict";
+
+// The chat and the live view.
+
+const isWide = matchMedia("(min-width: 68rem)");
+
+function showView() {
+  const only = document.body.dataset.only;
+  const view = only || (location.hash === "#live" ? "live" : "chat");
+  document.body.dataset.view = view;
+  for (const name of ["chat", "live"]) {
+    if (view === name) byId(`to-${name}`).setAttribute("aria-current", "page");
+    else byId(`to-${name}`).removeAttribute("aria-current");
+  }
+  poll();
+}
+
+function showsLive() {
+  return document.visibilityState === "visible"
+    && (document.body.dataset.view === "live" || isWide.matches);
+}
+
+addEventListener("hashchange", showView);
+isWide.addEventListener("change", showView);
+document.addEventListener("visibilitychange", () => poll());
+byId("to-docs").href = `${ROOT}docs`;
