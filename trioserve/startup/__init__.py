@@ -3,6 +3,7 @@
     open              open_engine and open_pooling_engine: the doors for embedding programs
     frontend          renderer and engine, loaded while the core loads the weights
     source            the model that a configuration names, found before it is loaded
+    first_checks      mistakes that are found without the imports of torch and transformers
     core              scheduler, executor and model, in this process or in a pipeline;
                       generation_core and pooling_core build it, limits resolves defaults
     engine_process    the same in a child process of its own

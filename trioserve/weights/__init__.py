@@ -5,7 +5,8 @@ or HTTP. It never runs code from a model: it loads no pickle and installs no whe
 functions block, so callers run them in a thread.
 
 Its doors are `resolve_description`, `complete_weights`, and `resolve_weights` for both at
-once. `cache_folder` is the user's cache of models. `read_gguf` lists the tensors of a GGUF
+once. `find_local_description` finds what needs
+no fetching. `cache_folder` is the user's cache of models. `read_gguf` lists the tensors of a GGUF
 file, and `read_sentence_folder` reads the settings of embeddings.
 
     source            recognises the kind of MODEL
@@ -23,13 +24,20 @@ from .cache import cache_folder
 from .cached import CachedModel, find_users, list_cached_models, remove_cached_model
 from .gguf import read_gguf
 from .sentence import read_sentence_folder
-from .source import Weights, complete_weights, resolve_description, resolve_weights
+from .source import (
+    Weights,
+    complete_weights,
+    find_local_description,
+    resolve_description,
+    resolve_weights,
+)
 
 __all__ = [
     "CachedModel",
     "Weights",
     "cache_folder",
     "complete_weights",
+    "find_local_description",
     "find_users",
     "list_cached_models",
     "read_gguf",

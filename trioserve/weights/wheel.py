@@ -92,6 +92,14 @@ def resolve_wheel(requirement: WheelRequirement, source: str) -> Path:
     return build_once(entry, build, source, check=check_unpacked)
 
 
+def find_cached_wheel(requirement: WheelRequirement) -> Path | None:
+    """Return the model of a cached wheel; None if no version is named, or it is not here."""
+    if requirement.version is None:
+        return None
+    entry = _name_entries(requirement.name) / requirement.version
+    return next((path.parent for path in entry.glob("*/config.json")), None)
+
+
 def _name_entries(name: str) -> Path:
     return cache_folder() / "wheels" / name
 

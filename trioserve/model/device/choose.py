@@ -40,8 +40,6 @@ def _explain(name: str, error: Exception) -> str:
     reason = f"{name!r} cannot be used: {shorten_message(error)}"
     if kind != "cuda":
         return reason
-    if torch.version.cuda is None:
-        return f"{reason}; install torch for CUDA, or write --device cpu"
     return f"{reason}; `nvidia-smi` lists the GPUs, and --device cpu needs none"
 
 

@@ -62,7 +62,9 @@ def _run(line: CommandLine) -> int:
 
     set_up_logging(config.bind.log_level.upper())
     from ...startup.address import open_address
+    from ...startup.first_checks import check_first
 
+    check_first(config.engine)
     with open_address(config.bind) as sock:
         import trio
 
