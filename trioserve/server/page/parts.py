@@ -1,4 +1,4 @@
-"""The one document at /, joined from the files of the folder browser/."""
+"""The documents, each joined from files of the folder browser/."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from importlib.resources import files
 import re
 from typing import Final
 
-# page.html names its styles and scripts as any document does, so editors and checkers of
-# JavaScript know them. A browser gets no address, but the text itself.
+# page.html and reference.html name their styles and scripts as any document does, so editors
+# and checkers of JavaScript know them. A browser gets no address, but the text itself.
 _STYLE: Final = re.compile(r'<link rel="stylesheet" href="([\w.-]+)">')
 _SCRIPT: Final = re.compile(r'<script src="([\w.-]+)"></script>')
 
 
 def join_page() -> str:
-    """Return page.html with the text of each style and script in the place of its name."""
-    html = _read("page.html")
+    """Return page.html with the text of its styles and scripts."""
+    return join_parts(_read("page.html"))
+
+
+def join_parts(html: str) -> str:
+    """Put the text of each style and script in the place of its name."""
     html = _STYLE.sub(lambda found: f"<style>\n{_read(found[1])}</style>", html)
     return _SCRIPT.sub(lambda found: f"<script>\n{_read(found[1])}</script>", html)
 

@@ -115,7 +115,7 @@ class AnswerView {
     this.show();
     this.node.classList.remove("busy");
     const notes = [note, this.explainEnd(), isWrong ? "" : this.countTokens()].filter(Boolean).join(" ");
-    const buttons = this.content ? makeCopy(() => this.content) : [];
+    const buttons = this.content ? [makeCopy(() => this.content)] : [];
     if (this.content && this.reason in CONTINUED) buttons.push(makeAgain("Continue", () => goOn(this)));
     buttons.push(makeAgain("Regenerate", regenerate));
     keepAtEnd(() => {

@@ -99,7 +99,7 @@ function buildCode(lines) {
   // A block inside an item is indented as a whole.
   const outdent = (line) => line.slice(Math.min(indent, line.length - line.trimStart().length));
   const text = lines.slice(1, isClosed ? -1 : undefined).map(outdent).join("\n");
-  const bar = make("div", { className: "bar" }, ...(language ? [language] : []), ...makeCopy(() => text));
+  const bar = make("div", { className: "bar" }, ...(language ? [language] : []), makeCopy(() => text));
   const pre = make("pre", { tabIndex: 0, "aria-label": language ? `Code in ${language}` : "Code" }, make("code", {}, text));
   return make("div", { className: "code" }, bar, pre);
 }

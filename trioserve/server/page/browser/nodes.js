@@ -1,10 +1,9 @@
 "use strict";
 
-// Nodes of the document.
+// Nodes of a document, and what the page and /docs share besides.
 
-// The page is served at the root of the API, with or without a slash behind it. So all
-// addresses begin with its own path, and a proxy may put it below any other.
-const ROOT = location.pathname.replace(/\/?$/, "/");
+// A tab keeps its key under this name, for the page and for /docs.
+const KEY = "trioserve-key";
 const byId = (id) => document.getElementById(id);
 
 // Text is only ever put into text nodes. No function here takes HTML.
@@ -35,14 +34,26 @@ function setText(node, text) {
 function speak(text) { setText(byId("spoken"), text); }
 
 function makeCopy(read, name = "Copy") {
-  if (!navigator.clipboard) return [];
   const button = make("button", { type: "button", className: "quiet" }, name);
   button.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(read()).catch(() => {});
-    setText(button, "Copied");
+    const isCopied = await copyText(read()).catch(() => false);
+    setText(button, isCopied ? "Copied" : "Not copied");
     setTimeout(() => setText(button, name), 1500);
   });
-  return [button];
+  return button;
+}
+
+// Browsers give the clipboard to secure addresses alone; an old way is left for the others.
+async function copyText(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => true);
+  const field = make("textarea", { value: text, className: "unseen" });
+  const focused = document.activeElement;
+  document.body.append(field);
+  field.select();
+  const isCopied = document.execCommand("copy");
+  field.remove();
+  focused.focus();
+  return isCopied;
 }
 
 function formatSeconds(seconds) {

@@ -2,6 +2,10 @@
 
 // Asking the server, and what it says of itself.
 
+// The page is served at the root of the API, with or without a slash behind it. So all
+// addresses begin with its own path, and a proxy may put it below any other.
+const ROOT = location.pathname.replace(/\/?$/, "/");
+
 class Refused extends Error {
   constructor(status, message) { super(message); this.status = status; }
 }
@@ -10,7 +14,6 @@ const server = { model: null, isDown: false, needsKey: false };
 // A proxy in front of several servers can send all that this tab asks to one of them, which then
 // has the conversation in its prefix cache, and the requests that the live view shows.
 const SESSION = `page-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
-const KEY = "trioserve-key";
 
 async function ask(path, { body, headers, ...options } = {}) {
   const key = sessionStorage.getItem(KEY);
