@@ -50,11 +50,22 @@ def fill_page(page: Any) -> None:
     send(page, "Hello", max_tokens=3)
     page.wait_for_selector(ANSWERED)
     page.evaluate("""() => {
-            const view = new AnswerView();
+            const parent = shown.listPath().at(-1).message.id;
+            const refused = shown.add({role: "user", parent, text: "a", failure: "A refusal."});
+            const view = new Answer(shown, shown.add({role: "assistant", parent: refused.id, model: "m"}));
+            view.begin();
             view.take({choices: [{delta: {reasoning: "Hm."}}]});
             view.take({choices: [{delta: {content: "a `b` [c](https://c.example)\\n\\n```\\n"
                 + "a_long_name_".repeat(20) + "\\n```\\n\\n| a | b |\\n|--|--|\\n| 1 | 2 |"}}]});
             view.finish("A refusal.", true);
+            shown.add({role: "assistant", parent: refused.id, text: "a branch"});
+            shown.chosen[refused.id] = view.message.id;
+            shown.queue.push({text: "waits", images: []});
+            showPath();
+            showQueue();
+            showHint("A hint.");
+            showUndo("The message is deleted.", () => {});
+            document.querySelector(".message.user [data-act=edit]").click();
             document.querySelector(".reasoning").open = true;
             const task = {name: "trioserve.a.task", awaits: ["a.b:1", "trioserve.c.d:2"],
                 tasks: [], num_tasks_left_out: 3};

@@ -125,7 +125,7 @@ def test_an_answer_has_a_limit_and_can_go_on(
             assert len(text) > len(before) and text.startswith(before)
         # It is still one message, with one row of buttons.
         assert page.locator(".message.assistant").count() == 1
-        assert page.locator(".actions").count() == 1
+        assert page.locator(".message.assistant .actions").count() == 1
         messages = send_and_list(page, "More")
         assert [each["role"] for each in messages] == ["user", "assistant", "user"]
         assert messages[1]["content"].strip() == text
@@ -198,7 +198,8 @@ def test_the_page_rests_when_an_answer_is_slow_to_show(
             };
             let now = 0, numShown = 0;
             performance.now = () => now;
-            const view = new AnswerView();
+            const message = shown.add({role: "assistant", parent: ""});
+            const view = new Answer(shown, message);
             view.show = () => { now += 100; numShown++; };
             const counts = [];
             for (const time of [0, 399, 400]) {
@@ -262,21 +263,11 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(
         assert page.evaluate("sessionStorage.length") == 0
 
 
-def test_a_refusal_is_told_in_its_place(
-    server: FakeServer, open_page: OpenPage
-) -> None:
-    page = open_page(server.url)
-    send(page, "word " * 400)
-    page.wait_for_selector(".note.wrong")
-    assert "tokens" in page.inner_text(".note.wrong")
-    # The page asks again without its limit of tokens.
-    wait_until(lambda: page.evaluate("1") and len(page.failed_loads) == 2)
-
-
 def test_reasoning_is_folded(server: FakeServer, open_page: OpenPage) -> None:
     page = open_page(server.url)
     page.evaluate("""() => {
-            const view = new AnswerView();
+            const view = new Answer(shown, shown.add({role: "assistant", parent: ""}));
+            view.begin();
             view.take({choices: [{delta: {reasoning: "Hm, *two*."}}]});
             view.take({choices: [{delta: {content: "Four."}, finish_reason: "stop"}]});
             view.finish("");
@@ -315,7 +306,27 @@ def test_images_are_sent_where_the_model_sees(
     image, text = bodies[0]["messages"][0]["content"]
     assert image["image_url"]["url"].startswith("data:image/gif;base64,R0lGODlh")
     assert text == {"type": "text", "text": "What is this?"}
-    wait_for(page, "document.querySelector('.message.user img').naturalWidth === 1")
+    is_shown = "document.querySelector('.message.user img')?.naturalWidth === 1"
+    wait_for(page, is_shown)
+    # It is there again after F5, with the question.
+    page.reload()
+    wait_for(page, is_shown)
+    # Without room for it, the question is kept alone.
+    page.evaluate("""() => {
+            const { put } = IDBObjectStore.prototype;
+            IDBObjectStore.prototype.put = function (row) {
+                if (row.images) throw new DOMException("No room.", "QuotaExceededError");
+                return put.call(this, row);
+            };
+        }""")
+    page.set_input_files("#file", picture)
+    page.wait_for_selector("#attached img")
+    send(page, "And this?")
+    wait_for(page, "document.querySelectorAll('.refused').length === 2")
+    assert "no room for the images" in str(page.text_content(".storage-note"))
+    page.reload()
+    wait_for(page, "document.querySelectorAll('.refused').length === 2")
+    assert page.locator(".message img").count() == 1
 
 
 def test_a_model_that_pools_has_no_chat(

@@ -152,7 +152,7 @@ def test_it_goes_on_when_the_server_is_back(
     page = open_page(server.url)
     wait_for(page, "meter.metrics")
     page.context.set_offline(True)
-    page.wait_for_selector("text=The server does not answer.")
+    page.wait_for_selector("text=The server has not answered since")
     page.context.set_offline(False)
     page.wait_for_selector("#banner", state="hidden")
     wait_for_look(page)

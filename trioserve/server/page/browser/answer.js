@@ -2,13 +2,17 @@
 
 // An answer, from its request to its end.
 
+const ownIds = new Set();
+
 // Where the model has no room for the limit, the answer has what is left.
-async function openAnswer(id, options) {
+async function openAnswer(run, options) {
+  const path = run.conversation.listPath().map(({ message }) => message);
+  const messages = listMessages(path.slice(0, path.findIndex((each) => each.id === run.message.id) + (run.message.text ? 1 : 0)));
   const body = {
-    model: server.model.id, messages: listMessages(), ...readSettings(), ...options, stream: true,
+    model: server.model.id, messages, ...readSettings(), ...options, stream: true,
     stream_options: { include_usage: true }, return_metrics: true,
   };
-  const send = () => ask("v1/chat/completions", { method: "POST", signal: running.signal, headers: { "X-Request-Id": id }, body });
+  const send = () => ask("v1/chat/completions", { method: "POST", signal: run.controller.signal, headers: { "X-Request-Id": run.id }, body });
   try {
     return await send();
   } catch (error) {
@@ -18,72 +22,83 @@ async function openAnswer(id, options) {
   }
 }
 
-async function answer() {
-  await write(new AnswerView(), {});
+async function answer(conversation, question) {
+  if (conversation.run) return;
+  const before = conversation.chosen[question.id];
+  delete question.failure;
+  const message = conversation.add({ role: "assistant", parent: question.id, model: server.model.id });
+  const run = new Answer(conversation, message);
+  await write(run, {});
+  if (message.text || message.reasoning || message.note) { goNext(conversation); return; }
+  // Without an answer, the question is marked; an earlier branch has one.
+  conversation.remove(message);
+  if (before) conversation.chosen[question.id] = before;
+  const failure = run.failure || "The answer is empty.";
+  if (before && conversation === shown) showHint(failure); else if (!before) question.failure = failure;
+  keep(conversation, [question], [message.id]);
+  if (conversation === shown) keepAtEnd(showPath);
+  goNext(conversation);
 }
 
-async function goOn(view) {
-  if (running) return;
-  view.reopen();
+function goNext(conversation) {
+  if (conversation.isStale) noteOtherTab(conversation.id);
+  sendNext(conversation);
+}
+
+async function goOn(conversation, message) {
+  if (conversation.run) return;
   byId("prompt").focus();
-  await write(view, { continue_final_message: true, add_generation_prompt: false });
+  await write(new Answer(conversation, message), { continue_final_message: true, add_generation_prompt: false });
+  goNext(conversation);
 }
 
-async function write(view, options) {
-  for (const each of document.querySelectorAll(".again")) each.remove();
-  const last = turns.at(-1);
-  running = new AbortController();
-  setRunning(true);
+async function write(run, options) {
+  const { conversation } = run;
+  alive.set(conversation.id, conversation);
+  conversation.run = run;
+  run.begin();
   try {
-    const response = await openAnswer(view.id, options);
-    for await (const event of readEvents(response)) view.take(event);
-    view.finish(view.isWhole ? "" : "The answer was cut off.");
+    const response = await openAnswer(run, options);
+    for await (const event of readEvents(response)) run.take(event);
+    run.finish(run.isWhole ? "" : "The answer was cut off.", !run.isWhole);
   } catch (error) {
-    if (error.name === "AbortError") view.finish("Stopped.");
-    else if (error instanceof Refused) view.finish(error.message, true);
-    else { noteDown(); view.finish("The connection was lost.", true); }
+    if (error.name === "AbortError") run.finish("Stopped.");
+    else if (error instanceof Refused) run.finish(error.status < 500 ? `Refused: ${error.message}` : `The server failed: ${error.message}`, true);
+    else { noteDown(); run.finish("The connection was lost.", true); }
   }
-  // A new chat may have begun, which has no place for this answer.
-  if (turns.at(-1) === last && last.role === "assistant") last.text = view.content;
-  else if (view.content && turns.at(-1) === last) turns.push({ role: "assistant", text: view.content, node: view.node });
-  running = null;
-  setRunning(false);
 }
 
-// An answer while it comes. Its text is shown at most once a frame.
-class AnswerView {
-  constructor() {
-    const { node, text } = addMessage("assistant", server.model.id);
-    Object.assign(this, { node, content: "", reasoning: "" });
-    this.place = text;
-    this.markdown = new Markdown(text);
-    this.open();
-    log.scrollTop = log.scrollHeight;
-  }
-
-  // Begins a request for the answer, or for the rest of it.
-  open() {
-    Object.assign(this, { isWhole: false, usage: null, times: null, reason: null, frame: 0, restsUntil: 0 });
+// The writing of an answer. Its text is shown at most once a frame, and kept once a second.
+class Answer {
+  constructor(conversation, message) {
+    Object.assign(this, { conversation, message, isWhole: false, usage: null, times: null, failure: "", frame: 0, restsUntil: 0, keptAt: 0 });
     this.id = `page-${crypto.getRandomValues(new Uint32Array(1))[0].toString(16).padStart(8, "0")}`;
+    this.controller = new AbortController();
     ownIds.add(this.id);
-    this.node.classList.add("busy");
   }
 
-  reopen() {
-    for (const each of this.node.querySelectorAll(".note, .actions")) each.remove();
-    this.open();
+  begin() {
+    const { message, conversation } = this;
+    // The reason, if the page is left before the end.
+    Object.assign(message, { reason: "left", note: undefined, isWrong: false });
+    if (conversation !== shown) return;
+    showUndo("");
+    showHint("");
+    showPath();
+    log.scrollTop = log.scrollHeight;
   }
 
   take(event) {
     if (event === null) { this.isWhole = true; return; }
-    if (event.error) throw new Refused(event.error.code, event.error.message);
+    if (event.error) throw new Refused(event.error.code ?? 500, event.error.message);
     this.usage = event.usage || this.usage;
     this.times = event.metrics || this.times;
     const choice = event.choices?.[0];
     if (!choice) return;
-    this.reason = choice.finish_reason || this.reason;
-    this.content += choice.delta.content || "";
-    this.reasoning += choice.delta.reasoning || "";
+    const { message } = this;
+    message.reason = choice.finish_reason || message.reason;
+    message.text += choice.delta.content || "";
+    if (choice.delta.reasoning) message.reasoning = (message.reasoning ?? "") + choice.delta.reasoning;
     this.frame ||= requestAnimationFrame(() => this.draw());
   }
 
@@ -96,38 +111,37 @@ class AnswerView {
     this.show();
     const now = performance.now();
     this.restsUntil = now + 3 * (now - began);
+    if (now - this.keptAt > 1000) { this.keptAt = now; this.keep(); }
   }
 
-  show() {
-    keepAtEnd(() => {
-      if (this.reasoning && !this.thoughts) {
-        const inside = make("div", { className: "text" });
-        this.place.before(make("details", { className: "reasoning" }, make("summary", {}, "Reasoning"), inside));
-        this.thoughts = new Markdown(inside);
-      }
-      this.thoughts?.show(this.reasoning);
-      this.markdown.show(this.content);
-    });
-  }
+  show() { keepAtEnd(() => findView(this.conversation, this.message).show()); }
+
+  keep() { keep(this.conversation, [this.message]); }
 
   finish(note, isWrong = false) {
     cancelAnimationFrame(this.frame);
+    const { conversation, message } = this;
     this.show();
-    this.node.classList.remove("busy");
-    const notes = [note, this.explainEnd(), isWrong ? "" : this.countTokens()].filter(Boolean).join(" ");
-    const buttons = this.content ? [makeCopy(() => this.content)] : [];
-    if (this.content && this.reason in CONTINUED) buttons.push(makeAgain("Continue", () => goOn(this)));
-    buttons.push(makeAgain("Regenerate", regenerate));
-    keepAtEnd(() => {
-      if (notes) this.node.append(make("p", { className: isWrong ? "note wrong" : "note number" }, notes));
-      this.node.append(make("div", { className: "actions" }, ...buttons));
-    });
+    conversation.run = null;
+    alive.delete(conversation.id);
+    if (note) conversation.isHeld = conversation.queue.length > 0;
+    if (message.text || message.reasoning || !note) {
+      message.note = [note, this.explainEnd(), isWrong ? "" : this.countTokens()].filter(Boolean).join(" ");
+      message.isWrong = isWrong;
+      this.keep();
+    }
+    this.failure = note;
+    if (conversation !== shown) return;
+    keepAtEnd(showPath);
+    showQueue();
     speak(note || "The answer is complete.");
   }
 
   explainEnd() {
-    if (this.reason === "length" && !this.content) return "The limit of tokens came before the answer. Below Settings you can raise it.";
-    return CONTINUED[this.reason] ?? (this.reason === "deadline" ? "The answer reached its time limit." : "");
+    const { reason, text } = this.message;
+    if (reason === "length" && !text) return "The limit of tokens came before the answer. Below Settings you can raise it.";
+    if (reason === "deadline") return "The answer reached its time limit.";
+    return reason === "left" ? "" : CONTINUED[reason] ?? "";
   }
 
   countTokens() {
@@ -140,19 +154,9 @@ class AnswerView {
   }
 }
 
-// The reasons for which an answer ends before it is complete, and can go on.
-const CONTINUED = { length: "The answer reached its limit of tokens.", repetition: "The answer repeated itself." };
+function stopAnswer() { shown.run?.controller.abort(); }
 
-function makeAgain(name, act) {
-  const button = make("button", { type: "button", className: "quiet again" }, name);
-  button.addEventListener("click", act);
-  return button;
-}
-
-function regenerate() {
-  if (running) return;
-  if (turns.at(-1)?.role === "assistant") turns.pop();
-  byId("messages").lastElementChild.remove();
-  byId("prompt").focus();
-  answer();
-}
+byId("stop").addEventListener("click", stopAnswer);
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) stopAnswer();
+});

@@ -1,51 +1,97 @@
 "use strict";
 
-// Where a question is written.
+// Where a question is written, and where questions wait.
 
-function sendMessage() {
-  const text = byId("prompt").value.trim();
-  if (running || !server.model || (!text && !attached.length)) return;
-  const { node, text: place } = addMessage("user", "You");
-  place.append(text);
-  if (attached.length) node.append(make("ul", { className: "pictures" }, ...attached.map((each) => make("li", {}, makePicture(each)))));
-  turns.push({ role: "user", text, images: attached.splice(0), node });
+// Sends the question, or lets it wait for the end of the answer that is being written.
+function submit() {
+  const prompt = byId("prompt"), text = prompt.value.trim();
+  if (!text && !attached.length && !shown.isHeld) return;
+  const refusal = explainWait();
+  showHint(refusal);
+  if (refusal) return;
+  if (text || attached.length) shown.queue.push({ text, images: attached.splice(0) });
   showAttached();
-  byId("prompt").value = "";
-  fitPrompt();
-  log.scrollTop = log.scrollHeight;
-  answer();
+  prompt.value = "";
+  fitHeight(prompt);
+  shown.isHeld = false;
+  sendNext(shown);
+  showQueue();
+  showRunning();
 }
 
-function setRunning(isRunning) {
+function explainWait() {
+  if (server.needsKey) return "The server needs a key before it answers. Your text stays here.";
+  if (server.isDown) return "The server does not answer now. Your text stays here.";
+  return server.model ? "" : "The page is not connected yet. Your text stays here.";
+}
+
+function sendNext(conversation) {
+  if (conversation.run || conversation.isHeld || !conversation.queue.length) return;
+  const { text, images } = conversation.queue.shift();
+  askQuestion(conversation, conversation.listPath().at(-1)?.message.id ?? "", text, images);
+  if (conversation === shown) showQueue();
+}
+
+function showQueue() {
+  const { queue, isHeld, run } = shown;
+  byId("queue").hidden = !queue.length;
+  setText(byId("queue-title"), isHeld && !run ? "Queued. Send asks it." : "Queued until the answer ends");
+  byId("queued").replaceChildren(...queue.map((each) => {
+    const remove = make("button", { type: "button", className: "quiet", "aria-label": `Remove ${makeTitle(each)}` }, "Remove");
+    remove.addEventListener("click", () => {
+      queue.splice(queue.indexOf(each), 1);
+      shown.isHeld &&= queue.length > 0;
+      showQueue();
+      byId("prompt").focus();
+    });
+    return make("li", {}, make("span", {}, makeTitle(each)), remove);
+  }));
+}
+
+function showHint(text) {
+  setText(byId("hint"), text);
+  byId("hint").hidden = !text;
+}
+
+function showRunning() {
+  const isRunning = Boolean(shown.run);
   log.setAttribute("aria-busy", String(isRunning));
   const hadFocus = [byId("send"), byId("stop")].includes(document.activeElement);
-  byId("send").hidden = isRunning;
+  byId("send").hidden = isRunning && !byId("prompt").value.trim() && !attached.length;
+  setText(byId("send"), isRunning ? "Queue" : "Send");
   byId("stop").hidden = !isRunning;
   if (hadFocus) byId(isRunning ? "stop" : "send").focus();
 }
 
-function fitPrompt() {
-  const prompt = byId("prompt");
-  prompt.style.height = "auto";
-  prompt.style.height = `${prompt.scrollHeight + 2}px`;
+function fitHeight(area) {
+  area.style.height = "auto";
+  area.style.height = `${area.scrollHeight + 2}px`;
 }
 
-byId("composer").addEventListener("submit", (event) => { event.preventDefault(); sendMessage(); });
-byId("prompt").addEventListener("input", fitPrompt);
+// Up in an empty field recalls the last question, and again the one before.
+const recall = { text: "", at: 0 };
+
+function recallQuestion(step) {
+  const prompt = byId("prompt");
+  if (prompt.value && prompt.value !== recall.text) return false;
+  const texts = shown.listPath().filter(({ message }) => message.role === "user" && message.text).map(({ message }) => message.text);
+  const at = prompt.value ? recall.at + step : step;
+  if (at < 0 || at > texts.length) return false;
+  Object.assign(recall, { at, text: at ? texts.at(-at) : "" });
+  prompt.value = recall.text;
+  prompt.setSelectionRange(recall.text.length, recall.text.length);
+  fitHeight(prompt);
+  return true;
+}
+
+byId("composer").addEventListener("submit", (event) => { event.preventDefault(); submit(); });
+byId("prompt").addEventListener("input", () => { fitHeight(byId("prompt")); showRunning(); });
 byId("prompt").addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-  event.preventDefault();
-  byId("composer").requestSubmit();
-});
-byId("stop").addEventListener("click", () => running?.abort());
-addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && running && !byId("key-dialog").open) running.abort();
-});
-byId("new").addEventListener("click", () => {
-  running?.abort();
-  turns.length = 0;
-  for (const each of byId("messages").querySelectorAll(".message")) each.remove();
-  byId("welcome").hidden = false;
-  byId("new").hidden = true;
-  byId("prompt").focus();
+  if (event.isComposing || event.shiftKey || event.altKey || event.ctrlKey || event.metaKey) return;
+  if (event.key === "ArrowUp" || event.key === "ArrowDown") {
+    if (recallQuestion(event.key === "ArrowUp" ? 1 : -1)) event.preventDefault();
+  } else if (event.key === "Enter") {
+    event.preventDefault();
+    byId("composer").requestSubmit();
+  }
 });

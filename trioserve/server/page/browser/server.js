@@ -10,7 +10,8 @@ class Refused extends Error {
   constructor(status, message) { super(message); this.status = status; }
 }
 
-const server = { model: null, isDown: false, needsKey: false };
+// `downSince` is the time from which it did not answer, `heardAt` that of its last answer.
+const server = { model: null, isDown: false, downSince: null, needsKey: false, heardAt: 0 };
 // A proxy in front of several servers can send all that this tab asks to one of them, which then
 // has the conversation in its prefix cache, and the requests that the live view shows.
 const SESSION = `page-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
@@ -28,6 +29,7 @@ async function ask(path, { body, headers, ...options } = {}) {
     if (error.name !== "AbortError") noteDown();
     throw error;
   }
+  server.heardAt = Date.now();
   if (answer.status === 401) noteKeyNeeded(Boolean(key));
   if (!answer.ok) throw new Refused(answer.status, await readMessage(answer));
   return answer;
@@ -46,13 +48,22 @@ function showBanner(text, offersKey = false) {
   byId("banner").hidden = !text;
 }
 
+const clock = new Intl.DateTimeFormat("en", { timeStyle: "medium", hourCycle: "h23" });
 let timer = 0;
 
-function noteDown() {
-  if (server.isDown) return;
-  server.isDown = true;
-  showBanner("The server does not answer. This page goes on when it is back.");
+function noteDown(words = "The server has not answered", why = "") {
+  if (!server.isDown) Object.assign(server, { isDown: true, downSince: new Date() });
+  document.body.dataset.down = "";
+  showBanner(`${words} since ${clock.format(server.downSince)}.${why} This page goes on when it is back.`);
+  clearTimeout(timer);
   timer = setTimeout(connect, 1500);
+}
+
+function noteUp() {
+  if (server.isDown) { speak("The server is back."); showHint(""); }
+  Object.assign(server, { isDown: false, needsKey: false });
+  delete document.body.dataset.down;
+  showBanner("");
 }
 
 // Reads the model, again and again until there is one.
@@ -60,19 +71,26 @@ async function connect() {
   clearTimeout(timer);
   try {
     const answer = await ask("v1/models", { signal: AbortSignal.timeout(10000) });
-    showModel((await answer.json()).data[0]);
-    server.isDown = server.needsKey = false;
-    showBanner("");
-    poll();
+    const [model] = (await answer.json()).data;
+    noteUp();
+    showModel(model);
   } catch (error) {
-    if (error instanceof Refused && error.status === 401) return;
-    server.isDown = true;
-    showBanner(error instanceof Refused
-      ? `The server is not ready: ${error.message}`
-      : "The server does not answer. This page goes on when it is back.");
-    timer = setTimeout(connect, 1500);
+    if (!(error instanceof Refused)) noteDown();
+    // A server that refuses is there; one that has not yet answered is asked again.
+    else if (error.status !== 401 && (error.status >= 500 || !server.model)) noteDown("The server has not been ready", ` ${error.message}`);
   }
 }
+
+// A page that asks nothing else looks now and then whether the server is there.
+const QUIET_MILLISECONDS = 15000;
+
+function checkServer() {
+  const isQuiet = Date.now() - server.heardAt > QUIET_MILLISECONDS;
+  if (document.visibilityState === "visible" && isQuiet && !server.isDown && !server.needsKey) connect();
+}
+
+setInterval(checkServer, 5000);
+document.addEventListener("visibilitychange", checkServer);
 
 function showModel(model) {
   server.model = model;
@@ -82,7 +100,7 @@ function showModel(model) {
   const chats = writes.includes("text");
   byId("attach").hidden = !reads.includes("image");
   byId("max_tokens").placeholder = findLimit();
-  byId("to-chat").hidden = byId("chat").hidden = !chats;
+  byId("to-list").hidden = byId("to-chat").hidden = byId("chat").hidden = !chats;
   setText(byId("only-live"), `${model.id} writes no text but ${writes.join(" and ")}, so there is no chat here.`);
   byId("only-live").hidden = chats;
   if (chats) delete document.body.dataset.only; else document.body.dataset.only = "live";

@@ -5,4 +5,5 @@
 showKeyButton();
 showView();
 connect();
+openFromAddress();
 byId("prompt").focus();

@@ -6,7 +6,7 @@ const isWide = matchMedia("(min-width: 68rem)");
 
 function showView() {
   const only = document.body.dataset.only;
-  const view = only || (location.hash === "#live" ? "live" : "chat");
+  const view = only || (location.hash.startsWith("#live") ? "live" : "chat");
   document.body.dataset.view = view;
   for (const name of ["chat", "live"]) {
     if (view === name) byId(`to-${name}`).setAttribute("aria-current", "page");

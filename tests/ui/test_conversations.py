@@ -1,0 +1,394 @@
+"""Conversations: their messages and branches, and what the browser keeps of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import json
+from pathlib import Path
+from typing import Any
+
+from trioserve.testing.server import FakeServer
+
+from .conftest import wait_for, wait_until
+from .test_chat import find_bodies, send
+
+OpenPage = Callable[..., Any]
+
+# Each test has a browser context of its own, and so a database of its own.
+OWN = {"viewport": {"width": 900, "height": 700}}
+
+
+def ask(page: Any, text: str) -> None:
+    """Ask a question and wait for its answer, which is short."""
+    send(page, text, max_tokens=3)
+    wait_for_answer(page)
+
+
+def wait_for_answer(page: Any) -> None:
+    page.wait_for_selector('#log[aria-busy="false"]')
+    wait_for_kept(page)
+
+
+def wait_for_kept(page: Any) -> None:
+    page.evaluate("() => saving")
+
+
+def list_texts(page: Any) -> list[str]:
+    texts = page.locator(".message .text").all_inner_texts()
+    return [text.strip() for text in texts]
+
+
+def act(page: Any, selector: str, name: str) -> None:
+    """Press a button of a message."""
+    message = page.locator(selector)
+    message.hover()
+    message.get_by_role("button", name=name, exact=True).click()
+
+
+def test_a_question_without_an_answer_is_marked_and_left_out(
+    server: FakeServer, open_page: OpenPage
+) -> None:
+    page = open_page(server.url, **OWN)
+    bodies = find_bodies(page)
+    chat = "**/v1/chat/completions"
+    error = {"error": {"message": "A fault."}}
+    ways: dict[str, tuple[Any, str]] = {
+        "word " * 400: (None, "Refused: "),
+        "fails": (lambda route: route.fulfill(status=500, json=error), "A fault."),
+        "breaks": (lambda route: route.abort(), "The connection was lost."),
+    }
+    for i, (text, (answer, note)) in enumerate(ways.items()):
+        if answer:
+            page.route(chat, answer)
+        send(page, text)
+        wait_for(page, f"document.querySelectorAll('.refused').length === {i + 1}")
+        assert note in page.locator(".note.wrong").nth(i).inner_text()
+        if answer:
+            page.unroute(chat)
+        wait_for(page, "!server.isDown")
+    ask(page, "Hello")
+    assert bodies[-1]["messages"] == [{"role": "user", "content": "Hello"}]
+    # They are still there, and still marked, and can be deleted or asked again.
+    page.reload()
+    wait_for(page, "document.querySelectorAll('.refused').length === 3")
+    assert page.locator(".mark:visible").all_inner_texts() == ["not answered"] * 3
+    act(page, ".refused >> nth=0", "Delete")
+    assert [each.split()[0] for each in list_texts(page)[:3]] == [
+        "fails",
+        "breaks",
+        "Hello",
+    ]
+    act(page, ".refused >> nth=1", "Edit")
+    page.get_by_label("Edit the question").fill("Goes")
+    page.get_by_role("button", name="Ask again").click()
+    wait_for_answer(page)
+    assert bodies[-1]["messages"] == [{"role": "user", "content": "Goes"}]
+    assert list_texts(page)[:2] == ["fails", "Goes"]
+    assert page.locator(".refused").count() == 1
+    # The server's own refusals and the routes' errors.
+    assert len(page.failed_loads) >= 4
+
+
+def test_messages_are_edited_branched_and_deleted(
+    server: FakeServer, open_page: OpenPage
+) -> None:
+    page = open_page(server.url, **OWN)
+    bodies = find_bodies(page)
+    ask(page, "One")
+    ask(page, "Two")
+    [_, first, _, second] = list_texts(page)
+    act(page, ".message.user >> nth=0", "Edit")
+    page.keyboard.press("Control+a")
+    page.keyboard.type("Three")
+    page.keyboard.press("Control+Enter")
+    wait_for_answer(page)
+    assert list_texts(page)[0] == "Three" and len(list_texts(page)) == 2
+    assert bodies[-1]["messages"] == [{"role": "user", "content": "Three"}]
+    # The old branch has all that followed. The focus stays at the arrows.
+    assert page.inner_text(".branches") == "‹\n2/2\n›"
+    page.get_by_role("button", name="Earlier branch").click()
+    assert list_texts(page) == ["One", first, "Two", second]
+    assert page.evaluate("document.activeElement.ariaLabel") == "Later branch"
+    page.keyboard.press("Enter")
+    assert list_texts(page)[0] == "Three"
+    # An answer that is written again is a branch, too.
+    act(page, ".message.assistant", "Regenerate")
+    wait_for_answer(page)
+    assert bodies[-1]["messages"] == [{"role": "user", "content": "Three"}]
+    assert page.locator(".branches:has(button)").count() == 2
+    act(page, ".message.assistant", "Edit")
+    page.get_by_label("Edit the answer").fill("Mine")
+    page.get_by_role("button", name="Save as a branch").click()
+    assert list_texts(page) == ["Three", "Mine"]
+    assert "3/3" in page.inner_text(".message.assistant .branches")
+    act(page, ".message.assistant", "Edit")
+    page.get_by_label("Edit the answer").fill("Mine, too")
+    page.get_by_role("button", name="Save", exact=True).click()
+    assert list_texts(page) == ["Three", "Mine, too"]
+    # Who escapes changes nothing.
+    act(page, ".message.user", "Edit")
+    page.keyboard.type("x")
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.textContent") == "Edit"
+    ask(page, "Four")
+    assert [each["content"] for each in bodies[-1]["messages"]] == [
+        "Three",
+        "Mine, too",
+        "Four",
+    ]
+    texts = list_texts(page)
+    act(page, ".message.assistant >> nth=0", "Delete")
+    page.get_by_text("3 messages are deleted.").wait_for()
+    assert list_texts(page)[0] == "Three" and "2/2" in page.inner_text(
+        ".message.assistant .branches"
+    )
+    page.keyboard.press("Enter")
+    assert list_texts(page) == texts
+    wait_for_kept(page)
+    page.reload()
+    wait_for(page, "shown.messages.size > 0")
+    assert list_texts(page) == texts
+
+
+def test_conversations_survive(server: FakeServer, open_page: OpenPage) -> None:
+    page = open_page(server.url, **OWN)
+    ask(page, "The first question\nof two lines")
+    texts = list_texts(page)
+    page.click("text=New chat")
+    ask(page, "About foxes")
+    # Back leads to the new chat and to the conversation before it.
+    page.go_back()
+    wait_for(page, "byId('log').innerText.includes('of two lines')")
+    assert list_texts(page) == texts
+    # A page that is left has the beginning of an answer.
+    send(page, "Much", max_tokens="")
+    page.wait_for_selector(".message.last .text:not(:empty)")
+    wait_for(page, "shown.run.keptAt")
+    wait_for_kept(page)
+    page.reload()
+    page.get_by_text("The answer is not complete.").wait_for()
+    page.wait_for_selector("text=Continue")
+    # Another tab has the list, by the time of the last change.
+    other = page.context.new_page()
+    other.goto(server.url)
+    assert other.is_visible("#welcome")
+    other.click("#to-list")
+    entries = other.locator("#conversations li")
+    entries.nth(1).wait_for()
+    assert entries.locator(".title").all_inner_texts() == [
+        "The first question",
+        "About foxes",
+    ]
+    assert ", 20" in entries.nth(0).locator(".when").inner_text()
+    other.fill("#search", "LINES")
+    wait_until(lambda: entries.count() == 1)
+    assert "of two lines" in entries.locator(".place").inner_text()
+    other.fill("#search", "nowhere")
+    other.get_by_text("No conversation has these words.").wait_for()
+    other.fill("#search", "about foxes")
+    wait_until(lambda: entries.locator(".title").all_inner_texts() == ["About foxes"])
+    entries.locator("summary").click()
+    entries.get_by_role("button", name="Rename").click()
+    other.keyboard.type("Animals")
+    other.keyboard.press("Enter")
+    wait_until(lambda: entries.locator(".title").all_inner_texts() == ["Animals"])
+    entries.get_by_role("button", name="Delete").click()
+    other.get_by_text("The conversation is deleted.").wait_for()
+    wait_until(lambda: entries.count() == 0)
+    other.keyboard.press("Enter")
+    wait_until(lambda: entries.locator(".title").all_inner_texts() == ["Animals"])
+    entries.locator("a").click()
+    wait_for(other, "!list.open && byId('log').innerText.includes('foxes')")
+
+
+def test_tabs_keep_what_others_have_written(
+    server: FakeServer, open_page: OpenPage
+) -> None:
+    page = open_page(server.url, **OWN)
+    ask(page, "One")
+    other = page.context.new_page()
+    other.goto(page.url)
+    wait_for(other, "server.model && shown.messages.size === 2")
+    ask(page, "Two")
+    wait_for(other, "shown.messages.size === 4")
+    assert list_texts(other) == list_texts(page)
+    # Both go on from the same place, while one has not heard of the other.
+    other.evaluate("() => { noteOtherTab = () => {}; }")
+    ask(page, "Three of one")
+    ask(other, "Three of other")
+    other.reload()
+    for each, own in ((page, "Three of one"), (other, "Three of other")):
+        wait_for(each, "shown.messages.size === 8")
+        assert "/2" in each.inner_text(".message.user >> nth=2 >> css=.branches")
+        assert own in list_texts(each)
+    page.click("#to-list")
+    page.click("#conversations summary")
+    page.click("#conversations >> text=Delete")
+    other.get_by_text("This conversation was deleted in another tab.").wait_for()
+    assert other.locator(".message").count() == 0
+
+
+def test_conversations_are_files_and_can_be_forgotten(
+    server: FakeServer, open_page: OpenPage, tmp_path: Path
+) -> None:
+    page = open_page(server.url, **OWN)
+    for text in ("One", "Two"):
+        ask(page, text)
+        act(page, ".message.last", "Regenerate")
+        wait_for_answer(page)
+        page.click("text=New chat")
+    page.click("#to-list")
+    with page.expect_download() as download:
+        page.click("#export-all")
+    path = tmp_path / download.value.suggested_filename
+    download.value.save_as(path)
+    entries = page.locator("#conversations li")
+    entries.locator("summary").nth(1).click()
+    with page.expect_download() as download:
+        entries.get_by_role("button", name="Markdown").click()
+    assert download.value.suggested_filename == "One.md"
+    text = Path(download.value.path()).read_text("utf-8")
+    assert text.startswith("# One\n\n## You\n\nOne\n\n## fake\n\n")
+    page.click("#forget-all")
+    page.click("#forget-cancel")
+    assert entries.count() == 2
+    page.click("#forget-all")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.get_by_text("All conversations are forgotten.").wait_for()
+    wait_until(lambda: entries.count() == 0)
+    for expected in ("2 of 2", "0 of 2"):
+        page.set_input_files("#import-file", path)
+        page.get_by_text(f"{expected} conversations are new here.").wait_for()
+    assert entries.locator(".title").all_inner_texts() == ["Two", "One"]
+    # A message that is written elsewhere may have anything in it.
+    kept = json.loads(path.read_text())
+    kept["conversations"][0]["messages"][0]["text"] = 3
+    for name, written, why in [
+        ("a.json", "{", "JSON"),
+        ("b.json", "{}", "it was not written by this page"),
+        ("c.json", json.dumps(kept), "no id, parent, role or text"),
+    ]:
+        (tmp_path / name).write_text(written)
+        page.set_input_files("#import-file", tmp_path / name)
+        page.get_by_text(f"{name} has no conversations").wait_for()
+        assert why in page.inner_text("#list-note")
+    entries.locator("a").nth(1).click()
+    wait_for(page, "shown.title === 'One' && shown.messages.size === 3")
+    assert "2/2" in page.inner_text(".message.assistant .branches")
+
+
+def test_without_a_database_the_page_says_that_nothing_is_kept(
+    server: FakeServer, open_page: OpenPage
+) -> None:
+    page = open_page(server.url, waits=False, **OWN)
+    page.add_init_script("""Object.defineProperty(window, "indexedDB", {
+            get() { throw new DOMException("No.", "SecurityError"); },
+        })""")
+    page.reload()
+    wait_for(page, "server.model")
+    page.get_by_text("This browser keeps nothing here").first.wait_for()
+    assert page.is_hidden("#keeps")
+    ask(page, "One")
+    page.click("text=New chat")
+    ask(page, "Two")
+    # In the tab, there is still a list.
+    page.click("#to-list")
+    page.click("#conversations >> text=One")
+    wait_for(page, "byId('log').innerText.includes('One')")
+    page.reload()
+    wait_for(page, "server.model")
+    assert page.is_visible("#welcome")
+
+
+def test_a_question_waits_for_the_end_of_an_answer(
+    server: FakeServer, open_page: OpenPage
+) -> None:
+    page = open_page(server.url, **OWN)
+    bodies = find_bodies(page)
+    held: list[Any] = []
+    page.route("**/v1/chat/completions", lambda route: held.append(route), times=1)
+    send(page, "One", max_tokens=3)
+    for text in ("Two", "Three"):
+        send(page, text)
+    queued = page.locator("#queued li")
+    assert queued.locator("span").all_inner_texts() == ["Two", "Three"]
+    page.get_by_role("button", name="Remove Two").click()
+    assert page.evaluate("document.activeElement.id") == "prompt"
+    wait_until(lambda: bool(page.evaluate("1") and held))
+    held.pop().continue_()
+    page.locator(".message.user:has-text('Three')").wait_for()
+    assert queued.count() == 0
+    wait_for_answer(page)
+    assert [each["messages"][-1]["content"] for each in bodies] == ["One", "Three"]
+    # After a stop, it waits for the user.
+    page.route("**/v1/chat/completions", lambda route: held.append(route), times=1)
+    send(page, "Four")
+    send(page, "Five")
+    page.keyboard.press("Escape")
+    page.get_by_text("Queued. Send asks it.").wait_for()
+    assert queued.count() == 1
+    page.keyboard.press("Enter")
+    page.locator(".message.user:has-text('Five')").wait_for()
+    wait_for_answer(page)
+    # Up recalls the last questions, and leaves a text alone.
+    for key, expected in [
+        ("ArrowUp", "Five"),
+        ("ArrowUp", "Four"),
+        ("ArrowDown", "Five"),
+        ("ArrowDown", ""),
+        ("ArrowDown", ""),
+    ]:
+        page.keyboard.press(key)
+        assert page.input_value("#prompt") == expected, key
+    page.keyboard.type("x")
+    page.keyboard.press("ArrowUp")
+    assert page.input_value("#prompt") == "x"
+
+
+def test_a_button_leads_to_the_end(server: FakeServer, open_page: OpenPage) -> None:
+    page = open_page(server.url, **OWN)
+    ask(page, "line\n" * 60)
+    page.wait_for_selector("#to-end", state="hidden")
+    page.evaluate("log.scrollTop = 0")
+    page.click("#to-end")
+    page.wait_for_selector("#to-end", state="hidden")
+    assert page.evaluate("isAtEnd(1)")
+
+
+def test_a_server_that_is_gone_is_noticed_and_awaited(
+    server: FakeServer, open_page: OpenPage
+) -> None:
+    page = open_page(server.url, viewport={"width": 500, "height": 700})
+    page.clock.install()
+    page.reload()
+    wait_for(page, "server.model")
+    page.context.set_offline(True)
+    # The chat of a narrow page asks nothing else.
+    page.clock.run_for(25_000)
+    page.wait_for_selector("text=The server has not answered since")
+    assert (
+        float(page.evaluate("getComputedStyle(document.querySelector('main')).opacity"))
+        < 1
+    )
+    since = page.inner_text("#banner")
+    send(page, "Hello")
+    assert "Your text stays here" in page.inner_text("#hint")
+    assert page.input_value("#prompt") == "Hello"
+    page.clock.run_for(3_000)
+    assert page.inner_text("#banner") == since
+    page.context.set_offline(False)
+
+    def is_back() -> bool:
+        page.clock.run_for(1_500)
+        return bool(page.is_hidden("#banner"))
+
+    wait_until(is_back)
+    assert (
+        page.evaluate("getComputedStyle(document.querySelector('main')).opacity") == "1"
+    )
+    assert page.inner_text("#spoken") == "The server is back."
+    assert page.is_hidden("#hint")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".message.user")
+    page.keyboard.press("Escape")

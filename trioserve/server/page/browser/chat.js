@@ -1,0 +1,217 @@
+"use strict";
+
+// The conversation that is shown, and what is done with its messages.
+
+let shown = new Conversation();
+// Conversations with an answer that is being written; they go on when another one is shown.
+const alive = new Map();
+const log = byId("log");
+
+function findView(conversation, message) {
+  const { views } = conversation;
+  if (!views.has(message.id)) views.set(message.id, new MessageView(conversation, message));
+  return views.get(message.id);
+}
+
+// Shows the path. Nodes that are there already stay.
+function showPath() {
+  const path = shown.listPath(), views = path.map(({ message }) => findView(shown, message));
+  const nodes = new Set(views.map((each) => each.node));
+  for (const each of [...byId("messages").querySelectorAll(".message")]) if (!nodes.has(each)) each.remove();
+  let before = byId("welcome");
+  for (const node of nodes) {
+    if (before.nextElementSibling !== node) before.after(node);
+    before = node;
+  }
+  views.forEach((each, i) => each.update(path[i].siblings, i === path.length - 1));
+  byId("welcome").hidden = path.length > 0;
+  byId("new").hidden = !path.length;
+  showRunning();
+  noteScroll();
+}
+
+function show(conversation) {
+  shown = conversation;
+  showPath();
+  showQueue();
+  showUndo("");
+  showHint("");
+  refreshList();
+  log.scrollTop = log.scrollHeight;
+}
+
+// ---- Its address ----------------------------------------------------------------------
+// The part behind # names the conversation, so that it is there after F5 and Back.
+
+const findAddress = (id) => (id ? `#chat/${id}` : "#chat");
+
+function setAddress(id, isNew) {
+  const address = findAddress(id);
+  byId("to-chat").href = address;
+  if (location.hash === address || location.hash.startsWith("#live")) return;
+  history[isNew ? "pushState" : "replaceState"](null, "", address);
+}
+
+async function openFromAddress() {
+  if (location.hash.startsWith("#live")) return;
+  const id = /^#chat\/(.+)/.exec(location.hash)?.[1] ?? "";
+  if (id === shown.id || (!id && !shown.isKept)) return;
+  const found = id && (alive.get(id) ?? await load(id));
+  // Another one may have been asked for in the meantime.
+  if (location.hash.startsWith("#live") || findAddress(id) !== (location.hash || "#chat")) return;
+  show(found || new Conversation());
+  setAddress(found ? id : "", false);
+}
+
+async function load(id) {
+  const found = await useStore((store) => store.load(id)).catch(() => null);
+  return found && new Conversation(found, found.messages);
+}
+
+function beginNew() {
+  show(new Conversation());
+  setAddress("", true);
+  byId("prompt").focus();
+}
+
+addEventListener("hashchange", openFromAddress);
+byId("new").addEventListener("click", beginNew);
+
+// Shows what another tab has written; null means that it has deleted all.
+async function noteOtherTab(id) {
+  refreshList();
+  const mine = shown, { numWritten } = mine;
+  if (!mine.isKept || (id !== null && id !== mine.id)) return;
+  const fresh = await load(mine.id);
+  if (shown !== mine) return;
+  // What this tab has written in the meantime is newer.
+  if (mine.numWritten !== numWritten) { noteOtherTab(id); return; }
+  if (!fresh) {
+    leave(mine);
+    showHint("This conversation was deleted in another tab.");
+    return;
+  }
+  // The end of its own answer looks again.
+  mine.isStale = Boolean(mine.run);
+  if (mine.run) return;
+  // Each tab keeps the branches that it shows.
+  Object.assign(mine, { title: fresh.title, chosen: { ...fresh.chosen, ...mine.chosen } });
+  for (const [messageId, message] of fresh.messages) {
+    const before = mine.messages.get(messageId);
+    const isSame = JSON.stringify(before) === JSON.stringify(message);
+    if (isSame || mine.views.get(messageId)?.editor) fresh.messages.set(messageId, before);
+    else mine.views.delete(messageId);
+  }
+  mine.messages = fresh.messages;
+  keepAtEnd(showPath);
+}
+
+// Shows a new conversation in the place of one that is gone.
+function leave(conversation) {
+  conversation.queue = [];
+  conversation.isGone = true;
+  conversation.run?.controller.abort();
+  if (conversation !== shown) return;
+  show(new Conversation());
+  setAddress("", false);
+}
+
+// ---- Messages -------------------------------------------------------------------------
+
+function chooseBranch(message, act) {
+  const conversation = shown;
+  conversation.chosen[message.parent] = message.id;
+  showPath();
+  const view = findView(conversation, message);
+  view.focus(act);
+  // The last branch has no later one.
+  if (document.activeElement.disabled ?? true) view.focus(act === "after" ? "before" : "after");
+  view.node.scrollIntoView({ block: "nearest" });
+  keep(conversation, []);
+}
+
+function changeText(message, text) {
+  if (text === message.text) return;
+  message.text = text;
+  if (message.role === "assistant") Object.assign(message, { reason: "edited", note: undefined, isWrong: false });
+  // Its text did not only grow.
+  shown.views.delete(message.id);
+  showPath();
+  keep(shown, [message]);
+}
+
+function addBranch(conversation, { role, parent, images, model }, text) {
+  if (role === "user") { askQuestion(conversation, parent, text, images); return; }
+  const message = conversation.add({ role, parent, model, text, reason: "edited" });
+  showPath();
+  findView(conversation, message).focus("edit");
+  keep(conversation, [message]);
+}
+
+function askQuestion(conversation, parent, text, images) {
+  const question = conversation.add({ role: "user", parent, text, images });
+  if (conversation === shown) setAddress(conversation.id, false);
+  keep(conversation, [question]);
+  return answer(conversation, question);
+}
+
+function regenerate(conversation, message) {
+  byId("prompt").focus();
+  return answer(conversation, conversation.messages.get(message.parent));
+}
+
+function deleteMessage(message) {
+  const conversation = shown;
+  const { removed, moved, undo } = conversation.remove(message);
+  showPath();
+  const ids = removed.map((each) => each.id);
+  const isEmpty = !conversation.messages.size;
+  if (isEmpty) forget(conversation); else keep(conversation, moved, ids);
+  showUndo(removed.length > 1 ? `${removed.length} messages are deleted.` : "The message is deleted.", () => {
+    undo();
+    if (isEmpty) setAddress(conversation.id, false);
+    keep(conversation, [...removed, ...moved]);
+    if (conversation === shown) showPath();
+  });
+}
+
+function forget(conversation) {
+  conversation.isKept = false;
+  setAddress("", false);
+  useStore((store) => store.remove(conversation.id)).then(() => { tellTabs(conversation.id); refreshList(); });
+}
+
+// Offers to undo a deletion, until something else happens.
+function showUndo(text, undo) {
+  byId("undo").hidden = !text;
+  setText(byId("undo").firstElementChild, text);
+  const button = byId("undo").lastElementChild;
+  button.onclick = () => {
+    showUndo("");
+    undo();
+    byId("prompt").focus();
+    speak("It is back.");
+  };
+  if (text) button.focus();
+}
+
+// ---- The end of the log ---------------------------------------------------------------
+
+const isAtEnd = (slack) => log.scrollHeight - log.scrollTop - log.clientHeight < slack;
+
+function keepAtEnd(change) {
+  const wasAtEnd = isAtEnd(60);
+  change();
+  if (wasAtEnd) log.scrollTop = log.scrollHeight;
+  noteScroll();
+}
+
+function noteScroll() {
+  const isFar = !isAtEnd(120);
+  if (!isFar && document.activeElement === byId("to-end")) byId("prompt").focus();
+  byId("to-end").hidden = !isFar;
+}
+
+log.addEventListener("scroll", noteScroll);
+addEventListener("resize", noteScroll);
+byId("to-end").addEventListener("click", () => { log.scrollTop = log.scrollHeight; noteScroll(); byId("prompt").focus(); });

@@ -1,0 +1,102 @@
+"use strict";
+
+// Conversations as files. A file from elsewhere may have anything in it.
+
+const FORMAT = "trioserve-conversations";
+
+function save(name, type, text) {
+  const url = URL.createObjectURL(new Blob([text], { type }));
+  make("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 60000);
+}
+
+function nameFile(title, end) { return `${title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "") || "conversation"}.${end}`; }
+
+async function exportJson(ids) {
+  const conversations = [];
+  for (const id of ids) conversations.push(await useStore((store) => store.load(id)));
+  const name = ids.length === 1 ? nameFile(conversations[0].title, "json") : `conversations-${new Date().toISOString().slice(0, 10)}.json`;
+  save(name, "application/json", JSON.stringify({ format: FORMAT, version: 1, conversations: conversations.filter(Boolean) }, null, 1));
+}
+
+async function exportMarkdown(id) {
+  const conversation = await load(id);
+  if (!conversation) return;
+  const parts = conversation.listPath().map(({ message: { role, model, text, images = [] } }) => [
+    `## ${role === "user" ? "You" : model || "Answer"}`, ...images.map(({ name, url }) => `![${name.replace(/[[\]\n]/g, " ")}](${url})`), text,
+  ].join("\n\n"));
+  save(nameFile(conversation.title, "md"), "text/markdown", `${[`# ${conversation.title}`, ...parts].join("\n\n")}\n`);
+}
+
+byId("export-all").addEventListener("click", async () => {
+  exportJson((await useStore((store) => store.list(""))).map(({ id }) => id));
+});
+
+const isText = (value) => typeof value === "string";
+
+// Only known fields of known types are taken.
+function readKept(each, conversation) {
+  if (!isText(each?.id) || !isText(each.parent) || !["user", "assistant"].includes(each.role) || !isText(each.text)) {
+    throw new Error("a message has no id, parent, role or text");
+  }
+  const message = { id: each.id, conversation, parent: each.parent, role: each.role, text: each.text, created: Number(each.created) || 0 };
+  for (const name of ["failure", "model", "reasoning", "reason", "note"]) if (isText(each[name])) message[name] = each[name];
+  if (each.isWrong === true) message.isWrong = true;
+  const images = Array.isArray(each.images) ? each.images.filter((image) => isText(image?.name) && isText(image.url) && image.url.startsWith("data:image/")) : [];
+  if (images.length) message.images = images.map(({ name, url }) => ({ name, url }));
+  return message;
+}
+
+function readConversation(each) {
+  if (!isText(each?.id) || !isText(each.title) || !Array.isArray(each.messages)) throw new Error("a conversation has no id, title or messages");
+  const messages = each.messages.map((message) => readKept(message, each.id));
+  const chosen = Object.fromEntries(Object.entries(each.chosen ?? {}).filter(([, value]) => isText(value)));
+  return { id: each.id, title: each.title.trim() || "Conversation", created: Number(each.created) || Date.now(), changed: Number(each.changed) || Date.now(), chosen, messages };
+}
+
+// Gives the messages names of their own, because others here may have theirs.
+function renameMessages({ messages, chosen, ...head }, id) {
+  const names = new Map([["", ""], ...messages.map((each) => [each.id, makeId()])]);
+  return {
+    ...head, id,
+    chosen: Object.fromEntries(Object.entries(chosen).flatMap(([from, to]) => (names.has(from) && names.has(to) ? [[names.get(from), names.get(to)]] : []))),
+    messages: messages.map((each) => ({ ...each, id: names.get(each.id), conversation: id, parent: names.get(each.parent) ?? makeId() })),
+  };
+}
+
+async function importFile(file) {
+  let read;
+  try {
+    const found = JSON.parse(await file.text());
+    if (found?.format !== FORMAT || !Array.isArray(found.conversations)) throw new Error("it was not written by this page");
+    read = found.conversations.map(readConversation);
+  } catch (error) {
+    noteList(`${file.name} has no conversations that can be read: ${error.message}.`);
+    return;
+  }
+  try {
+    let numNew = 0;
+    for (const each of read) numNew += await useStore((store) => importOne(store, each));
+    noteList(`${numNew} of ${read.length} conversations are new here.`);
+    tellTabs("");
+  } catch (error) {
+    noteList(`The browser could not keep them: ${error.message}`);
+  }
+  listState = "";
+  refreshList();
+}
+
+// What is here already is left alone; a conversation that has gone on since is kept twice.
+async function importOne(store, conversation) {
+  const here = await store.load(conversation.id);
+  if (here && here.changed === conversation.changed) return 0;
+  const { messages, ...head } = renameMessages(conversation, here ? makeId() : conversation.id);
+  await store.save(head, messages, [], true);
+  return 1;
+}
+
+byId("import").addEventListener("click", () => byId("import-file").click());
+byId("import-file").addEventListener("change", async () => {
+  for (const file of [...byId("import-file").files]) await importFile(file);
+  byId("import-file").value = "";
+});
