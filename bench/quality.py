@@ -61,7 +61,7 @@ from trioserve.errors import StartupError
 from trioserve.programs.bench.measuring.report import describe_machine, write_now
 from trioserve.weights import resolve_weights
 
-TEXT = Path(__file__).parents[1] / "docs" / "operations.rst"
+TEXT = Path(__file__).parents[1] / "docs" / "architecture.rst"
 CLIENTS = 8
 
 
@@ -289,7 +289,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         metavar="[model=MODEL,]NAME=VALUE,...",
         help="one setting; the first one is what others are compared with",
     )
-    add("--text", type=Path, default=TEXT, help="default: docs/operations.rst")
+    add("--text", type=Path, default=TEXT, help="default: docs/architecture.rst")
     add("--words", type=read_positive, default=300, help="of a window")
     add("--windows", type=read_positive, default=1000, help="at most")
     add("--answer-tokens", type=read_positive, default=64)

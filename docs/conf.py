@@ -7,6 +7,7 @@ The build reads files of this repository alone: no intersphinx, nothing from the
 
 project = "trioserve"
 author = "the authors of trioserve"
+project_copyright = author
 exclude_patterns = ["_build"]
 
 html_theme = "furo"

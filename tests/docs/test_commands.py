@@ -1,4 +1,4 @@
-"""docs/commands.rst has every command, with an example that the command takes."""
+"""docs/commands.rst has every command, and commands and addresses on all pages exist."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import shlex
 import pytest
 
 from trioserve.programs.commands import COMMANDS, Command, find_command
+from trioserve.server.routes import ROUTES
 
-PAGE = (Path(__file__).parents[2] / "docs" / "commands.rst").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "commands.rst").read_text()
 
 # A heading, and the text below it.
 SECTIONS: dict[str, str] = dict(
@@ -45,11 +47,21 @@ def test_each_section_has_a_command() -> None:
     ], "docs/commands.rst has the commands in the order of COMMANDS"
 
 
-@pytest.mark.parametrize(
-    "example", [line for name in SECTIONS for line in list_examples(name)]
-)
-def test_a_command_takes_the_arguments_of_its_example(example: str) -> None:
-    found = find_command(shlex.split(example)[1:])
-    assert found is not None
-    command, arguments = found
-    command.read(arguments)
+PAGES = [ROOT / "README.rst", *sorted(ROOT.glob("docs/*.rst"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_take_their_arguments_and_addresses_exist(page: Path) -> None:
+    text = page.read_text().replace("\\\n", "")
+    for line in re.findall(r"^    (?:\S.* && )?(trioserve .+)", text, re.M):
+        example = re.split(r" [|>#&]", line)[0]
+        found = find_command(shlex.split(example)[1:])
+        assert found is not None, example
+        command, arguments = found
+        command.read(arguments)
+    paths = [
+        re.sub(r"<\w+:\w+>", "[^/]+", path) for each in ROUTES for path in each.paths
+    ]
+    for path in re.findall(r"\blocalhost:800\d(/[\w/-]*)", text):
+        # Clients add the rest.
+        assert path == "/v1" or any(re.fullmatch(each, path) for each in paths), path

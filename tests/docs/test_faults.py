@@ -1,4 +1,4 @@
-"""Each fault in docs/operations.rst has tests, and each class of advisories of others.
+"""Each fault in docs/troubleshooting.rst has tests, and each class of advisories of others.
 
 The tests are named by their files below tests/, and by their functions.
 """
@@ -17,7 +17,7 @@ from trioserve.config import HttpConfig
 from trioserve.testing.server import open_fake_server
 
 TESTS = Path(__file__).parents[1]
-PAGE = TESTS.parent / "docs" / "operations.rst"
+PAGE = TESTS.parent / "docs" / "troubleshooting.rst"
 
 # A beginning of the row in the page -> its tests.
 FAULTS: dict[str, tuple[str, ...]] = {

@@ -77,6 +77,9 @@ RUN = {
         "docs/embedding.rst",
         "nursery.start_soon(tell",
     ): "test_the_page_about_embedding_begins_with_readmes_program",
+    # In tests/clients/test_pages.py:
+    ("docs/clients.rst", "langchain_openai"): "program",
+    ("docs/clients.rst", "litellm"): "program",
     ("docs/embedding.rst", "collect()"): "test_whole_texts_are_collected",
     ("docs/embedding.rst", "open_pooling_engine"): "test_texts_are_embedded_and_scored",
     ("docs/embedding.rst", "start_blocking_portal"): "test_asyncio_asks_a_thread",

@@ -1,4 +1,4 @@
-"""GET /metrics of real servers, and the table of metrics in docs/operations.rst."""
+"""GET /metrics of real servers, and the table of metrics in docs/metrics.rst."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trioserve.server.metrics import METRICS
 from trioserve.testing.processors import save_tiny_processor
 from trioserve.testing.server import open_fake_pooling_server, open_fake_server
 
-PAGE = Path(__file__).parents[2] / "docs" / "operations.rst"
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.rst"
 
 # Metrics that both servers have must keep vLLM's names, on which dashboards rely. Under
 # these names another meaning would mislead a dashboard.
@@ -64,9 +64,8 @@ def read_samples(families: Iterable[Family]) -> dict[str, float]:
 
 def read_table() -> list[tuple[str, ...]]:
     """Return the rows of the page's table of metrics, without its head."""
-    section = PAGE.read_text().partition("\nMetrics\n---")[2]
-    # Two empty lines end a section. Only the table is parsed: it has no sphinx markup.
-    _, mark, text = section.partition("\n\n\n")[0].partition(".. list-table::")
+    # Only the table is parsed: it has no sphinx markup.
+    _, mark, text = PAGE.read_text().partition(".. list-table::")
     page = docutils.core.publish_doctree(mark + text)
     [table] = page.findall(docutils.nodes.table)
     rows = [

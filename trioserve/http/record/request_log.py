@@ -17,7 +17,7 @@ _CLOSE_SECONDS: Final = 2.0
 
 
 class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line; docs/operations.rst explains its fields."""
+    """A line; docs/watch.rst explains its fields."""
 
     time: datetime
     id: str

@@ -65,7 +65,7 @@ class SchedulerHoldings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerCounters:
-    """Counts since the start; see the table of metrics in docs/operations.rst."""
+    """Counts since the start; see the table of metrics in docs/metrics.rst."""
 
     num_steps: int = 0
     num_preemptions: int = 0

@@ -54,7 +54,7 @@ class PoolingStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingCounters:
-    """Counts since the start; see the table of metrics in docs/operations.rst."""
+    """Counts since the start; see the table of metrics in docs/metrics.rst."""
 
     num_steps: int
     num_inputs: int

@@ -7,7 +7,7 @@ rendering   renderers, their workers and images
 collect     all tables, and the text for Prometheus
 
 To add a metric, add a row to the table of its source, and the same row to
-docs/operations.rst. A row has the metric's name and meaning with its unit, and reads it
+docs/metrics.rst. A row has the metric's name and meaning with its unit, and reads it
 from the source: the statistics() or counters() of a room, or RequestCounts for numbers
 that the HTTP side counts itself. A new source needs its own table; METRICS lists the
 table, and collect.py reads it.
