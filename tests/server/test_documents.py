@@ -6,6 +6,7 @@ import base64
 import configparser
 import hashlib
 import html.parser
+import json
 from pathlib import Path
 import re
 from typing import Any
@@ -17,11 +18,13 @@ import trio
 from trioserve.config import HttpConfig
 from trioserve.server.openapi import openapi_document
 from trioserve.server.page import Document, load_page, render_reference
+from trioserve.server.page.libraries import load_libraries
 from trioserve.server.routes import ROUTES
 from trioserve.testing.server import open_fake_pooling_server, open_fake_server
 from trioserve.types.pooling import PoolingTask
 
 PATHS = ("/", "/docs")
+LIBRARY = "/libraries/temml.css"
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,17 +88,23 @@ def test_links_inside_lead_somewhere_and_no_id_is_there_twice(
     assert others <= {"./", "docs", "openapi.json"}
 
 
-def test_each_part_of_the_documents_is_packed_and_joined() -> None:
+def list_packed(folder: str) -> list[Path]:
+    """List the files of a folder of the package, all of which are packed."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     patterns = config["options.package_data"]["trioserve"].split()
     package = ROOT / "trioserve"
     packed = {path for pattern in patterns for path in package.glob(pattern)}
-    parts = [*(package / "server" / "page" / "browser").iterdir()]
+    found = [*(package / folder).iterdir()]
+    assert {*found} <= packed
+    return found
+
+
+def test_each_part_of_the_documents_is_packed_and_joined() -> None:
+    parts = list_packed("server/page/browser")
     assert {path.suffix for path in parts} == {".html", ".css", ".js"}
     documents = load_page().html + describe().html
     for path in parts:
-        assert path in packed, path
         text = path.read_text("utf-8")
         if path.suffix != ".html":
             assert f">\n{text}</" in documents, path
@@ -128,14 +137,48 @@ async def test_a_document_has_a_strict_policy(
     assert policy["img-src"] == "data: blob:"
     assert policy["require-trusted-types-for"] == "'script'"
     assert "unsafe" not in str(policy)
-    for kind in ("script", "style"):
-        inline = re.findall(rf"<{kind}>(.*?)</{kind}>", answer.text, re.DOTALL)
-        digests = [hashlib.sha256(text.encode()).digest() for text in inline]
-        hashes = [f"'sha256-{base64.b64encode(each).decode()}'" for each in digests]
-        assert policy[f"{kind}-src"] == (" ".join(hashes) or "'none'")
+    [*scripts] = re.findall(r"<script[^>]*>(.*?)</script>", answer.text, re.DOTALL)
+    if path == "/":
+        # The libraries, which the import map names with the same hashes.
+        [found] = re.findall(r'<script type="importmap">(.*?)</script>', answer.text)
+        loaded = json.loads(found)
+        assert {*loaded["integrity"]} == {*loaded["imports"].values()}
+        for address in loaded["imports"].values():
+            library = await client.get(f"/{address}")
+            assert library.headers["content-type"] == "text/javascript; charset=utf-8"
+            assert f"'{loaded['integrity'][address]}'" == hash_text(library.text)
+            scripts.append(library.text)
+    styles = re.findall(r"<style>(.*?)</style>", answer.text, re.DOTALL)
+    assert policy["script-src"] == " ".join(map(hash_text, scripts))
+    assert policy["style-src"] == " ".join(map(hash_text, styles))
 
 
-@pytest.mark.parametrize("path", PATHS)
+def hash_text(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def test_libraries_are_packed_with_their_licences() -> None:
+    [*paths] = list_packed("server/page/libraries")
+    assert {path.name for path in paths} == {
+        *load_libraries(),
+        "README.rst",
+        "highlight.LICENSE",
+        "temml.LICENSE",
+    }
+    about = next(path for path in paths if path.suffix == ".rst").read_text("utf-8")
+    for path in paths:
+        if path.suffix == ".js":
+            # The version of the file is the one that is written down.
+            [version] = set(
+                re.findall(
+                    r'v(11\.\d+\.\d+) |version:"(0\.\d+\.\d+)"', path.read_text("utf-8")
+                )
+            )
+            assert "".join(version) in about, path
+
+
+@pytest.mark.parametrize("path", [*PATHS, LIBRARY])
 async def test_a_browser_keeps_a_document_until_it_changes(
     client: httpx.AsyncClient, path: str
 ) -> None:
@@ -167,7 +210,7 @@ def serve(**http: Any) -> pytest.MarkDecorator:
 
 @serve(ui=False)
 async def test_an_option_turns_them_off(client: httpx.AsyncClient) -> None:
-    for path in PATHS:
+    for path in (*PATHS, LIBRARY):
         answer = await client.get(path)
         assert answer.status_code == 404
         assert "--ui" in answer.json()["error"]["message"]
@@ -182,7 +225,7 @@ async def test_an_option_turns_them_off(client: httpx.AsyncClient) -> None:
     ],
 )
 async def test_they_need_no_key(client: httpx.AsyncClient, ui: bool) -> None:
-    for path in PATHS:
+    for path in (*PATHS, LIBRARY):
         # Without them, strangers do not learn that the paths exist.
         expected = 200 if ui else 401
         assert (await client.get(path)).status_code == expected

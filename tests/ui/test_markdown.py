@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -49,7 +49,20 @@ HOSTILE = {
     "schemes": "https://" * (LINE // 8),
     "ends of an address": "https://a" + "." * LINE,
     "backslashes": "\\" * LENGTH,
+    "tildes": "~" * LINE,
+    "ends of strikes": "~~a" * (LENGTH // 3),
+    "dollars": "$" * LINE,
+    "prices": "$a " * (LENGTH // 3),
+    "pairs of dollars": "a$$ " * (LENGTH // 4),
+    "beginnings of formulas": "\\(" * (LENGTH // 2) + "\n" + "\\[a" * (LENGTH // 3),
+    "formulas without an end": "$$a\n\n" * (LENGTH // 5),
+    "images": "![" * (LENGTH // 2) + "](data:image/png;base64," + "A" * (LENGTH // 2),
+    "tasks": "- [ ] a\n" * (LENGTH // 8),
+    "bars": "a|b\n-|-\n" + "\\|" * (LENGTH // 2),
 }
+
+# A picture of one pixel.
+DOT = "R0lGODlhAQABAIAAAAAAAP///ywAAAAAAQABAAACAUwAOw=="
 
 # Parts of Markdown; a text of some of them has no meaning.
 PARTS = (
@@ -71,6 +84,17 @@ PARTS = (
     ]
     + ["*", "**", "_", "`", "```", "```py", "~~~", "[a](https://b.example)", "|", "-|-"]
     + ["\r\n", "\\*", "https://c.example/d_e."]
+    + [
+        "$",
+        "$$",
+        "\\(",
+        "\\[",
+        "\\]",
+        "~~",
+        "![",
+        "](data:image/gif;base64,AA==)",
+        "[x] ",
+    ]
 )
 
 
@@ -113,6 +137,17 @@ def render(page: Any, text: str) -> str:
         ("> a\n> - b\n>> c", "<blockquote><p>a</p><ul><li>b</li></ul>"
          "<blockquote><p>c</p></blockquote></blockquote>"),
         ("a\n---\nb\n* * *", "<p>a</p><hr><p>b</p><hr>"),
+        ("~~a *b*~~ ~c~ ~~~ d~~ e ~~f", "<p><del>a <em>b</em></del> ~c~ ~~~ d~~ e ~~f</p>"),
+        ("- [x] a\n- [ ] *b*\n- [c] d", '<ul><li class="task-item"><input type="checkbox" '
+         'disabled="" aria-label="Done"> a</li><li class="task-item"><input type="checkbox" '
+         'disabled="" aria-label="Not done"> <em>b</em></li><li>[c] d</li></ul>'),
+        ("a $x_1$ $5 $6, $5-$6 \\(y\\) \\(z $$u$$ $ v$", '<p>a <span class="formula"><code>x_1'
+         '</code></span> $5 $6, $5-$6 <span class="formula"><code>y</code></span> (z '
+         '<span class="formula"><code>u</code></span> $ v$</p>'),
+        ("a\n$$\nx\n$$\n$$y$$\n\\[z\n\\]\n$$$\n$$b$$ c", '<p>a</p><div class="formula">'
+         '<code>x</code></div><div class="formula"><code>y</code></div><div class="formula"><code>z'
+         '</code></div><p>$$$\n<span class="formula"><code>b</code></span> c</p>'),
+        ("$$\nx\n\n*a*", '<div class="formula"><code>\nx</code></div><p><em>a</em></p>'),
     ],
 )  # fmt: skip
 def test_markdown_becomes_nodes(page: Any, text: str, html: str) -> None:
@@ -132,8 +167,14 @@ def test_code_keeps_its_lines(page: Any) -> None:
 def test_a_table_has_a_head(page: Any) -> None:
     table = render(page, "Two:\n| a | *b* |\n|---|:-:|\n| 1 | 2 |\n\nend")
     assert table.startswith("<p>Two:</p>") and table.endswith("<p>end</p>")
-    assert "<thead><tr><th>a</th><th><em>b</em></th></tr></thead>" in table
-    assert "<tbody><tr><td>1</td><td>2</td></tr></tbody>" in table
+    assert '<th>a</th><th class="center"><em>b</em></th>' in table
+    assert '<tbody><tr><td>1</td><td class="center">2</td></tr></tbody>' in table
+    table = render(page, "a|b \\| `c`|d\n:-|:-:|-:\n1|2|3")
+    assert (
+        '<th>a</th><th class="center">b | <code>c</code></th><th class="right">d</th>'
+        in table
+    )
+    assert '<td>1</td><td class="center">2</td><td class="right">3</td>' in table
 
 
 def test_links_lead_out_of_the_page_alone(page: Any) -> None:
@@ -150,6 +191,82 @@ def test_links_lead_out_of_the_page_alone(page: Any) -> None:
         f'(see {link.format("https://d.example/e_f", "https://d.example/e_f")}.) '
         f'<strong>{link.format("https://g.example", "https://g.example")}</strong></p>'
     )
+
+
+def test_an_image_is_loaded_from_the_message_alone(page: Any) -> None:
+    source = f"data:image/gif;base64,{DOT}"
+    assert render(page, f"![a *b*]({source})") == (
+        f'<p><img src="{source}" alt="a *b*"></p>'
+    )
+    other = render(page, '![a](https://b.example/c.png "d") ![](/e) ![f]')
+    assert "<img" not in other
+    assert '<a href="https://b.example/c.png"' in other
+    assert ">a</a>" in other and "an image of another server, not loaded" in other
+    # Others are not shown: a page of HTML is no image.
+    assert "<img" not in render(page, f"![a](data:text/html;base64,{DOT})")
+
+
+def show(page: Any, text: str) -> None:
+    """Show a text in the page itself, where code and formulas are drawn."""
+    page.evaluate(
+        """text => {
+            document.querySelector("#drawn")?.remove();
+            const root = make("div", {id: "drawn", className: "text"});
+            byId("messages").append(root);
+            globalThis.shown = new Markdown(root);
+            shown.show(text);
+        }""",
+        text,
+    )
+
+
+def test_code_and_formulas_are_drawn_by_libraries_that_come_when_they_are_needed(
+    server: FakeServer, open_page: Callable[..., Any]
+) -> None:
+    page = open_page(server.url)
+    asked: list[str] = []
+    page.on("request", lambda each: asked.append(each.url.rsplit("/", 1)[1]))
+    show(page, "*a*\n\n```\nno language\n```\n\n$5")
+    page.evaluate("new Promise(requestAnimationFrame)")
+    assert not [each for each in asked if each.startswith(("highlight", "temml"))]
+    code = "def f(x):\n    return '<b>' # one\n"
+    show(page, f"```python\n{code}")
+    page.evaluate("new Promise(requestAnimationFrame)")
+    # It is coloured once, when it is complete.
+    assert "highlight.min.js" not in asked
+    page.evaluate(
+        "text => shown.show(text)", f"```python\n{code}```\n\n```nothing\na\n```"
+    )
+    page.wait_for_selector("#drawn .token.keyword")
+    assert page.locator("#drawn pre code").nth(0).text_content() == code.rstrip("\n")
+    assert page.locator("#drawn .token.string").inner_text() == "'<b>'"
+    assert page.locator("#drawn pre code").nth(1).locator(".token").count() == 0
+    assert "temml.min.js" not in asked
+    # The last ones are attributes of style in Temml, links, and unknown to it.
+    text = r"$x^2$ $\pmb{y}$ $\href{https://a.example}{z}$ $\no{u}$"
+    show(page, text)
+    page.wait_for_selector("#drawn math")
+    wait_for(
+        page, "document.querySelectorAll('#drawn math').length === 2 && !waiting.length"
+    )
+    assert page.locator("#drawn msup").count() == 1
+    bold = page.locator("#drawn mstyle").evaluate("each => each.style.fontWeight")
+    assert bold == "bold"
+    assert page.locator("#drawn code").all_inner_texts() == [
+        r"\href{https://a.example}{z}",
+        r"\no{u}",
+    ]
+    assert sorted(
+        each for each in asked if each.startswith(("highlight", "temml"))
+    ) == [
+        "highlight.min.js",
+        "temml.css",
+        "temml.min.js",
+    ]
+    wait_for(page, "document.adoptedStyleSheets.length === 1")
+    # Shown again, they come at once.
+    page.evaluate("text => shown.show(text + ' more')", text)
+    assert page.locator("#drawn math").count() == 2
 
 
 # Counts the characters that the browser's own functions read: of a pattern that matches from

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, cached_property
 import hashlib
 import re
@@ -15,13 +15,16 @@ from ...errors import EndpointOff
 from ...http.route import Route
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
+from .libraries import FOLDER, list_script_hashes, load_libraries
 from .parts import join_page
 
 HTML: Final = "text/html; charset=utf-8"
 
-# CSP 3, 2.3.1: the text between the tags is hashed. Both tags stand alone, without
+# CSP 3, 2.3.1: the text between the tags is hashed. The tags stand alone, without other
 # attributes, so that nothing else is found.
-_INLINE: Final = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
+_INLINE: Final = re.compile(
+    r'<(script|style)(?: type="importmap")?>(.*?)</\1>', re.DOTALL
+)
 
 _POLICY: Final = (
     "default-src 'none'",
@@ -34,6 +37,14 @@ _POLICY: Final = (
     "require-trusted-types-for 'script'",
     "trusted-types 'none'",
 )
+_SAFE_HEADERS: Final = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    # A newer server at the same address has another page.
+    "Cache-Control": "no-cache",
+}
 
 
 class Document:
@@ -41,10 +52,12 @@ class Document:
 
     Args:
       html: its scripts and styles are inline, in tags without attributes.
+      scripts: hashes of scripts that it loads later.
     """
 
-    def __init__(self, html: str) -> None:
+    def __init__(self, html: str, scripts: Sequence[str] = ()) -> None:
         self.html = html
+        self._scripts = scripts
         self.content = html.encode()
 
     @cached_property
@@ -56,12 +69,7 @@ class Document:
         """The headers besides the headers of its content."""
         return {
             "Content-Security-Policy": "; ".join(self._list_policy()),
-            "X-Content-Type-Options": "nosniff",
-            "Referrer-Policy": "no-referrer",
-            "Cross-Origin-Opener-Policy": "same-origin",
-            "Cross-Origin-Resource-Policy": "same-origin",
-            # A newer server at the same address has another page.
-            "Cache-Control": "no-cache",
+            **_SAFE_HEADERS,
             "ETag": self.etag,
         }
 
@@ -72,7 +80,10 @@ class Document:
 
     def _list_hashes(self, kind: str) -> list[str]:
         found = [text for each, text in _INLINE.findall(self.html) if each == kind]
-        return [_hash(text) for text in found] or ["'none'"]
+        hashes = [_hash(text) for text in found]
+        if kind == "script":
+            hashes += [f"'{each}'" for each in self._scripts]
+        return hashes or ["'none'"]
 
 
 def _hash(text: str) -> str:
@@ -82,7 +93,7 @@ def _hash(text: str) -> str:
 
 @cache
 def load_page() -> Document:
-    return Document(join_page())
+    return Document(join_page(), list_script_hashes())
 
 
 NO_UI: Final = {"404": "An option (--no-ui) turns it off."}
@@ -103,9 +114,31 @@ def respond_document(
     """
     if not state.config.ui:
         raise EndpointOff("--ui")
-    if request.if_none_match.contains_weak(document.etag.strip('"')):
-        return Response(b"", 304, {**document.headers})
-    return Response(document.content, 200, {**document.headers}, content_type=HTML)
+    return _respond(request, document.content, HTML, document.headers)
+
+
+def _respond(
+    request: ScopedRequest,
+    content: bytes,
+    content_type: str,
+    headers: Mapping[str, str],
+) -> Response:
+    if request.if_none_match.contains_weak(headers["ETag"].strip('"')):
+        return Response(b"", 304, {**headers})
+    return Response(content, 200, {**headers}, content_type=content_type)
+
+
+async def answer_library(state: ServerState, request: ScopedRequest) -> Response:
+    """Send a library that the page loads when a message needs it.
+
+    Raises:
+      EndpointOff
+    """
+    if not state.config.ui:
+        raise EndpointOff("--ui")
+    library = load_libraries()[request.path.rsplit("/", 1)[1]]
+    headers = {**_SAFE_HEADERS, "ETag": f'"{library.integrity}"'}
+    return _respond(request, library.content, library.content_type, headers)
 
 
 ROUTES: Final = (
@@ -115,6 +148,15 @@ ROUTES: Final = (
         handler=answer_page,
         summary="Show a page with a chat and the running requests.",
         answers={"text/html": str},
+        errors=NO_UI,
+        is_document=True,
+    ),
+    Route(
+        method="GET",
+        paths=tuple(f"/{FOLDER}/{name}" for name in load_libraries()),
+        handler=answer_library,
+        summary="Send a library that the page loads when a message needs it.",
+        answers={"text/javascript": str, "text/css": str},
         errors=NO_UI,
         is_document=True,
     ),

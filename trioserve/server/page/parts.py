@@ -6,15 +6,19 @@ from importlib.resources import files
 import re
 from typing import Final
 
+from .libraries import write_import_map
+
 # page.html and reference.html name their styles and scripts as any document does, so editors
 # and checkers of JavaScript know them. A browser gets no address, but the text itself.
 _STYLE: Final = re.compile(r'<link rel="stylesheet" href="([\w.-]+)">')
 _SCRIPT: Final = re.compile(r'<script src="([\w.-]+)"></script>')
+_IMPORT_MAP: Final = '<script type="importmap"></script>'
 
 
 def join_page() -> str:
-    """Return page.html with the text of its styles and scripts."""
-    return join_parts(_read("page.html"))
+    """Return page.html with the text of its styles and scripts, and with its import map."""
+    html = join_parts(_read("page.html"))
+    return html.replace(_IMPORT_MAP, f"{_IMPORT_MAP[:-9]}{write_import_map()}</script>")
 
 
 def join_parts(html: str) -> str:

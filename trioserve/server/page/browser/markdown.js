@@ -1,10 +1,12 @@
 "use strict";
 
-// A small part of it, as models write it. An answer is cut into blocks, and only blocks
+// A small part of Markdown, as models write it. An answer is cut into blocks, and only blocks
 // whose text has changed are built again. A model may write anything, so each character is
 // read a fixed number of times: no pattern reads again what it has read in vain.
 
 const MARK = /^(?:`{3,}|~{3,}|#{1,6}(?=\s)|>|(?:[-*+]|\d{1,9}[.)])(?=\s))/;
+// Marks of a formula that has lines of its own, and their ends.
+const FORMULAS = { "$$": "$$", "\\[": "\\]" };
 const KINDS = { "`": "code", "~": "code", "#": "heading", ">": "quote" };
 const MAX_DEPTH = 8;
 
@@ -17,6 +19,7 @@ function readLine(line) {
   if (isRule(inside)) kind = "rule";
   // Three backticks may be code inside a line.
   if (mark[0] === "`" && rest.includes("`")) kind = "text";
+  if (kind === "text" && beginsFormula(inside)) kind = "formula";
   return { kind, indent, mark, rest: kind === "text" ? inside : rest };
 }
 
@@ -24,6 +27,14 @@ function isRule(text) {
   if (!/^[-*_]/.test(text)) return false;
   const marks = text.replace(/\s+/g, "");
   return marks.length > 2 && marks === marks[0].repeat(marks.length);
+}
+
+// A formula ends where its line does, or on a later line. One that ends before is in a text.
+function beginsFormula(text) {
+  const end = FORMULAS[text.slice(0, 2)];
+  if (!end || text[2] === "$") return false;
+  const found = text.indexOf(end, 2);
+  return found < 0 || !text.slice(found + 2).trim();
 }
 
 function isBelowHead(line, head) {
@@ -35,22 +46,31 @@ function isBelowHead(line, head) {
 function splitBlocks(text, start) {
   const blocks = [];
   let open = null, fence = "", isGap = false;
+  const ends = (line, { kind, mark, rest }) => open.kind === "code"
+    ? kind === "code" && mark.startsWith(fence) && !rest : line.trimEnd().endsWith(fence);
   const begin = (kind, line, at) => blocks.push(open = { kind, lines: [line], at, last: at });
   for (let at = start, end; at <= text.length; at = end + 1) {
     end = text.indexOf("\n", at);
     if (end < 0) end = text.length;
     const line = text.slice(at, end).replace(/\r$/, "");
-    const { kind, indent, mark, rest } = readLine(line);
-    if (fence) {
+    const read = readLine(line), { kind, indent, mark } = read;
+    // No formula has an empty line, so dollars that mean none do not swallow an answer.
+    if (fence && (open.kind === "code" || kind !== "empty")) {
       open.lines.push(line);
-      if (kind === "code" && mark.startsWith(fence) && !rest) { fence = ""; open = null; }
+      if (ends(line, read)) { fence = ""; open = null; }
     } else if (kind === "empty") {
+      if (fence) { fence = ""; open = null; }
       // Items with empty lines between them are one list.
       if (open?.kind === "item") isGap = true; else open = null;
       continue;
     } else if (kind === "code") {
       begin(kind, line, at);
       fence = mark;
+    } else if (kind === "formula") {
+      begin(kind, line, at);
+      const inside = line.trim();
+      fence = FORMULAS[inside.slice(0, 2)];
+      if (inside.indexOf(fence, 2) > 0) { fence = ""; open = null; }
     } else if (kind === "heading" || kind === "rule") {
       begin(kind, line, at);
       open = null;
@@ -72,6 +92,12 @@ function splitBlocks(text, start) {
 
 const BUILDERS = {
   code: buildCode,
+  formula: (lines) => {
+    const text = lines.join("\n").trim(), end = FORMULAS[text.slice(0, 2)];
+    const isClosed = text.length > 3 && text.endsWith(end);
+    // One that is still written stays text.
+    return isClosed ? makeFormula(text.slice(2, -2), true) : make("div", { className: "formula" }, make("code", {}, text.slice(2)));
+  },
   heading: ([line]) => {
     const { mark, rest } = readLine(line);
     const bare = trimEnd(rest, "#");
@@ -100,7 +126,10 @@ function buildCode(lines) {
   const outdent = (line) => line.slice(Math.min(indent, line.length - line.trimStart().length));
   const text = lines.slice(1, isClosed ? -1 : undefined).map(outdent).join("\n");
   const bar = make("div", { className: "bar" }, ...(language ? [language] : []), makeCopy(() => text));
-  const pre = make("pre", { tabIndex: 0, "aria-label": language ? `Code in ${language}` : "Code" }, make("code", {}, text));
+  const code = make("code", {}, text);
+  // Code that is still written would be coloured anew for each token.
+  if (isClosed) colour(code, text, language);
+  const pre = make("pre", { tabIndex: 0, "aria-label": language ? `Code in ${language}` : "Code" }, code);
   return make("div", { className: "code" }, bar, pre);
 }
 
@@ -115,10 +144,19 @@ function buildList(lines) {
       open.at(-1)?.item.append(list);
       open.push({ indent, list });
     }
-    const item = open.at(-1).item = fill(make("li"), readInline(rest));
+    const item = open.at(-1).item = makeItem(rest);
     open.at(-1).list.append(item);
   }
   return open[0].list;
+}
+
+// A task has a box in front: [ ] or [x].
+function makeItem(text) {
+  const [box, mark] = /^\[([ xX])\](?=\s)/.exec(text) ?? [];
+  if (!box) return fill(make("li"), readInline(text));
+  const isDone = mark !== " ";
+  const input = make("input", { type: "checkbox", disabled: true, checked: isDone, "aria-label": isDone ? "Done" : "Not done" });
+  return fill(make("li", { className: "task-item" }, input), readInline(text.slice(box.length)));
 }
 
 function buildQuote(lines, depth) {
@@ -128,29 +166,44 @@ function buildQuote(lines, depth) {
 }
 
 function buildTable(lines) {
-  const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|");
-  const row = (line, tag) => fill(make("tr"), cells(line).map((each) => fill(make(tag), readInline(each.trim()))));
+  const sides = splitCells(lines[1]).map(findSide);
+  const cell = (text, tag, i) => fill(make(tag, sides[i] ? { className: sides[i] } : {}), readInline(text.trim()));
+  const row = (line, tag) => fill(make("tr"), splitCells(line).map((each, i) => cell(each, tag, i)));
   const head = make("thead", {}, row(lines[0], "th"));
   const body = fill(make("tbody"), lines.slice(2).map((line) => row(line, "td")));
   return make("div", { className: "scroller", tabIndex: 0, role: "region", "aria-label": "Table" }, make("table", {}, head, body));
 }
 
+// A backslash before a bar makes it a part of its cell.
+function splitCells(line) {
+  const inside = line.trim().replace(/^\||(?<!\\)\|$/g, "");
+  return inside.split(/(?<!\\)\|/).map((each) => each.replaceAll("\\|", "|"));
+}
+
+function findSide(rule) {
+  const text = rule.trim();
+  return !text.endsWith(":") ? "" : text.startsWith(":") ? "center" : "right";
+}
+
 function build({ kind, lines }, depth) { return BUILDERS[kind](lines, depth); }
 
-const TAGS = { 1: "em", 2: "strong" };
+const TAGS = { "*": "em", "_": "em", "**": "strong", "__": "strong", "~~": "del" };
 // The target of a link, with parentheses or a title in it.
 const TARGET = /\(([^()\s]{1,2000}(?:\([^()\s]{0,300}\)[^()\s]{0,300})?)(?: {1,9}"[^"]{0,300}")?\)/y;
 
+// An image that the message itself has. Nothing in it runs, and it loads nothing.
+const DATA_TARGET = /\((data:image\/(?:png|jpeg|gif|webp|avif|svg\+xml);base64,[A-Za-z0-9+/=]+)\)/y;
+
 // The text inside a block. Emphasis that has begun and not ended is a frame, and at most one
-// of each kind is open, so frames are at most five deep.
+// of each kind is open, so frames are at most six deep.
 class Inline {
   constructor(text, hasLinks) {
-    Object.assign(this, { text, hasLinks, at: 0, ticks: null, bracket: -1, target: null });
+    Object.assign(this, { text, hasLinks, at: 0, ticks: null, bracket: -1, target: null, data: null, ends: {} });
     this.frames = [{ mark: "", nodes: [] }];
   }
 
   read() {
-    const token = /\\[\\`*_]|`+|\*+|_+|\[|https?:\/\//g;
+    const token = /\\[\\`*_~$[\]()|]|`+|\*+|_+|~+|\$+|!?\[|https?:\/\//g;
     for (let found; (found = token.exec(this.text)); token.lastIndex = this.at) {
       this.add(this.text.slice(this.at, found.index));
       this.at = token.lastIndex;
@@ -162,7 +215,10 @@ class Inline {
   }
 
   take(mark, start) {
-    if (mark[0] === "\\") this.add(mark[1]);
+    if (mark === "\\(" || mark === "\\[") this.takeFormula(mark, mark === "\\(" ? "\\)" : "\\]");
+    else if (mark[0] === "\\") this.add(mark[1]);
+    else if (mark[0] === "$") this.takeDollars(mark, start);
+    else if (mark[0] === "!") this.takeImage();
     else if (mark[0] === "`") this.takeCode(mark, start);
     else if (mark === "[") this.takeLink();
     else if (mark[0] === "h") this.takeAddress(mark);
@@ -185,6 +241,41 @@ class Inline {
     this.at = end + mark.length;
   }
 
+  // Returns the place of the next `mark`, and looks for it once, however often it is asked.
+  findNext(mark) {
+    if (!(this.ends[mark] >= this.at)) {
+      const found = this.text.indexOf(mark, this.at);
+      this.ends[mark] = found < 0 ? Infinity : found;
+    }
+    return this.ends[mark];
+  }
+
+  takeFormula(mark, end) {
+    const found = this.findNext(end);
+    if (found === Infinity || !this.text.slice(this.at, found).trim()) { this.add(mark[0] === "\\" ? mark[1] : mark); return; }
+    this.add(makeFormula(this.text.slice(this.at, found), false));
+    this.at = found + end.length;
+  }
+
+  // A price is no formula: "$5 and $6" has a blank before the second dollar, "$5-$6" a digit behind.
+  takeDollars(mark, start) {
+    const found = mark.length < 3 ? this.findNext(mark) : Infinity;
+    const isFormula = found < Infinity && /\S/.test(this.text[this.at] ?? " ") && /\S/.test(this.text[found - 1])
+      && !/[\p{L}\p{N}]/u.test(this.text[start - 1] ?? " ") && !/\d/.test(this.text[found + mark.length] ?? " ");
+    if (isFormula) this.takeFormula(mark, mark); else this.add(mark);
+  }
+
+  // An image of another server would tell it who reads the answer, so it becomes a link.
+  takeImage() {
+    if (this.bracket < this.at) this.findTarget();
+    const target = this.data ?? this.target;
+    if (!this.hasLinks || !target) { this.add("!["); return; }
+    const name = this.text.slice(this.at, this.bracket);
+    if (this.data) this.add(make("img", { src: target[1], alt: name }));
+    else for (const each of makeImageLink(name, target[1])) this.add(each);
+    this.at = this.bracket + 1 + target[0].length;
+  }
+
   takeLink() {
     if (this.bracket < this.at) this.findTarget();
     if (!this.hasLinks || !this.target) { this.add("["); return; }
@@ -199,6 +290,8 @@ class Inline {
     this.bracket = found < 0 ? Infinity : found;
     TARGET.lastIndex = found + 1;
     this.target = found < 0 ? null : TARGET.exec(this.text);
+    DATA_TARGET.lastIndex = found + 1;
+    this.data = found < 0 ? null : DATA_TARGET.exec(this.text);
   }
 
   takeAddress(mark) {
@@ -215,6 +308,8 @@ class Inline {
     const before = this.text[start - 1] ?? " ", after = this.text[this.at] ?? " ";
     const isLetter = (letter) => mark[0] === "_" && /[\p{L}\p{N}]/u.test(letter);
     let left = mark.length;
+    // One or three tildes mean themselves.
+    if (mark[0] === "~" && left !== 2) { this.add(mark); return; }
     if (/\S/.test(before) && !isLetter(after)) left = this.close(mark[0], left);
     const opens = /\S/.test(after) && !isLetter(before) ? Math.min(left, 3) : 0;
     this.add(mark[0].repeat(left - opens));
@@ -242,7 +337,7 @@ class Inline {
       if (found < 0) return left;
       while (this.frames.length > found + 1) this.give();
       const { mark, nodes } = this.frames.pop();
-      this.add(fill(make(TAGS[mark.length]), nodes));
+      this.add(fill(make(TAGS[mark]), nodes));
       left -= mark.length;
     }
   }
@@ -271,6 +366,12 @@ function pairTicks(text) {
 function makeLink(label, address) {
   if (!/^(https?|mailto):/i.test(address)) return label;
   return [fill(make("a", { href: address, target: "_blank", rel: "noopener noreferrer nofollow" }), label)];
+}
+
+function makeImageLink(name, address) {
+  const why = "The image is on another server, which would learn of you if the page loaded it.";
+  const link = makeLink([name || address], address);
+  return [...link, make("span", { className: "muted", title: why }, " (an image of another server, not loaded)")];
 }
 
 class Markdown {

@@ -2,10 +2,6 @@
 
 // Asking the server, and what it says of itself.
 
-// The page is served at the root of the API, with or without a slash behind it. So all
-// addresses begin with its own path, and a proxy may put it below any other.
-const ROOT = location.pathname.replace(/\/?$/, "/");
-
 class Refused extends Error {
   constructor(status, message) { super(message); this.status = status; }
 }
