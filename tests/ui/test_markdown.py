@@ -213,8 +213,8 @@ def show(page: Any, text: str) -> None:
             document.querySelector("#drawn")?.remove();
             const root = make("div", {id: "drawn", className: "text"});
             byId("messages").append(root);
-            globalThis.shown = new Markdown(root);
-            shown.show(text);
+            globalThis.growing = new Markdown(root);
+            growing.show(text);
         }""",
         text,
     )
@@ -235,7 +235,7 @@ def test_code_and_formulas_are_drawn_by_libraries_that_come_when_they_are_needed
     # It is coloured once, when it is complete.
     assert "highlight.min.js" not in asked
     page.evaluate(
-        "text => shown.show(text)", f"```python\n{code}```\n\n```nothing\na\n```"
+        "text => growing.show(text)", f"```python\n{code}```\n\n```nothing\na\n```"
     )
     page.wait_for_selector("#drawn .token.keyword")
     assert page.locator("#drawn pre code").nth(0).text_content() == code.rstrip("\n")
@@ -265,7 +265,7 @@ def test_code_and_formulas_are_drawn_by_libraries_that_come_when_they_are_needed
     ]
     wait_for(page, "document.adoptedStyleSheets.length === 1")
     # Shown again, they come at once.
-    page.evaluate("text => shown.show(text + ' more')", text)
+    page.evaluate("text => growing.show(text + ' more')", text)
     assert page.locator("#drawn math").count() == 2
 
 
