@@ -140,6 +140,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_SkippedList(path))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Start the processes that run the tests by forks, too: torch is imported once."""
+    if session.config.pluginmanager.hasplugin("dsession"):
+        start = warm_start()
+        start.__enter__()
+        session.config.add_cleanup(lambda: start.__exit__(None, None, None))
+
+
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Run the whole suite in two processes, and a part of it in one.
 

@@ -53,6 +53,8 @@ _COMMANDS = (
     ["-P", "-m", "trioserve.startup.stage_process"],
     ["-P", "-m", "trioserve.testing.fake_engine_process"],
     ["-P", "-m", "kit.engines.engine_process"],
+    # execnet's processes, which run the tests.
+    ["-u", "-c", "import sys;exec(eval(sys.stdin.readline()))"],
 )
 
 # Modules that these commands import for a model that they recognise, in order.
@@ -66,12 +68,17 @@ _MODULES = (
     "trioserve.startup.one_process",
     "trioserve.startup.stage_process",
     "trioserve.startup.supervisor",
+    "trioserve.model.loading.load",
     "trioserve.model.loading.plain.llama",
     "trioserve.model.attention.choose",
     "trioserve.model.open",
     "trioserve.model.trial",
     "trioserve.testing.fake_engine_process",
     "trioserve.testing.supervisor_process",
+    # These take longest of what the tests themselves import.
+    "anthropic",
+    "hypothesis",
+    "openai",
 )
 
 # A fork writes its command here, where `ps` and psutil read it.
@@ -179,12 +186,15 @@ class _WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
 
 @contextmanager
 def warm_start() -> Iterator[WarmClient]:
-    """Replace subprocess.Popen.
+    """Replace subprocess.Popen. Its process may be such a fork, and has a helper then.
 
     Yields:
       the client of the helper, a child of this process. The first command starts it, unless
       `connect` or `preload` has done so.
     """
+    if issubclass(subprocess.Popen, _WarmPopen):
+        yield _WarmPopen.client
+        return
     ours, theirs = socket.socketpair()
     helpers = []
 
@@ -388,6 +398,8 @@ def _import_all(modules: Iterable[str]) -> None:
 def main() -> None:
     known = {*os.environ.get("PYTHONPATH", "").split(os.pathsep), sys.path[0]}
     path = [each for each in sys.path if each not in known]
+    # Processes that are forks find the class that they are made by.
+    sys.modules["warm_start"] = sys.modules["__main__"]
     # Before the imports: torch's launcher keeps the class that it finds.
     _replace_popen(_find_no_helper)
     _import_all(_MODULES)
