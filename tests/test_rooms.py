@@ -226,6 +226,8 @@ LIGHT = {
     "trioserve.server",
     # A server starts its engine before it imports its app.
     "trioserve.startup.one_process": "torch transformers quart flask werkzeug",
+    # Nor does the app need torch. tests/e2e/test_engine_process.py looks at a running server.
+    "trioserve.server.app": "torch",
 }
 
 
