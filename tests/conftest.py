@@ -152,16 +152,15 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Run the whole suite in two processes, and a part of it in one.
+    """Run the whole suite in three processes, and a part of it in one.
 
-    Each process imports torch first, which takes longer than the tests of most files. On two
-    cores two processes took 344 s (568 s of processor time), and three took 325 s (592 s).
-    Two leave tests with deadlines in peace.
+    On two cores the third computes while another waits for a server. Each has to collect
+    all tests, which takes longer than the tests of most files.
     A machine with a GPU runs one process, because tests measure the GPU's free memory.
     """
     folder = Path(__file__).parent
     is_whole = folder in (config.invocation_params.dir / arg for arg in config.args)
-    return 2 if is_whole and not Path("/dev/nvidiactl").exists() else 0
+    return 3 if is_whole and not Path("/dev/nvidiactl").exists() else 0
 
 
 class _Scheduling(LoadFileScheduling):

@@ -14,8 +14,8 @@ import urllib.request
 
 import numpy as np
 import openai
-import psutil
 import pytest
+from server_process import list_own
 
 import trioserve
 from trioserve.weights import resolve_weights
@@ -234,7 +234,7 @@ def test_an_interrupt_ends_the_idle_server_and_its_engine(server: Any) -> None:
     """This is the last test that uses the server."""
     status, _ = post(server, "/v1/embeddings", {"input": "a"})
     assert status == 200
-    [engine] = psutil.Process(server.process.pid).children()
+    [engine] = list_own(server.process.pid)
     with socket.create_connection(("127.0.0.1", server.port)):
         # A terminal sends Ctrl-C to both processes.
         engine.send_signal(signal.SIGINT)
