@@ -180,6 +180,24 @@ def test_wrong_fields_are_named() -> None:
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        (
+            {"tools": [{"type": "function", "name": "a", "namespace": 5}]},
+            "tools[0].namespace",
+        ),
+        ({"tools": [{"type": "namespace", "tools": []}]}, "tools[0].name"),
+        ({"tools": [{"type": "namespace", "name": "a"}]}, "tools[0].tools"),
+        (
+            {"tools": [{"type": "namespace", "name": "a", "tools": [{}]}]},
+            "tools[0].tools[0].type",
+        ),
+        (
+            {
+                "tools": [
+                    {"type": "namespace", "name": "a", "tools": [{"type": "function"}]}
+                ]
+            },
+            "tools[0].tools[0].name",
+        ),
         # Not supported.
         ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type"),

@@ -371,6 +371,31 @@ async def test_a_function_is_called_and_its_result_goes_back(
     )
 
 
+@pytest.mark.server(
+    answer=f"<tool_call>\n{CALL}\n</tool_call>".replace("weather", "sky__weather"),
+    chat_template=TOOL_TEMPLATE,
+    max_model_len=1024,
+)
+async def test_a_function_in_a_namespace_is_called_by_both_names(
+    server: FakeServer, client: Any
+) -> None:
+    namespace = {"type": "namespace", "name": "sky", "description": "", "tools": [TOOL]}
+    fields = {"input": [user("Weather?")], "tools": [namespace, TOOL]}
+    async with client.responses.stream(model="fake", **fields) as stream:
+        response = await stream.get_final_response()
+    [called] = [item.to_dict() for item in response.output]
+    assert (called["namespace"], called["name"]) == ("sky", "weather")
+    assert '"name": "sky__weather"' in read_prompt(server)
+    # Clients that keep the conversation themselves send the call as they got it.
+    result = {"type": "function_call_output", "call_id": called["call_id"]}
+    await ask(client, input=[user("Weather?"), called, result | {"output": "sunny"}])
+    first = read_prompt(server)
+    assert f"<sky__weather {ARGUMENTS}>][tool:sunny]" in first
+    result |= {"output": "sunny"}
+    await ask(client, input=[result], previous_response_id=response.id)
+    assert read_prompt(server) == first
+
+
 @pytest.mark.server(chat_template=TOOL_TEMPLATE, max_model_len=1024)
 async def test_a_response_repeats_the_choice_of_its_tools(client: Any) -> None:
     named = {"type": "function", "name": "weather"}

@@ -68,6 +68,7 @@ class OutputCall(msgspec.Struct, frozen=True, kw_only=True, tag="function_call")
 
     Args:
       call_id: the id that the result of the call repeats.
+      namespace: of the function; left out for a function outside of all.
       arguments: JSON, unless the call is incomplete.
     """
 
@@ -75,6 +76,7 @@ class OutputCall(msgspec.Struct, frozen=True, kw_only=True, tag="function_call")
     status: ItemStatus
     call_id: str
     name: str
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
     arguments: str = ""
 
 

@@ -60,6 +60,7 @@ class InputItem(msgspec.Struct, frozen=True, kw_only=True, gc=False):
       status: whether the item is complete; nothing means that it is.
       role, content: of a message. Reasoning has a content, too.
       call_id, name, arguments: of a call; `arguments` is JSON.
+      namespace: of a call, if its function stands in one.
       call_id, output: of the result of a call.
       summary: of reasoning.
       encrypted_content: reasoning that only the server that wrote it can read.
@@ -72,6 +73,7 @@ class InputItem(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     content: Content | None = None
     call_id: str | None = None
     name: Name | None = None
+    namespace: Name | None = None
     arguments: str | None = None
     output: Content | None = None
     summary: Parts | None = None
@@ -195,6 +197,8 @@ def _to_json(item: InputItem, make_id: Callable[[str], str]) -> dict[str, Any]:
             fields |= {"role": item.role, "content": content}
         case "function_call":
             fields |= {"name": item.name, "arguments": item.arguments}
+            if item.namespace is not None:
+                fields["namespace"] = item.namespace
         case "function_call_output":
             fields["output"] = item.output
             if isinstance(item.output, tuple):

@@ -20,6 +20,7 @@ from ...errors import ContextLengthExceeded, RequestError
 from ..shared.messages import ContentPart, FunctionCall, Message, ToolCall
 from ..shared.tools import flatten_tool_path
 from .items import Content, InputItem, InputPart
+from .tools import name_for_model
 
 # The source of a message that is not an item of the request.
 _NO_ITEM: Final = -1
@@ -170,9 +171,10 @@ def _read_reasoning(item: InputItem) -> str:
 
 
 def _to_call(item: InputItem) -> ToolCall:
+    name = name_for_model(item.name or "", item.namespace)
     return ToolCall(
         id=item.call_id,
-        function=FunctionCall(name=item.name or "", arguments=item.arguments),
+        function=FunctionCall(name=name, arguments=item.arguments),
     )
 
 

@@ -150,15 +150,23 @@ class OpenCall(OpenItem):
     although the answer is not.
 
     Args:
-      call_id, name: of the call.
+      call_id, name, namespace: of the call.
     """
 
     def __init__(
-        self, id: str, output_index: int, emit: Emit, *, call_id: str, name: str
+        self,
+        id: str,
+        output_index: int,
+        emit: Emit,
+        *,
+        call_id: str,
+        name: str,
+        namespace: str | msgspec.UnsetType = msgspec.UNSET,
     ) -> None:
         super().__init__(id, output_index, emit)
         self._call_id = call_id
         self._name = name
+        self._namespace = namespace
 
     def begin(self) -> None:
         self._announce(self.to_item("in_progress"))
@@ -177,6 +185,7 @@ class OpenCall(OpenItem):
             status="incomplete" if is_broken else status,
             call_id=self._call_id,
             name=self._name,
+            namespace=self._namespace,
             arguments=self._text,
         )
 

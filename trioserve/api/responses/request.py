@@ -19,7 +19,7 @@ from ..shared.requests import SampledRequest
 from ..shared.structured import JsonSchemaFormat, ResponseFormat
 from ..shared.tools import drop_nulls
 from .items import MESSAGE, InputItem, InputItems, check_items
-from .tools import FlatAllowedTools, FlatNamedTool, FlatToolChoice
+from .tools import FlatAllowedTools, FlatNamedTool, FlatToolChoice, name_for_model
 
 FORMAT: Final = "text.format"
 _FORMAT_TYPES: Final = ("text", "json_object", "json_schema")
@@ -248,5 +248,8 @@ def _check_reasoning(reasoning: ReasoningConfig | None) -> None:
 
 
 def _to_chat_tool(tool: dict[str, object]) -> dict[str, object]:
-    function = {name: value for name, value in tool.items() if name != "type"}
+    outer = ("type", "namespace")
+    function = {name: value for name, value in tool.items() if name not in outer}
+    # Invariant: decode_flat_tools has checked the names.
+    function["name"] = name_for_model(str(tool["name"]), tool.get("namespace"))
     return {"type": "function", "function": drop_nulls(function)}

@@ -36,6 +36,7 @@ from .output_items import (
     OpenMessage,
     OpenReasoning,
 )
+from .tools import list_namespaced
 
 ItemT = TypeVar("ItemT", bound=OpenItem)
 
@@ -68,6 +69,7 @@ class ResponseWriter:
         self._items: list[OutputItem] = []
         self._open: OpenItem | None = None
         self._num_calls = 0
+        self._namespaced = list_namespaced(response.tools)
         self._cut: IncompleteDetails | None = None
         # Of tokens whose text has not come yet. They may still turn out to be reasoning or
         # a call, which have none.
@@ -187,7 +189,10 @@ class ResponseWriter:
         # Invariant: calls come in order, and no piece of a call comes after a later call.
         if piece.index == self._num_calls:
             self._num_calls += 1
-            self._begin(OpenCall, "function_call", call_id=piece.id, name=piece.name)
+            fields = {"call_id": piece.id, "name": piece.name}
+            if piece.name in self._namespaced:
+                fields["name"], fields["namespace"] = self._namespaced[piece.name]
+            self._begin(OpenCall, "function_call", **fields)
         assert isinstance(self._open, OpenCall), "a piece belongs to the last call"
         if piece.arguments:
             self._open.add(piece.arguments)
