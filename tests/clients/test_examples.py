@@ -147,3 +147,11 @@ async def test_models_that_pool_answer_as_the_page_shows(
             for example in examples:
                 answer = await client.post(example.path, json=example.body)
                 check_answer(example, answer)
+
+
+def test_the_page_shows_probabilities_of_labels() -> None:
+    """The fake device of the other tests gives plain numbers."""
+    [example] = (each for each in EXAMPLES if each.path == "/classify")
+    for row in json.loads(example.answer)["data"]:
+        assert sum(row["probs"]) == pytest.approx(1)
+        assert row["label"] == ("sad", "glad")[row["probs"].index(max(row["probs"]))]
