@@ -18,6 +18,7 @@ import trio
 from trioserve.config import HttpConfig
 from trioserve.errors import InvalidConfig, Unauthorized
 from trioserve.http.keys.keys import Key, KeyRing
+from trioserve.server.page.libraries import load_libraries
 from trioserve.server.routes import ROUTES
 from trioserve.testing.server import FakeServer, open_fake_server
 
@@ -26,6 +27,7 @@ CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
 OPEN = {
     *("/health", "/livez", "/readyz", "/progressz", "/metrics", "/version"),
     *("/", "/docs", "/ping"),
+    *(f"/libraries/{name}" for name in load_libraries()),
 }
 
 PATHS = [(route.method, path) for route in ROUTES for path in route.documented_paths]
