@@ -66,6 +66,7 @@ def fill_page(page: Any) -> None:
             showHint("A hint.");
             showUndo("The message is deleted.", () => {});
             document.querySelector(".message.user [data-act=edit]").click();
+            noteStorage("Nothing is kept.");
             document.querySelector(".reasoning").open = true;
             const task = {name: "trioserve.a.task", awaits: ["a.b:1", "trioserve.c.d:2"],
                 tasks: [], num_tasks_left_out: 3};
@@ -93,6 +94,7 @@ def opened(server: FakeServer, browser: Any, usual: Any) -> Iterator[tuple[Any, 
 @pytest.fixture
 def pages(opened: tuple[Any, Any]) -> Iterator[tuple[Any, Any]]:
     """The page with everything that it can show, and the description of the API."""
+    opened[0].evaluate("() => list.open || openList()")
     yield opened
     for page in opened:
         page.set_viewport_size(WIDE)
@@ -106,6 +108,11 @@ def test_each_text_can_be_read(pages: tuple[Any, Any], scheme: str) -> None:
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (ground == "rgb(255, 255, 255)") == (scheme == "light")
     page, _ = pages
+    page.evaluate("noteList('A note.', () => {})")
+    assert page.evaluate(FIND_LOW_CONTRAST) == []
+    page.click("#forget-all")
+    assert page.evaluate(FIND_LOW_CONTRAST) == []
+    page.keyboard.press("Escape")
     page.evaluate("noteKeyNeeded(true)")
     assert page.evaluate(FIND_LOW_CONTRAST) == []
     page.keyboard.press("Escape")
@@ -115,6 +122,9 @@ def test_nothing_is_wider_than_a_narrow_screen(pages: tuple[Any, Any]) -> None:
     page, description = pages
     for each in pages:
         each.set_viewport_size(NARROW)
+    page.wait_for_selector("#list:modal")
+    assert page.locator("#list").evaluate("node => node.scrollWidth <= 320")
+    page.keyboard.press("Escape")
     for view in ("chat", "live"):
         page.click(f"#to-{view}")
         page.wait_for_selector(f"#to-{view}[aria-current=page]")
@@ -161,6 +171,29 @@ def test_everything_is_reached_by_the_keyboard(
         while focused(page) != name:
             page.keyboard.press("Tab")
             assert focused(page) != "prompt"
+    # The list and its conversations, from button to button.
+    page.evaluate("() => saving")
+    page.focus("#to-list")
+    page.keyboard.press("Enter")
+    assert focused(page) == "search"
+    page.wait_for_selector("#conversations a")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.ariaCurrent") == "true"
+    for key, expected in [("Tab", "more"), ("Space", "more"), ("Tab", "rename")]:
+        page.keyboard.press(key)
+        assert page.evaluate("document.activeElement.dataset.act") == expected
+    page.keyboard.press("Escape")
+    assert focused(page) == "to-list" and page.is_hidden("#list")
+    # A way around all buttons of the messages, and the buttons of one.
+    page.keyboard.press("Shift+Tab")
+    assert focused(page) == "to-prompt" and page.is_visible("#to-prompt")
+    page.keyboard.press("Enter")
+    assert focused(page) == "prompt"
+    page.focus(".message.user [data-act=edit]")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.ariaLabel") == "Edit the question"
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.dataset.act") == "edit"
     page.focus("#to-live")
     page.keyboard.press("Enter")
     page.wait_for_selector("#live", state="visible")
@@ -183,6 +216,7 @@ def test_a_screen_reader_finds_landmarks_names_and_states(
     expect(page.locator("body")).to_match_aria_snapshot(
         """
         - banner:
+          - button "Conversations"
           - heading "trioserve" [level=1]
           - paragraph: fake
           - navigation "Views":
@@ -193,6 +227,8 @@ def test_a_screen_reader_finds_landmarks_names_and_states(
               - article:
                 - heading "You" [level=3]
                 - text: Hello
+                - button "Edit"
+                - button "Delete"
               - article:
                 - heading "fake" [level=3]
                 - paragraph

@@ -83,7 +83,7 @@ def test_an_answer_is_streamed_and_can_be_asked_for_again(
     assert [each["role"] for each in messages] == ["user", "assistant", "user"]
     # A new one forgets them, and the answer that is coming.
     page.wait_for_selector(".message.assistant:last-child .text:not(:empty)")
-    page.click("text=New chat")
+    page.click("#new")
     page.wait_for_selector('#log[aria-busy="false"]')
     assert page.locator(".message").count() == 0
     assert page.is_visible("#welcome")
@@ -160,7 +160,7 @@ def test_an_answer_that_is_stopped_is_cancelled_in_the_server(
         wait_until(lambda: server.engine.statistics().num_streams == 0)
         assert page.inner_text(".message.assistant:last-child .text")
         assert page.is_visible("#send") and not page.is_visible("#stop")
-        page.click("text=New chat")
+        page.click("#new")
 
 
 def test_an_event_is_the_same_however_its_bytes_are_cut(
@@ -323,6 +323,7 @@ def test_images_are_sent_where_the_model_sees(
     page.wait_for_selector("#attached img")
     send(page, "And this?")
     wait_for(page, "document.querySelectorAll('.refused').length === 2")
+    page.evaluate("() => saving")
     assert "no room for the images" in str(page.text_content(".storage-note"))
     page.reload()
     wait_for(page, "document.querySelectorAll('.refused').length === 2")

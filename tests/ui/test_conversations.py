@@ -154,7 +154,7 @@ def test_conversations_survive(server: FakeServer, open_page: OpenPage) -> None:
     page = open_page(server.url, **OWN)
     ask(page, "The first question\nof two lines")
     texts = list_texts(page)
-    page.click("text=New chat")
+    page.click("#new")
     ask(page, "About foxes")
     # Back leads to the new chat and to the conversation before it.
     page.go_back()
@@ -236,7 +236,7 @@ def test_conversations_are_files_and_can_be_forgotten(
         ask(page, text)
         act(page, ".message.last", "Regenerate")
         wait_for_answer(page)
-        page.click("text=New chat")
+        page.click("#new")
     page.click("#to-list")
     with page.expect_download() as download:
         page.click("#export-all")
@@ -287,10 +287,10 @@ def test_without_a_database_the_page_says_that_nothing_is_kept(
         })""")
     page.reload()
     wait_for(page, "server.model")
-    page.get_by_text("This browser keeps nothing here").first.wait_for()
+    page.wait_for_selector("#welcome >> text=This browser keeps nothing here")
     assert page.is_hidden("#keeps")
     ask(page, "One")
-    page.click("text=New chat")
+    page.click("#new")
     ask(page, "Two")
     # In the tab, there is still a list.
     page.click("#to-list")

@@ -54,8 +54,8 @@ async function goOn(conversation, message) {
 
 async function write(run, options) {
   const { conversation } = run;
-  alive.set(conversation.id, conversation);
   conversation.run = run;
+  noteAlive(conversation);
   run.begin();
   try {
     const response = await openAnswer(run, options);
@@ -123,8 +123,8 @@ class Answer {
     const { conversation, message } = this;
     this.show();
     conversation.run = null;
-    alive.delete(conversation.id);
     if (note) conversation.isHeld = conversation.queue.length > 0;
+    noteAlive(conversation);
     if (message.text || message.reasoning || !note) {
       message.note = [note, this.explainEnd(), isWrong ? "" : this.countTokens()].filter(Boolean).join(" ");
       message.isWrong = isWrong;
@@ -158,5 +158,5 @@ function stopAnswer() { shown.run?.controller.abort(); }
 
 byId("stop").addEventListener("click", stopAnswer);
 addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !document.querySelector("dialog[open]")) stopAnswer();
+  if (event.key === "Escape" && !document.querySelector("dialog:modal")) stopAnswer();
 });

@@ -3,9 +3,15 @@
 // The conversation that is shown, and what is done with its messages.
 
 let shown = new Conversation();
-// Conversations with an answer that is being written; they go on when another one is shown.
+// Conversations with an answer that is being written, or with questions that wait. They go on
+// when another one is shown.
 const alive = new Map();
 const log = byId("log");
+
+function noteAlive(conversation) {
+  if (conversation.run || conversation.queue.length) alive.set(conversation.id, conversation);
+  else alive.delete(conversation.id);
+}
 
 function findView(conversation, message) {
   const { views } = conversation;
@@ -26,9 +32,12 @@ function showPath() {
   views.forEach((each, i) => each.update(path[i].siblings, i === path.length - 1));
   byId("welcome").hidden = path.length > 0;
   byId("new").hidden = !path.length;
+  showTitle();
   showRunning();
   noteScroll();
 }
+
+function showTitle() { document.title = [shown.title || server.model?.id, "trioserve"].filter(Boolean).join(" · "); }
 
 function show(conversation) {
   shown = conversation;
@@ -60,6 +69,8 @@ async function openFromAddress() {
   // Another one may have been asked for in the meantime.
   if (location.hash.startsWith("#live") || findAddress(id) !== (location.hash || "#chat")) return;
   show(found || new Conversation());
+  // Other tabs may have written to one that was alive.
+  if (alive.has(id)) noteOtherTab(id);
   setAddress(found ? id : "", false);
 }
 
@@ -110,6 +121,7 @@ async function noteOtherTab(id) {
 function leave(conversation) {
   conversation.queue = [];
   conversation.isGone = true;
+  noteAlive(conversation);
   conversation.run?.controller.abort();
   if (conversation !== shown) return;
   show(new Conversation());

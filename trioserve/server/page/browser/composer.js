@@ -34,6 +34,7 @@ function sendNext(conversation) {
 
 function showQueue() {
   const { queue, isHeld, run } = shown;
+  noteAlive(shown);
   byId("queue").hidden = !queue.length;
   setText(byId("queue-title"), isHeld && !run ? "Queued. Send asks it." : "Queued until the answer ends");
   byId("queued").replaceChildren(...queue.map((each) => {
@@ -84,6 +85,7 @@ function recallQuestion(step) {
   return true;
 }
 
+byId("to-prompt").addEventListener("click", () => byId("prompt").focus());
 byId("composer").addEventListener("submit", (event) => { event.preventDefault(); submit(); });
 byId("prompt").addEventListener("input", () => { fitHeight(byId("prompt")); showRunning(); });
 byId("prompt").addEventListener("keydown", (event) => {

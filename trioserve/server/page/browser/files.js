@@ -4,7 +4,7 @@
 
 const FORMAT = "trioserve-conversations";
 
-function save(name, type, text) {
+function download(name, type, text) {
   const url = URL.createObjectURL(new Blob([text], { type }));
   make("a", { href: url, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 60000);
@@ -16,7 +16,7 @@ async function exportJson(ids) {
   const conversations = [];
   for (const id of ids) conversations.push(await useStore((store) => store.load(id)));
   const name = ids.length === 1 ? nameFile(conversations[0].title, "json") : `conversations-${new Date().toISOString().slice(0, 10)}.json`;
-  save(name, "application/json", JSON.stringify({ format: FORMAT, version: 1, conversations: conversations.filter(Boolean) }, null, 1));
+  download(name, "application/json", JSON.stringify({ format: FORMAT, version: 1, conversations: conversations.filter(Boolean) }, null, 1));
 }
 
 async function exportMarkdown(id) {
@@ -25,7 +25,7 @@ async function exportMarkdown(id) {
   const parts = conversation.listPath().map(({ message: { role, model, text, images = [] } }) => [
     `## ${role === "user" ? "You" : model || "Answer"}`, ...images.map(({ name, url }) => `![${name.replace(/[[\]\n]/g, " ")}](${url})`), text,
   ].join("\n\n"));
-  save(nameFile(conversation.title, "md"), "text/markdown", `${[`# ${conversation.title}`, ...parts].join("\n\n")}\n`);
+  download(nameFile(conversation.title, "md"), "text/markdown", `${[`# ${conversation.title}`, ...parts].join("\n\n")}\n`);
 }
 
 byId("export-all").addEventListener("click", async () => {

@@ -6,13 +6,30 @@ const list = byId("list");
 const written = new Intl.DateTimeFormat("en", { dateStyle: "medium", timeStyle: "short", hourCycle: "h23" });
 let listState = "", openMenu = "";
 
+// Where there is room, it stays open beside the chat, also after F5.
+const hasRoom = matchMedia("(min-width: 60rem)");
+const OPEN = "trioserve-list";
+
 function openList() {
-  list.showModal();
+  if (hasRoom.matches) list.show(); else list.showModal();
+  byId("to-list").ariaExpanded = "true";
+  if (hasRoom.matches) sessionStorage.setItem(OPEN, "open");
   listState = "";
   noteList("");
-  refreshList();
-  byId("search").focus();
+  return refreshList();
 }
+
+function closeList() {
+  list.close();
+  sessionStorage.removeItem(OPEN);
+}
+
+function closeDrawer() { if (list.matches(":modal")) list.close(); }
+
+list.addEventListener("close", () => { byId("to-list").ariaExpanded = "false"; });
+hasRoom.addEventListener("change", () => {
+  if (list.open) { list.close(); openList(); }
+});
 
 async function refreshList() {
   // A name that is being written is not taken away.
@@ -20,7 +37,7 @@ async function refreshList() {
   const words = byId("search").value.trim();
   const heads = await useStore((store) => store.list(words)).catch(() => []);
   if (words !== byId("search").value.trim() || list.querySelector(".rename")) return;
-  const state = JSON.stringify([heads.map(({ id, title, changed, place }) => [id, title, changed, place, alive.has(id)]), shown.id, words]);
+  const state = JSON.stringify([heads.map(({ id, title, changed, place }) => [id, title, changed, place, Boolean(alive.get(id)?.run)]), shown.id, words]);
   if (state === listState) return;
   listState = state;
   const { act } = document.activeElement.dataset, { id } = document.activeElement.closest("#conversations li")?.dataset ?? {};
@@ -35,10 +52,14 @@ function findEntry(id) { return byId("conversations").querySelector(`[data-id="$
 
 function makeEntry({ id, title, changed, place }, words) {
   const link = make("a", { href: findAddress(id) }, make("span", { className: "title" }, title),
-    make("span", { className: "when number" }, alive.has(id) ? "an answer is being written" : written.format(changed)));
+    make("span", { className: "when number" }, alive.get(id)?.run ? "an answer is being written" : written.format(changed)));
   link.dataset.act = "open";
   if (id === shown.id) link.ariaCurrent = "true";
-  link.addEventListener("click", () => list.close());
+  link.addEventListener("click", () => {
+    closeDrawer();
+    // On a phone, the field would bring up the keyboard.
+    if (matchMedia("(hover: hover)").matches) byId("prompt").focus();
+  });
   const summary = make("summary", { "aria-label": `More for ${title}` }, "⋯");
   summary.dataset.act = "more";
   const menu = make("details", { className: "menu", open: openMenu === id }, summary, make("div", { className: "actions" },
@@ -69,7 +90,7 @@ function rename(id, title) {
     event.preventDefault();
     const name = field.value.trim();
     if (name) await useStore((store) => store.rename(id, name)).catch(() => {});
-    if (name && shown.id === id) shown.title = name;
+    if (name && shown.id === id) { shown.title = name; showTitle(); }
     tellTabs(id);
     end();
   });
@@ -107,11 +128,15 @@ function noteList(text, undo = null) {
 
 let searchTimer = 0;
 byId("search").addEventListener("input", () => { clearTimeout(searchTimer); searchTimer = setTimeout(refreshList, 150); });
-byId("to-list").addEventListener("click", openList);
-byId("list-new").addEventListener("click", () => { list.close(); beginNew(); });
-byId("list-close").addEventListener("click", () => list.close());
+byId("to-list").addEventListener("click", () => {
+  if (list.open) { closeList(); return; }
+  openList();
+  byId("search").focus();
+});
+byId("list-new").addEventListener("click", () => { closeDrawer(); beginNew(); });
+byId("list-close").addEventListener("click", closeList);
 // A click beside it closes it.
-list.addEventListener("click", (event) => { if (event.target === list) list.close(); });
+list.addEventListener("click", (event) => { if (event.target === list) closeDrawer(); });
 
 // ---- Forget all -----------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ class MessageView {
   constructor(conversation, message) {
     Object.assign(this, { conversation, message, state: "" });
     const isQuestion = message.role === "user";
-    this.branches = make("div", { className: "branches" });
+    this.branches = make("div", { className: "branches", "aria-live": "off" });
     this.mark = make("span", { className: "mark", hidden: true }, "not answered");
     this.place = make("div", { className: "text" });
     this.below = make("div");
@@ -53,7 +53,7 @@ class MessageView {
     this.node.classList.toggle("last", isLast);
     this.mark.hidden = !failure;
     this.branches.replaceChildren(...siblings.length > 1 && !run ? this.makeBranches(siblings, place) : []);
-    this.below.replaceChildren(...isBusy ? [] : [...this.makeNotes(), make("div", { className: "actions" }, ...this.makeActions(isLast))]);
+    this.below.replaceChildren(...isBusy ? [] : [...this.makeNotes(), make("div", { className: "actions", "aria-live": "off" }, ...this.makeActions(isLast))]);
     if (focused) this.focus(focused);
   }
 

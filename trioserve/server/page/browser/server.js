@@ -91,7 +91,7 @@ document.addEventListener("visibilitychange", checkServer);
 function showModel(model) {
   server.model = model;
   setText(byId("model"), model.id);
-  document.title = `${model.id} · trioserve`;
+  showTitle();
   const { input_modalities: reads, output_modalities: writes } = model.architecture;
   const chats = writes.includes("text");
   byId("attach").hidden = !reads.includes("image");

@@ -6,4 +6,5 @@ showKeyButton();
 showView();
 connect();
 openFromAddress();
+if (hasRoom.matches && sessionStorage.getItem(OPEN)) openList();
 byId("prompt").focus();
