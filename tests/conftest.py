@@ -269,6 +269,25 @@ def _share_parts(patch: pytest.MonkeyPatch) -> None:
         return (read_once if is_shared else read)(*args, **options)
 
     patch.setattr(renderers, "load_text_parts", load)
+
+
+def _watch_few_loggers(patch: pytest.MonkeyPatch) -> None:
+    """Let pytest look for records at the root and at transformers alone.
+
+    It would walk over all loggers, and a hundred of torch do not propagate. It does so six
+    times in each test, for 2 ms.
+    """
+
+    def enter(self: Any) -> Any:
+        if self.level is not None:
+            return original(self)
+        self.attached_loggers += [logging.root, logging.getLogger("transformers")]
+        for logger in self.attached_loggers:
+            logger.addHandler(self.handler)
+        return self.handler
+
+    original = _pytest.logging.catching_logs.__enter__
+    patch.setattr(_pytest.logging.catching_logs, "__enter__", enter)
     patch.setattr(guard, "version", functools.cache(guard.version))
     patch.setattr(guard, "signature", functools.cache(guard.signature))
 
@@ -352,22 +371,3 @@ def frozen_heap() -> None:
     """Hide other tests' objects from the collector, as a ready server does."""
     gc.collect()
     gc.freeze()
-
-
-def _watch_few_loggers(patch: pytest.MonkeyPatch) -> None:
-    """Let pytest look for records at the root and at transformers alone.
-
-    It would walk over all loggers, and a hundred of torch do not propagate. It does so six
-    times in each test, for 2 ms.
-    """
-
-    def enter(self: Any) -> Any:
-        if self.level is not None:
-            return original(self)
-        self.attached_loggers += [logging.root, logging.getLogger("transformers")]
-        for logger in self.attached_loggers:
-            logger.addHandler(self.handler)
-        return self.handler
-
-    original = _pytest.logging.catching_logs.__enter__
-    patch.setattr(_pytest.logging.catching_logs, "__enter__", enter)
