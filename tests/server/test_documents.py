@@ -112,6 +112,10 @@ def test_each_part_of_the_documents_is_packed_and_joined() -> None:
             assert "</s" not in text, path
 
 
+def test_the_page_is_small() -> None:
+    assert len(load_page().content) < 150_000
+
+
 def test_a_document_makes_no_html_of_text(document: Document) -> None:
     for name in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write"):
         assert name not in document.html

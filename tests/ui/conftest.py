@@ -68,6 +68,13 @@ def wait_for(page: Any, expression: str) -> None:
     wait_until(lambda: bool(page.evaluate(f"Boolean({expression})")))
 
 
+def open_panel(page: Any) -> None:
+    """Unfold the live view beside the chat."""
+    if page.is_hidden("#live"):
+        page.click("#show-panel")
+    page.wait_for_selector("#live", state="visible")
+
+
 def wait_for_look(page: Any) -> None:
     """Wait until the page has asked for everything once more."""
     page.evaluate("meter.seen = meter.at")
@@ -111,6 +118,8 @@ def watch_pages(browser: Any, usual: Any) -> Iterator[Callable[..., Any]]:
             context.set_default_timeout(1000 * SECONDS)
             page = context.new_page()
             opened.callback(page.close)
+            # Pages of one server share it, and each test begins without it.
+            opened.callback(lambda: page.evaluate("localStorage.clear()"))
             page.failed_loads = []
 
             def note(message: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from trioserve.testing.server import FakeServer
 
-from .conftest import SECONDS, wait_for, watch_pages
+from .conftest import SECONDS, open_panel, wait_for, watch_pages
 from .test_chat import ANSWERED, send
 
 OpenPage = Callable[..., Any]
@@ -155,7 +155,10 @@ def test_everything_is_reached_by_the_keyboard(
             page.keyboard.type("3")
         page.keyboard.press("Tab")
         seen.append(focused(page))
-    assert seen[-5:] == ["top_p", "max_tokens", "seed", "prompt", "send"]
+    assert seen[-8:] == [
+        *("frequency_penalty", "max_tokens", "seed", "stop_texts", "schema"),
+        *("reset", "prompt", "send"),
+    ]
     # The place of the focus can be seen.
     assert (
         page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
@@ -209,6 +212,7 @@ def test_a_screen_reader_finds_landmarks_names_and_states(
     page = open_page(server.url)
     send(page, "Hello", max_tokens=3)
     page.wait_for_selector(ANSWERED)
+    open_panel(page)
     wait_for(page, "meter.metrics")
     # The browser is there, so Playwright is.
     from playwright.sync_api import expect
@@ -220,6 +224,7 @@ def test_a_screen_reader_finds_landmarks_names_and_states(
           - heading "trioserve" [level=1]
           - paragraph: fake
           - navigation "Views":
+            - button "Live view" [expanded]
             - link "API"
         - main:
           - region "Chat":
@@ -237,15 +242,18 @@ def test_a_screen_reader_finds_landmarks_names_and_states(
             - group:
               - text: /Settings/
               - textbox "System prompt"
-              - spinbutton "Temperature"
-              - spinbutton "Top p"
-              - spinbutton "Max tokens"
-              - spinbutton "Seed"
+              - textbox "Temperature"
+              - paragraph: /likeliest token/
+              - textbox "Top p"
+              - textbox "Max tokens"
+              - textbox "Seed"
+              - textbox "JSON schema"
             - button "New chat"
             - textbox "Message"
             - button "Send"
           - region "Live view":
             - heading "Live view" [level=2]
+            - group: What the words here mean
             - figure /Tokens per second/:
               - img /Tokens per second in the last minute/
             - heading "Requests" [level=3]

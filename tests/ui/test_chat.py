@@ -17,7 +17,14 @@ from trioserve.testing.server import (
 )
 from trioserve.types.repetition import RepetitionDetection
 
-from .conftest import FAILED_LOAD, run_server, wait_for, wait_for_look, wait_until
+from .conftest import (
+    FAILED_LOAD,
+    open_panel,
+    run_server,
+    wait_for,
+    wait_for_look,
+    wait_until,
+)
 
 OpenPage = Callable[..., Any]
 
@@ -222,6 +229,7 @@ def test_a_tab_tells_proxies_that_it_is_one_session(
         page.on("request", lambda each: seen.add(each.headers.get("x-session-id")))
         send(page, "Hello", max_tokens=3)
         page.wait_for_selector(ANSWERED)
+        open_panel(page)
         wait_for_look(page)
         return seen
 
@@ -247,10 +255,11 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(
         page.fill("#key", "sk-one")
         page.keyboard.press("Enter")
         wait_for(page, "server.model")
-        wait_for(page, "meter.metrics")
         assert page.is_hidden("#banner")
         stored = page.evaluate("[{...sessionStorage}, {...localStorage}]")
         assert stored == [{"trioserve-key": "sk-one"}, {}]
+        open_panel(page)
+        wait_for(page, "meter.metrics")
         assert all(FAILED_LOAD in each and "401" in each for each in page.failed_loads)
         num_failed = len(page.failed_loads)
         send(page, "Hello", max_tokens=3)

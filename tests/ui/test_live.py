@@ -12,7 +12,7 @@ import httpx2 as httpx
 
 from trioserve.testing.server import FakeServer, open_fake_server
 
-from .conftest import SECONDS, run_server, wait_for, wait_for_look
+from .conftest import SECONDS, open_panel, run_server, wait_for, wait_for_look
 
 OpenPage = Callable[..., Any]
 
@@ -38,6 +38,7 @@ def test_a_running_request_is_shown_as_a_tree_and_cancelled(
     with run_server(slow) as server, open_chat(server.url, "other") as lines:
         assert next(lines)
         page = open_page(server.url)
+        open_panel(page)
         row = page.locator(".request")
         row.locator(
             ".tree .task", has_text="ScopedConnection.handle_request"
@@ -69,6 +70,7 @@ def test_the_charts_follow_the_metrics(server: FakeServer, open_page: OpenPage) 
     with open_chat(server.url, "busy") as lines:
         next(lines)
         page = open_page(server.url)
+        open_panel(page)
         wait_for(page, "charts[0].lines[0].some(each => each > 0)")
         wait_for(page, "charts[1].lines[0].some(each => each > 0)")
     charts = page.locator(".chart")
@@ -127,6 +129,7 @@ def wait_until_idle(page: Any) -> None:
 
 def test_slow_answers_do_not_pile_up(server: FakeServer, open_page: OpenPage) -> None:
     page = open_page(server.url)
+    open_panel(page)
     wait_for(page, "meter.metrics")
     held: list[Any] = []
     came = threading.Event()
@@ -150,6 +153,7 @@ def test_it_goes_on_when_the_server_is_back(
     server: FakeServer, open_page: OpenPage
 ) -> None:
     page = open_page(server.url)
+    open_panel(page)
     wait_for(page, "meter.metrics")
     page.context.set_offline(True)
     page.wait_for_selector("text=The server has not answered since")
@@ -165,6 +169,7 @@ def test_refused_metrics_are_told_in_a_sentence(
     error = {"error": {"message": "No."}}
     page.route("**/metrics", lambda route: route.fulfill(status=403, json=error))
     page.reload()
+    open_panel(page)
     page.wait_for_selector("text=The metrics cannot be read: No.")
     # The page is silent about unknown facts.
     assert page.is_hidden(".chart") and page.is_hidden("#loop")
@@ -175,6 +180,7 @@ def test_refused_metrics_are_told_in_a_sentence(
 
 def test_stalls_are_listed_by_task(server: FakeServer, open_page: OpenPage) -> None:
     page = open_page(server.url)
+    open_panel(page)
     # At once, because the page shows the server's own list every second.
     rows, is_visible = page.evaluate(r"""() => {
             const label = 'task="a.\\"b\\\\"';

@@ -63,7 +63,10 @@ async function write(run, options) {
     run.finish(run.isWhole ? "" : "The answer was cut off.", !run.isWhole);
   } catch (error) {
     if (error.name === "AbortError") run.finish("Stopped.");
-    else if (error instanceof Refused) run.finish(error.status < 500 ? `Refused: ${error.message}` : `The server failed: ${error.message}`, true);
+    else if (error instanceof Refused) {
+      run.finish(error.status < 500 ? `Refused: ${error.message}` : `The server failed: ${error.message}`, true);
+      if (conversation === shown) noteRefusedSetting(error);
+    }
     else { noteDown(); run.finish("The connection was lost.", true); }
   }
 }

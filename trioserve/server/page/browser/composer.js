@@ -22,7 +22,8 @@ function submit() {
 function explainWait() {
   if (server.needsKey) return "The server needs a key before it answers. Your text stays here.";
   if (server.isDown) return "The server does not answer now. Your text stays here.";
-  return server.model ? "" : "The page is not connected yet. Your text stays here.";
+  if (!server.model) return "The page is not connected yet. Your text stays here.";
+  return explainSettings();
 }
 
 function sendNext(conversation) {
@@ -85,6 +86,9 @@ function recallQuestion(step) {
   return true;
 }
 
+// The keyboard of a touch screen has no Shift+Enter, so its Enter is a line break.
+const isTouch = matchMedia("(hover: none) and (pointer: coarse)");
+
 byId("to-prompt").addEventListener("click", () => byId("prompt").focus());
 byId("composer").addEventListener("submit", (event) => { event.preventDefault(); submit(); });
 byId("prompt").addEventListener("input", () => { fitHeight(byId("prompt")); showRunning(); });
@@ -92,7 +96,7 @@ byId("prompt").addEventListener("keydown", (event) => {
   if (event.isComposing || event.shiftKey || event.altKey || event.ctrlKey || event.metaKey) return;
   if (event.key === "ArrowUp" || event.key === "ArrowDown") {
     if (recallQuestion(event.key === "ArrowUp" ? 1 : -1)) event.preventDefault();
-  } else if (event.key === "Enter") {
+  } else if (event.key === "Enter" && !isTouch.matches) {
     event.preventDefault();
     byId("composer").requestSubmit();
   }

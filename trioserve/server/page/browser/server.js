@@ -3,7 +3,8 @@
 // Asking the server, and what it says of itself.
 
 class Refused extends Error {
-  constructor(status, message) { super(message); this.status = status; }
+  // `param` is the field of the request that was refused, if the server names one.
+  constructor(status, message, param = null) { super(message); Object.assign(this, { status, param }); }
 }
 
 // `downSince` is the time from which it did not answer, `heardAt` that of its last answer.
@@ -27,14 +28,17 @@ async function ask(path, { body, headers, ...options } = {}) {
   }
   server.heardAt = Date.now();
   if (answer.status === 401) noteKeyNeeded(Boolean(key));
-  if (!answer.ok) throw new Refused(answer.status, await readMessage(answer));
+  if (!answer.ok) throw await readRefusal(answer);
   return answer;
 }
 
-async function readMessage(answer) {
+async function readRefusal(answer) {
   const text = await answer.text().catch(() => "");
-  try { return JSON.parse(text).error.message; } catch { /* Not of this server. */ }
-  return `The server answered ${answer.status}.`;
+  try {
+    const { message, param } = JSON.parse(text).error;
+    return new Refused(answer.status, message, param);
+  } catch { /* Not of this server. */ }
+  return new Refused(answer.status, `The server answered ${answer.status}.`);
 }
 
 function showBanner(text, offersKey = false) {

@@ -3,8 +3,10 @@
 // The start, behind all other scripts.
 
 showKeyButton();
-showView();
+loadPanel();
+fitScreen();
 connect();
 openFromAddress();
 if (hasRoom.matches && sessionStorage.getItem(OPEN)) openList();
-byId("prompt").focus();
+// The keyboard of a touch screen would cover the half of a page that nobody has read.
+if (!isTouch.matches) byId("prompt").focus();

@@ -17,9 +17,17 @@ function showView() {
 
 function showsLive() {
   return document.visibilityState === "visible"
-    && (document.body.dataset.view === "live" || isWide.matches);
+    && (document.body.dataset.view === "live" || (isWide.matches && document.body.hasAttribute("data-panel")));
 }
 
+// Some keyboards cover the page and leave its height as it was.
+function fitScreen() {
+  const { height, scale } = visualViewport ?? {};
+  const isCovered = scale === 1 && height < innerHeight - 1;
+  document.body.style.height = isCovered ? `${height}px` : "";
+}
+
+visualViewport?.addEventListener("resize", fitScreen);
 addEventListener("hashchange", showView);
 isWide.addEventListener("change", showView);
 document.addEventListener("visibilitychange", () => poll());
