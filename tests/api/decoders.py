@@ -26,6 +26,11 @@ MINIMAL: Final[dict[str, dict[str, Any]]] = {
     "ScoreRequest": {"queries": "hi", "documents": "ho"},
     "RerankRequest": {"query": "hi", "documents": ["ho"]},
     "CohereEmbedRequest": {"texts": ["hi"]},
+    "OllamaChatRequest": {"model": "fake"},
+    "GenerateRequest": {"model": "fake"},
+    "OllamaEmbedRequest": {"model": "fake"},
+    "OllamaEmbeddingRequest": {"model": "fake"},
+    "ShowRequest": {"model": "fake"},
 }
 
 

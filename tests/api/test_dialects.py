@@ -84,7 +84,7 @@ async def test_a_forced_call_reaches_the_device_as_a_grammar(
 AT_SEA = {"at": "sea"}
 CALLED = {"name": "look", "arguments": '{"at": "sea"}'}
 CONVERSATION: Final[dict[str, dict[str, Any]]] = {
-    "chat/completions": CHAT
+    "v1/chat/completions": CHAT
     | {
         "messages": [
             {"role": "system", "content": "Be kind."},
@@ -99,7 +99,7 @@ CONVERSATION: Final[dict[str, dict[str, Any]]] = {
             {"role": "user", "content": "And?"},
         ]
     },
-    "responses": RESPONSE
+    "v1/responses": RESPONSE
     | {
         "instructions": "Be kind.",
         "input": [
@@ -111,7 +111,24 @@ CONVERSATION: Final[dict[str, dict[str, Any]]] = {
             {"role": "user", "content": "And?"},
         ],
     },
-    "messages": MESSAGE
+    "api/chat": {
+        "model": "fake",
+        "stream": False,
+        "tools": CHAT["tools"],
+        "messages": [
+            {"role": "system", "content": "Be kind."},
+            *MESSAGES,
+            {
+                "role": "assistant",
+                "thinking": "Hm.",
+                "content": "I look.",
+                "tool_calls": [{"function": {"name": "look", "arguments": AT_SEA}}],
+            },
+            {"role": "tool", "tool_name": "look", "content": "Blue."},
+            {"role": "user", "content": "And?"},
+        ],
+    },
+    "v1/messages": MESSAGE
     | {
         "system": "Be kind.",
         "messages": [
@@ -140,11 +157,10 @@ async def test_a_conversation_has_the_same_prompt_in_each_dialect(
     server: FakeServer, client: httpx.AsyncClient
 ) -> None:
     for path, body in CONVERSATION.items():
-        answer = await client.post(f"/v1/{path}", json=body)
+        answer = await client.post(f"/{path}", json=body)
         assert answer.status_code == 200, answer.text
     prompts = [start.prompt_token_ids for start in list_starts(server)]
-    assert len(prompts) == 3
-    assert prompts[0] == prompts[1] == prompts[2]
+    assert len(prompts) == len(CONVERSATION) and len({*prompts}) == 1
     assert '<think>Hm.</think><call>look{"at": "sea"}</call>' in read_prompt(server)
     counted = {k: v for k, v in body.items() if k != "max_tokens"}
     answer = await client.post("/v1/messages/count_tokens", json=counted)
@@ -154,12 +170,13 @@ async def test_a_conversation_has_the_same_prompt_in_each_dialect(
 async def test_a_last_turn_of_the_assistant_is_continued(
     server: FakeServer, client: httpx.AsyncClient
 ) -> None:
-    """Anthropic's API has no field for that."""
+    """Anthropic's API and Ollama's have no field for that."""
     messages = [*MESSAGES, {"role": "assistant", "content": "The"}]
     options = {"continue_final_message": True, "add_generation_prompt": False}
     await client.post("/v1/messages", json=MESSAGE | {"messages": messages})
+    ollama = CONVERSATION["api/chat"] | {"messages": messages}
+    await client.post("/api/chat", json=ollama)
     chat = CHAT | {"messages": messages} | options
     await client.post("/v1/chat/completions", json=chat)
-    first, second = list_starts(server)
-    assert first.prompt_token_ids == second.prompt_token_ids
+    assert len({start.prompt_token_ids for start in list_starts(server)}) == 1
     assert read_prompt(server).endswith("assistant\nThe")

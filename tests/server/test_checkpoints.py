@@ -65,6 +65,10 @@ GENERATING: dict[str, tuple[str, dict[str, object]]] = {
     "long prompt": ("/v1/completions", {"prompt": [1] * 5000, "max_tokens": 2}),
     "response": ("/v1/responses", {"input": "a", "max_output_tokens": 2}),
     "message": ("/v1/messages", CHAT | {"model": "fake", "stream": True}),
+    "lines": (
+        "/api/generate",
+        {"model": "fake", "prompt": "a", "options": {"num_predict": 2}},
+    ),
     "tokens": ("/tokenize", {"prompt": "a"}),
 }
 # The requests that differ behind the border of processes, which all of them pass.

@@ -2,6 +2,7 @@
 
 chat, completions, responses, anthropic   models that generate text
 pooling, cohere                           models that pool
+ollama                                    both
 tokens                                    text to token ids and back
 decode                                    from the bytes of any body to a checked struct
 shared                                    fields, steps and answers that several dialects have

@@ -76,6 +76,8 @@ class ModelNotFound(RequestError, status=404, code="NotFoundError"):
             f"The model `{name[:128]}` does not exist; this server has {names}.",
             param="model",
         )
+        self.name = name[:128]
+        self.served = tuple(served)
 
 
 class ResponseNotFound(RequestError, status=404, code="NotFoundError"):

@@ -27,12 +27,14 @@ class Dialect:
       describe: makes this struct of an error and the id of its request.
       list_fields: returns header fields of any answer, by the id and the key of its request.
       statuses: the statuses that replace the statuses of this server's errors.
+      base: a path below which all errors have this form, also of paths that do not exist.
     """
 
     error: type[msgspec.Struct]
     describe: Callable[[TrioserveError, str], msgspec.Struct]
     list_fields: Callable[[str, KeyUse], Mapping[str, str]]
     statuses: Mapping[int, int] = field(default_factory=dict)
+    base: str | None = None
 
     def choose_status(self, error: TrioserveError) -> int:
         return self.statuses.get(error.status, error.status)

@@ -38,7 +38,8 @@ _DIALECTS: Final = {
     path: route.dialect
     for route in ROUTES
     if route.dialect is not OPENAI
-    for path in route.paths
+    for path in (*route.paths, route.dialect.base)
+    if path is not None
 }
 
 # Paths of which only the paths below them are served.
@@ -175,9 +176,9 @@ _OTHERS: Final = {
     "chat": "/v1/chat/completions",
     "generate": "/v1/completions",
     "embed": "/v1/embeddings",
-    "tags": "/v1/models",
-    "show": "/v1/models",
-    "ps": "/v1/requests",
+    "tags": "/api/tags",
+    "show": "/api/show",
+    "ps": "/api/ps",
     # llama.cpp.
     "completion": "/v1/completions",
     "embedding": "/v1/embeddings",

@@ -19,6 +19,7 @@ from ..api.anthropic.routes import ROUTES as _ANTHROPIC
 from ..api.chat.routes import ROUTES as _CHAT
 from ..api.cohere.routes import ROUTES as _COHERE
 from ..api.completions.routes import ROUTES as _COMPLETIONS
+from ..api.ollama.routes import ROUTES as _OLLAMA
 from ..api.pooling.routes import ROUTES as _POOLING
 from ..api.responses.routes import ROUTES as _RESPONSES
 from ..api.tokens.routes import ROUTES as _TOKENS
@@ -90,6 +91,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *_ANTHROPIC,
     *_POOLING,
     *_COHERE,
+    *_OLLAMA,
     *_TOKENS,
     *_ADMIN,
     *_PAGE,

@@ -16,7 +16,7 @@ from ..types.gguf import GgufFile
 from ..types.logits import LogitsProcessor
 from ..types.model_info import ModelInfo
 from ..types.windows import CacheBlocks
-from ..weights import Weights, complete_weights, read_gguf
+from ..weights import Weights, complete_weights, measure_weights, read_gguf
 from .limits import (
     check_room,
     count_step_tokens,
@@ -64,7 +64,7 @@ def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
         step_bytes=measure_step_bytes(config, model),
     )
     info = limit_images(model.info, config, model.device.type)
-    info = _complete_info(config, source, info, blocks, processors)
+    info = _complete_info(config, source, info, blocks, processors, model.device.type)
     scheduler = make_scheduler(config, info, blocks, model.device.type)
     runner = ModelRunner(
         model,
@@ -113,7 +113,9 @@ async def build_pipeline_core(
     config = set_max_num_seqs(config, pipeline.max_num_seqs)
     blocks = pipeline.blocks
     info = limit_images(pipeline.info, config, pipeline.device_type)
-    info = _complete_info(config, source, info, blocks, processors)
+    info = _complete_info(
+        config, source, info, blocks, processors, pipeline.device_type
+    )
     executor = await pipeline.connect(config, info.max_model_len)
     scheduler = make_scheduler(config, info, blocks, pipeline.device_type)
     _log_loaded(info, config, blocks)
@@ -127,6 +129,7 @@ def _complete_info(
     info: ModelInfo,
     blocks: CacheBlocks,
     processors: Sequence[type[LogitsProcessor]],
+    device_type: str,
 ) -> ModelInfo:
     """Add to a model's facts the facts that depend on the configuration."""
     template = read_template(config.model.chat_template)
@@ -137,6 +140,8 @@ def _complete_info(
         default_sampling=info.default_sampling or config.model.own_sampling,
         stop_repetition=config.model.repetition_detection,
         fingerprint=fingerprint_model(source.weights.folder, info.dtype, info.kernels),
+        weights=measure_weights(source.weights),
+        device_type=device_type,
         logits_processors=tuple(processor.name for processor in processors),
         max_logprobs=config.model.max_logprobs,
     )

@@ -9,7 +9,7 @@ from ..config import EngineConfig
 from ..engine.pooling.core import LocalPoolingCore
 from ..executor import LocalExecutor
 from ..types.pooling import PoolingTask
-from ..weights import complete_weights
+from ..weights import complete_weights, measure_weights
 from .limits import make_pooling_scheduler
 from .loaded import LoadedCore, add_names, fingerprint_model
 from .source import Source
@@ -40,6 +40,8 @@ def build_pooling_core(
         fingerprint=fingerprint_model(
             weights.folder, encoder.info.dtype, encoder.info.kernels
         ),
+        weights=measure_weights(weights),
+        device_type=encoder.device.type,
     )
     runner = PoolingRunner(encoder, weights.folder, source.sentence, config.pooling)
     runner.warm_up()

@@ -12,6 +12,28 @@ from .windows import WindowLayers
 SEES_NO_IMAGES = "this model sees no images"
 
 
+# Clients of Ollama add it to names without a tag.
+_DEFAULT_TAG = ":latest"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFiles:
+    """The files of a model's weights.
+
+    Args:
+      form: safetensors or gguf.
+      num_parameters: 0 if several of them are packed into one number.
+      number_type: the type of most numbers, such as BF16 or Q4_K.
+      changed_at: seconds since 1970.
+    """
+
+    form: str = "safetensors"
+    num_bytes: int = 0
+    num_parameters: int = 0
+    number_type: str = ""
+    changed_at: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
     """The facts about a loaded model that other rooms need.
@@ -40,6 +62,8 @@ class ModelInfo:
       max_logprobs: alternatives to a token that a request may ask for; -1 sets no limit.
       logits_processors: names of the plug-ins that requests may name.
       kernels: the code of its layers: torch, or native and an instruction set.
+      weights: its files, for clients that list models.
+      device_type: torch's name of the kind of device that it is on.
     """
 
     name: str
@@ -63,6 +87,8 @@ class ModelInfo:
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
     logits_processors: tuple[str, ...] = ()
     kernels: str = "torch"
+    weights: WeightFiles = WeightFiles()
+    device_type: str = "cpu"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -70,4 +96,6 @@ class ModelInfo:
         return self.name, *self.other_names
 
     def has_name(self, name: str) -> bool:
-        return name == self.name or name in self.other_names or name == self.source
+        """Return whether clients may use a name, which may have Ollama's default tag."""
+        known = {*self.names, self.source}
+        return name in known or name.removesuffix(_DEFAULT_TAG) in known

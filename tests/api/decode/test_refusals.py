@@ -165,7 +165,7 @@ def test_errors_list_the_values_of_each_field_with_few_values(
 ) -> None:
     for name, choices in list_choices(request_type):
         with pytest.raises(InvalidParameter) as caught:
-            body = {"messages": MESSAGES, name: "no such"}
+            body = MINIMAL[request_type.__name__] | {name: "no such"}
             decode_body(request_type, json.dumps(body).encode())
         assert caught.value.param == name
         for choice in choices:

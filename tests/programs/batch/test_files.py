@@ -90,6 +90,7 @@ def test_a_line_that_is_too_long_is_not_kept_in_memory() -> None:
         (make_request(body=[1]), "body must be a JSON object", "a"),
         (b'{"custom_id": "a", "method": "POST", "url": "/x"}', "body must be", "a"),
         (make_request(body={"stream": True}), "stream is not possible", "a"),
+        (make_request(url="/api/chat"), "stream must be false in a batch", "a"),
         (make_request(body={"background": True}), "background is not", "a"),
     ],
 )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from ...errors import RequestError
 from ..chat.request import ChatRequest
+from ..shared.generation import renaming
 from ..shared.tools import flatten_tool_path
 from .requests import ConversationRequest, MessagesRequest, Thinking
 from .turn_mappings import TurnMappings
@@ -76,23 +76,19 @@ def _read_thinking(thinking: Thinking | None, splits_reasoning: bool) -> dict[st
     return fields | {"thinking_token_budget": budget}
 
 
-@contextmanager
-def explain_fields(turns: TurnMappings | None = None) -> Iterator[None]:
+def explain_fields(
+    turns: TurnMappings | None = None,
+) -> AbstractContextManager[None]:
     """Name fields as Anthropic's API does in errors that leave the block.
 
     Args:
       turns: finds the blocks of messages; None if the block does not read the messages.
     """
-    try:
-        yield
-    except RequestError as error:
-        sent_as = _CLIENT_NAMES.get(error.param or "", error.param or "")
-        sent_as = flatten_tool_path(sent_as).replace(
+
+    def find_name(name: str) -> str:
+        sent_as = flatten_tool_path(_CLIENT_NAMES.get(name, name)).replace(
             "].parameters", "].input_schema", 1
         )
-        if turns is not None:
-            sent_as = turns.locate(sent_as)
-        if sent_as == (error.param or ""):
-            raise
-        reason = str(error).removeprefix(error.param or "")
-        raise RequestError(f"{sent_as}{reason}", param=sent_as) from None
+        return sent_as if turns is None else turns.locate(sent_as)
+
+    return renaming(find_name)

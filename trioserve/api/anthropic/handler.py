@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from quart import Response
 
@@ -19,7 +19,7 @@ from ...types.sampling import SamplingParams
 from ..chat.handler import render_chat
 from ..chat.request import ChatRequest
 from ..decode.body import read_request
-from ..shared.generation import count_characters, open_stream
+from ..shared.generation import count_characters, fit_max_tokens, open_stream
 from ..shared.message_mappings import to_chat_options
 from ..shared.sse import respond_events
 from .answers import (
@@ -115,15 +115,15 @@ class _Answer:
 async def _open_answer(state: ServerState, request: ScopedRequest) -> _Answer:
     # Nothing refers to the messages behind this call. They may be megabytes long.
     chat, engine, prompt, sampling = await _read(state, request)
-    sampling, fills_context = _fit(engine, prompt, sampling)
+    fitted = fit_max_tokens(engine, prompt, sampling)
     with explain_fields():
-        meter = await open_stream(state, request, chat, engine, [prompt], sampling)
+        meter = await open_stream(state, request, chat, engine, [prompt], fitted)
     return _Answer(
         id=f"msg_{request.id}",
         chat=chat,
         engine=engine,
         meter=meter,
-        fills_context=fills_context,
+        fills_context=fitted is not sampling,
     )
 
 
@@ -142,24 +142,6 @@ async def _read(
 def _make_chat(body: ConversationRequest, engine: TextEngine) -> ChatRequest:
     splits_reasoning = engine.renderer.reasoning is not None
     return to_chat_request(body, splits_reasoning=splits_reasoning)
-
-
-def _fit(
-    engine: TextEngine, prompt: Prompt, sampling: SamplingParams
-) -> tuple[SamplingParams, bool]:
-    """Limit max_tokens to the tokens that the prompt leaves.
-
-    Chats refuse a larger max_tokens. Clients of Anthropic's API send the most that a model
-    of Anthropic's can write.
-
-    Returns:
-      the parameters, and whether they were limited.
-    """
-    room = engine.info.max_model_len - len(prompt.token_ids)
-    # The engine refuses a prompt that leaves no token.
-    if room < 1 or sampling.max_tokens is None or sampling.max_tokens <= room:
-        return sampling, False
-    return replace(sampling, max_tokens=room), True
 
 
 async def _collect(answer: _Answer) -> AnthropicMessage:

@@ -12,11 +12,9 @@ from functools import cached_property
 import re
 from typing import Final, NamedTuple
 
-from ...errors import InvalidParameter
 from ...render import TURN_CHARACTERS, Base64Image
-from ...render.text.tool_history import MAX_ARGUMENTS
-from ..decode.values import decode_field, read_string
-from ..shared.message_mappings import LazyMappings
+from ..decode.values import read_string
+from ..shared.message_mappings import LazyMappings, decode_arguments
 from .turns import AnthropicTurn, Block, ResultBlock, System
 
 # The number of the turn for blocks of `system`, and of the block for a plain string.
@@ -181,10 +179,7 @@ def _make_result(block: ResultBlock, path: str) -> dict[str, object]:
 
 def _make_call(block: ResultBlock, path: str) -> dict[str, object]:
     assert isinstance(block, Block), "calls are blocks of a turn"
-    param = f"{path}.function.arguments"
-    if len(memoryview(block.input)) > MAX_ARGUMENTS:
-        raise InvalidParameter(param, f"at most {MAX_ARGUMENTS} bytes are taken")
-    arguments = decode_field(param, block.input, dict[str, object])
+    arguments = decode_arguments(f"{path}.function.arguments", block.input)
     return {
         "id": block.id,
         "type": "function",

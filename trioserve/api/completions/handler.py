@@ -37,7 +37,7 @@ async def answer_completion(state: ServerState, request: ScopedRequest) -> Respo
     body, engine = await read_request(
         state, request, COMPLETION_BODY, state.require_text
     )
-    prompts, sampling = await _render(request, engine, body)
+    prompts, sampling = await render_completion(request, engine, body)
     # Without its prompts, which may be megabytes long and are not needed any more.
     forget(body, prompt="", suffix=None, prompt_embeds=None)
     meter = await open_stream(state, request, body, engine, prompts, sampling)
@@ -56,7 +56,7 @@ async def answer_completion(state: ServerState, request: ScopedRequest) -> Respo
     return await respond_built(engine.renderer.workers, build, count_entries(completed))
 
 
-async def _render(
+async def render_completion(
     request: ScopedRequest, engine: TextEngine, body: CompletionRequest
 ) -> tuple[list[Prompt], SamplingParams]:
     """Render all prompts. Prompts of embeddings come first, as in vLLM."""

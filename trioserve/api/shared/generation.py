@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import fields, replace
 import time
@@ -11,7 +18,12 @@ from typing import Any, Final
 from msgspec import UNSET
 import trio
 
-from ...errors import ContextLengthExceeded, InvalidParameter, list_some
+from ...errors import (
+    ContextLengthExceeded,
+    InvalidParameter,
+    RequestError,
+    list_some,
+)
 from ...frontend import StreamLimits, TextEngine
 from ...http.keys.key_use import Ticket
 from ...http.record.stream_meter import StreamMeter, StreamTimes
@@ -223,6 +235,39 @@ def naming_sampling(request: GenerationRequest) -> Iterator[None]:
             raise
         reason = str(error).removeprefix(f"{name}: ")
         raise InvalidParameter(sent_as, reason) from None
+
+
+@contextmanager
+def renaming(find_name: Callable[[str], str]) -> Iterator[None]:
+    """Let errors of a chat name the fields of the request that became the chat.
+
+    Args:
+      find_name: returns the client's name of a chat's field.
+    """
+    try:
+        yield
+    except RequestError as error:
+        name = error.param or ""
+        sent_as = find_name(name)
+        if sent_as == name:
+            raise
+        reason = str(error).removeprefix(name)
+        raise RequestError(f"{sent_as}{reason}", param=sent_as) from None
+
+
+def fit_max_tokens(
+    engine: TextEngine, prompt: Prompt, sampling: SamplingParams
+) -> SamplingParams:
+    """Limit max_tokens to the tokens that the prompt leaves.
+
+    Chats refuse a larger max_tokens. Clients of some other APIs send the most that any model
+    can write.
+    """
+    room = engine.info.max_model_len - len(prompt.token_ids)
+    # The engine refuses a prompt that leaves no token.
+    if room < 1 or sampling.max_tokens is None or sampling.max_tokens <= room:
+        return sampling
+    return replace(sampling, max_tokens=room)
 
 
 def _parse_logit_bias(bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:

@@ -11,6 +11,7 @@ import msgspec
 
 from ...errors import InvalidParameter, NotSupported, list_choices
 from ...render import TURN_CHARACTERS, ChatOptions, ReasoningEffort
+from ...render.text.tool_history import MAX_ARGUMENTS
 from ..decode.values import begins_with, decode_field, decode_free_form, read_string
 from .messages import ContentPart, ImageUrl, Message
 from .tools import ToolChoice, list_shown
@@ -158,6 +159,18 @@ def decode_template_kwargs(
         name, raw, dict[str, object] | None, MAX_TEMPLATE_KWARGS_BYTES
     )
     return kwargs
+
+
+def decode_arguments(param: str, raw: msgspec.Raw) -> dict[str, object]:
+    """Decode the arguments of an earlier call, which some APIs carry as an object.
+
+    Raises:
+      InvalidParameter: they are too long, or not an object.
+    """
+    if len(memoryview(raw)) > MAX_ARGUMENTS:
+        raise InvalidParameter(param, f"at most {MAX_ARGUMENTS} bytes are taken")
+    arguments: dict[str, object] = decode_field(param, raw, dict[str, object])
+    return arguments
 
 
 def _to_part(part: ContentPart, path: str) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Streams an answer as server-sent events."""
+"""Streams an answer as server-sent events, or as lines of JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...http.answer import EventConnection
 from ...http.record.stream_meter import StreamMeter
 from ...http.scope import ScopedRequest
 from ...http.streams.keepalive import COMMENT
-from ...http.streams.resumable import ResumableStream
+from ...http.streams.resumable import ResumableStream, ResumableStreams
 from ...http.wire.respond import EVENTS, run_writing
 from ...render import RendererWorkers
 from ...types.output import TextDelta
@@ -53,6 +53,7 @@ def respond_events(
     opening: bytes = b"",
     before_end: Callable[[], None] | None = None,
     comment: bytes = COMMENT,
+    content_type: str = EVENTS,
 ) -> Response:
     """Answer with a stream of deltas.
 
@@ -60,16 +61,23 @@ def respond_events(
       opening: the events before the first delta, which do not wait for it.
       before_end: called when the last events have been written, before they are sent.
       comment: sent when there is no event for long; clients ignore it.
+      content_type: of the stream. Server-sent events alone can be taken up again, because
+        they have ids.
     """
 
     write = partial(
         _write_events,
         *(request.id, meter, writer, workers, opening, before_end),
     )
-    return respond_stream(partial(_send_events, request, meter, comment, write))
+    streams = request.resumable if content_type == EVENTS else None
+    return respond_stream(
+        partial(_send_events, request, meter, comment, streams, write), content_type
+    )
 
 
-def respond_stream(send: Callable[[], Awaitable[bytes]]) -> Response:
+def respond_stream(
+    send: Callable[[], Awaitable[bytes]], content_type: str = EVENTS
+) -> Response:
     """Answer with a stream, which may last for hours.
 
     Args:
@@ -82,7 +90,7 @@ def respond_stream(send: Callable[[], Awaitable[bytes]]) -> Response:
             # Without this, nginx collects tokens before it passes them on.
             "X-Accel-Buffering": "no",
         },
-        content_type=f"{EVENTS}; charset=utf-8",
+        content_type=f"{content_type}; charset=utf-8",
     )
     response.timeout = None
     return response
@@ -126,11 +134,15 @@ async def send_log(
 
 
 async def _send_events(
-    request: ScopedRequest, meter: StreamMeter, comment: bytes, write: Write
+    request: ScopedRequest,
+    meter: StreamMeter,
+    comment: bytes,
+    streams: ResumableStreams | None,
+    write: Write,
 ) -> bytes:
     """Send the events of a stream, and return the last of them."""
     async with request.open_events(comment) as events:
-        streams, stream = request.resumable, None
+        stream = None
         if streams is not None:
             assert request.url_rule is not None, "the path has a route"
             route = request.url_rule.rule

@@ -25,9 +25,13 @@ _OPERATIONS: Final[Mapping[str, str]] = {
     "/v1/messages": "chat",
     "/v1/responses": "chat",
     "/v1/completions": "text_completion",
+    "/api/chat": "chat",
+    "/api/generate": "text_completion",
     "/v1/embeddings": "embeddings",
     "/v1/embed": "embeddings",
     "/v2/embed": "embeddings",
+    "/api/embed": "embeddings",
+    "/api/embeddings": "embeddings",
     "/pooling": "embeddings",
 }
 

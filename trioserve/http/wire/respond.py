@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
+# Lines of JSON.
+LINES: Final = "application/x-ndjson"
 BYTES: Final = "application/octet-stream"
 
 # Each entry takes one or two microseconds to write.

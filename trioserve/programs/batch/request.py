@@ -14,6 +14,10 @@ from .lines import MAX_LINE_BYTES, InputLine
 _PATH = re.compile(r"/[!-\"$-~]*")
 
 
+# Endpoints of Ollama's API.
+_STREAMING = ("/api/chat", "/api/generate")
+
+
 class _Line(msgspec.Struct):
     # Any, so that each mistake gets a sentence of its own, and the custom_id is known.
     custom_id: Any = None
@@ -90,6 +94,8 @@ def _find_mistake(fields: _Line) -> str:
         return "body must be a JSON object"
     if body.stream:
         return "stream is not possible in a batch"
+    if fields.url in _STREAMING and body.stream is None:
+        return "stream must be false in a batch; by default, this endpoint streams"
     if body.background:
         return "background is not possible in a batch"
     return ""

@@ -331,6 +331,11 @@ class Renderer(BaseRenderer):
         special = self.vocabulary.special_token_ids
         return skip_special_tokens and special.issuperset(prompt.token_ids)
 
+    @property
+    def fills_in(self) -> bool:
+        """True if the tokenizer has the tokens that fill_in needs."""
+        return self._fill_in is not None
+
     def fill_in(self, text: str, suffix: str) -> str:
         """Return the prompt whose answer stands between two texts.
 

@@ -7,7 +7,7 @@ import json
 from hypothesis import given, strategies as st
 import jiter
 
-from trioserve.api.anthropic.blocks import keep_whole_members
+from trioserve.api.shared.cut_object import keep_whole_members
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text('a"\\,:{}[]\n é', max_size=6),

@@ -1,0 +1,57 @@
+"""Measures the files of a model's weights, by their headers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+import json
+from math import prod
+from pathlib import Path
+from typing import Final
+
+from ..types.model_info import WeightFiles
+from .gguf import read_gguf
+from .source import Weights
+
+# Types of numbers whose tensors have one for each parameter, as safetensors names them.
+_PLAIN: Final = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+
+
+def measure_weights(weights: Weights) -> WeightFiles:
+    """Return the sizes of a model that has been loaded."""
+    if weights.gguf is not None:
+        tensors = read_gguf(weights.gguf).tensors
+        numbers = Counter[str]()
+        for tensor in tensors:
+            numbers[tensor.kind] += prod(tensor.shape)
+        return _describe("gguf", [weights.gguf], numbers, is_packed=False)
+    paths = sorted(weights.folder.glob("*.safetensors"))
+    numbers = Counter[str]()
+    for path in paths:
+        for kind, count in _list_tensors(path):
+            numbers[kind] += count
+    is_packed = numbers.total() > 0 and numbers.most_common(1)[0][0] not in _PLAIN
+    return _describe("safetensors", paths, numbers, is_packed=is_packed)
+
+
+def _describe(
+    form: str, paths: list[Path], numbers: Counter[str], *, is_packed: bool
+) -> WeightFiles:
+    stats = [path.stat() for path in paths]
+    return WeightFiles(
+        form=form,
+        num_bytes=sum(each.st_size for each in stats),
+        num_parameters=0 if is_packed else numbers.total(),
+        number_type=numbers.most_common(1)[0][0] if numbers else "",
+        changed_at=max((each.st_mtime for each in stats), default=0.0),
+    )
+
+
+def _list_tensors(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield the type of each tensor of a file, and the number of its items."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            yield tensor["dtype"], prod(tensor["shape"])
