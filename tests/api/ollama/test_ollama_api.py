@@ -322,6 +322,24 @@ async def test_the_model_is_described(
     assert (await client.head("/")).status_code == 200
 
 
+async def test_a_body_need_not_be_declared_unless_a_page_sends_it(
+    client: httpx.AsyncClient,
+) -> None:
+    """Ollama's manual and litellm do not declare it, and browsers tell the origin."""
+    content = json.dumps(ASK | {"stream": False}).encode()
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    for fields in ({}, form, {"Content-Type": "text/plain"}):
+        answer = await client.post("/api/chat", content=content, headers=fields)
+        assert answer.json()["message"]["content"] == TEXT, fields
+        page = {**fields, "Origin": "https://other.example"}
+        answer = await client.post("/api/chat", content=content, headers=page)
+        assert answer.status_code == 415, fields
+        answer = await client.post(
+            "/v1/chat/completions", content=content, headers=fields
+        )
+        assert answer.status_code == 415, fields
+
+
 async def test_texts_are_embedded(tokenizer_folder: Path) -> None:
     with trio.fail_after(30):
         async with (

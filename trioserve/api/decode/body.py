@@ -42,6 +42,8 @@ async def read_request(
     request: ScopedRequest,
     decoder: BodyDecoder[RequestT],
     require: Callable[[str | None], EngineT],
+    *,
+    is_always_json: bool = False,
 ) -> tuple[RequestT, EngineT]:
     """Read, decode and check a body, and find the engine that answers it.
 
@@ -49,13 +51,14 @@ async def read_request(
       decoder: of the endpoint's bodies.
       require: returns the engine for a model's name, if it is of the kind that the
         endpoint needs.
+      is_always_json: as wait_body.
 
     Raises:
       RequestError: a field is wrong, or the model is not served here.
       ShuttingDown, ModelLoading: the server is draining, or has no model yet.
       UnsupportedMediaType, HTTPException: as wait_body.
     """
-    chunks = await wait_body(state, request)
+    chunks = await wait_body(state, request, is_always_json=is_always_json)
     engine = require(None)
     work = partial(
         decode_chunks,
@@ -82,9 +85,14 @@ def forget(body: ModelRequest, **fields: object) -> None:
 
 
 async def wait_body(
-    state: ServerState, request: ScopedRequest
+    state: ServerState, request: ScopedRequest, *, is_always_json: bool = False
 ) -> list[bytes | bytearray]:
     """Read a body that is declared as JSON; returns its parts in order.
+
+    Args:
+      is_always_json: the body need not be declared, because clients of this API leave that
+        out. Pages in a browser must declare it: otherwise the pages of strangers could send
+        requests without asking (CORS), and browsers say where a request comes from.
 
     Raises:
       UnsupportedMediaType: the body is not declared as JSON, or is compressed.
@@ -96,7 +104,8 @@ async def wait_body(
         kind, _ = parse_options_header(request.headers.get("Content-Type"))
         # RFC 9110, 8.3.1: names of media types have no case.
         kind = kind.lower()
-        if kind != "application/json" and not kind.endswith("+json"):
+        is_json = kind == "application/json" or kind.endswith("+json")
+        if not (is_json or (is_always_json and "Origin" not in request.headers)):
             raise UnsupportedMediaType("Content-Type", "application/json")
         # A compressed body may be a thousand times longer than its declared length, and
         # OpenAI's clients never compress.

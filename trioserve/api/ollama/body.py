@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
 import msgspec
 
-from ..decode.decoder import BodyDecoder, DecodeField
+from ...http.scope import ScopedRequest
+from ...http.state import ServerState
+from ..decode.body import EngineT, read_request
+from ..decode.decoder import BodyDecoder, DecodeField, RequestT
 from ..decode.errors import Neutral, Refused
 from ..decode.payloads import Payloads, put_back
 from ..decode.values import decode_copy
@@ -124,3 +127,17 @@ OLLAMA_EMBEDDING_BODY: Final = BodyDecoder(
     OllamaEmbeddingRequest, foreign=_place(_RUNNER), bounds_ids=False
 )
 SHOW_BODY: Final = BodyDecoder(ShowRequest, ignored=frozenset({"verbose"}))
+
+
+async def read_ollama(
+    state: ServerState,
+    request: ScopedRequest,
+    decoder: BodyDecoder[RequestT],
+    require: Callable[[str | None], EngineT],
+) -> tuple[RequestT, EngineT]:
+    """Read a body as read_request does, but also one that is not declared as JSON.
+
+    Ollama reads any body as JSON. litellm, and the commands of Ollama's manual, do not
+    declare it.
+    """
+    return await read_request(state, request, decoder, require, is_always_json=True)

@@ -19,17 +19,16 @@ from ...render import TextOptions
 from ...render.pooling.vectors import write_json
 from ...types.pooling import PoolingParams
 from ...types.tensors import TensorBytes
-from ..decode.body import read_request
 from ..pooling.answers import splice
 from ..pooling.steps import PoolingCall, make_params, require_task
 from .answers import OllamaEmbedding, OllamaEmbeddings
-from .body import OLLAMA_EMBED_BODY, OLLAMA_EMBEDDING_BODY
+from .body import OLLAMA_EMBED_BODY, OLLAMA_EMBEDDING_BODY, read_ollama
 from .chat import check_context
 
 
 async def answer_ollama_embed(state: ServerState, request: ScopedRequest) -> Response:
     """Embed texts: a vector of length 1 for each."""
-    body, engine = await read_request(
+    body, engine = await read_ollama(
         state, request, OLLAMA_EMBED_BODY, state.require_pooling
     )
     check_context(body.options, engine)
@@ -57,7 +56,7 @@ async def answer_ollama_embedding(
     state: ServerState, request: ScopedRequest
 ) -> Response:
     """Embed a text, as the model's own vector."""
-    body, engine = await read_request(
+    body, engine = await read_ollama(
         state, request, OLLAMA_EMBEDDING_BODY, state.require_pooling
     )
     check_context(body.options, engine)

@@ -16,11 +16,12 @@ from ..chat.handler import render_chat
 from ..chat.request import ChatRequest
 from ..completions.handler import render_completion
 from ..completions.request import CompletionRequest
-from ..decode.body import forget, read_request
+from ..decode.body import forget
 from ..shared.generation import fit_max_tokens, open_stream
 from ..shared.logprobs import TokenTexts, count_entries
+from ..shared.requests import GenerationRequest
 from ..shared.sse import respond_events
-from .body import GENERATE_BODY, OLLAMA_CHAT_BODY
+from .body import GENERATE_BODY, OLLAMA_CHAT_BODY, read_ollama
 from .chat import (
     check_context,
     explain_fields,
@@ -43,7 +44,7 @@ from .requests import GenerateRequest, OllamaChatRequest
 
 async def answer_ollama_chat(state: ServerState, request: ScopedRequest) -> Response:
     """Answer a conversation, line by line or at once."""
-    body, engine = await read_request(
+    body, engine = await read_ollama(
         state, request, OLLAMA_CHAT_BODY, state.require_text
     )
     check_context(body.options, engine)
@@ -60,7 +61,7 @@ async def answer_ollama_chat(state: ServerState, request: ScopedRequest) -> Resp
 
 async def answer_generate(state: ServerState, request: ScopedRequest) -> Response:
     """Answer a prompt, line by line or at once."""
-    body, engine = await read_request(state, request, GENERATE_BODY, state.require_text)
+    body, engine = await read_ollama(state, request, GENERATE_BODY, state.require_text)
     check_context(body.options, engine)
     if body.is_empty:
         body.check_load()
@@ -106,7 +107,7 @@ async def _answer(
     state: ServerState,
     request: ScopedRequest,
     engine: TextEngine,
-    asked: ChatRequest | CompletionRequest,
+    asked: GenerationRequest,
     prompt: Prompt,
     sampling: SamplingParams,
     make: MakeLine,

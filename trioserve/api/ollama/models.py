@@ -19,8 +19,7 @@ from ...http.scope import ScopedRequest
 from ...http.state import ServerState
 from ...http.wire.respond import respond_json
 from ...types.version import __version__
-from ..decode.body import read_request
-from .body import SHOW_BODY
+from .body import SHOW_BODY, read_ollama
 
 # Tools ask for it to know what they may send. It was the first one with `logprobs`, the
 # youngest of the fields that are taken here.
@@ -163,7 +162,7 @@ async def answer_loaded(state: ServerState, request: ScopedRequest) -> Response:
 
 async def answer_show(state: ServerState, request: ScopedRequest) -> Response:
     """Describe the model, and what it can do."""
-    body, engine = await read_request(state, request, SHOW_BODY, state.require_engine)
+    body, engine = await read_ollama(state, request, SHOW_BODY, state.require_engine)
     state.require_engine(body.name)
     parameters = [
         f"{_OPTIONS.get(name, name):<30} {value:g}"
