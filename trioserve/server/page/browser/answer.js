@@ -25,7 +25,7 @@ async function openAnswer(run, options) {
 async function answer(conversation, question) {
   if (conversation.run) return;
   const before = conversation.chosen[question.id];
-  delete question.failure;
+  if (question.failure) { delete question.failure; keep(conversation, [question]); }
   const message = conversation.add({ role: "assistant", parent: question.id, model: server.model.id });
   const run = new Answer(conversation, message);
   await write(run, {});

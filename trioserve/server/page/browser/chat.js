@@ -50,24 +50,24 @@ function show(conversation) {
 }
 
 // ---- Its address ----------------------------------------------------------------------
-// The part behind # names the conversation, so that it is there after F5 and Back.
+// The part behind # names the view and the conversation, so that both are there after F5 and
+// Back.
 
-const findAddress = (id) => (id ? `#chat/${id}` : "#chat");
+const findAddress = (id, view = "chat") => (id ? `#${view}/${id}` : `#${view}`);
+const readAddress = () => /^#(chat|live)\/(.+)/.exec(location.hash)?.[2] ?? "";
 
 function setAddress(id, isNew) {
-  const address = findAddress(id);
-  byId("to-chat").href = address;
-  if (location.hash === address || location.hash.startsWith("#live")) return;
-  history[isNew ? "pushState" : "replaceState"](null, "", address);
+  for (const view of ["chat", "live"]) byId(`to-${view}`).href = findAddress(id, view);
+  const address = findAddress(id, location.hash.startsWith("#live") ? "live" : "chat");
+  if (location.hash !== address) history[isNew ? "pushState" : "replaceState"](null, "", address);
 }
 
 async function openFromAddress() {
-  if (location.hash.startsWith("#live")) return;
-  const id = /^#chat\/(.+)/.exec(location.hash)?.[1] ?? "";
+  const id = readAddress();
   if (id === shown.id || (!id && !shown.isKept)) return;
   const found = id && (alive.get(id) ?? await load(id));
   // Another one may have been asked for in the meantime.
-  if (location.hash.startsWith("#live") || findAddress(id) !== (location.hash || "#chat")) return;
+  if (readAddress() !== id) return;
   show(found || new Conversation());
   // Other tabs may have written to one that was alive.
   if (alive.has(id)) noteOtherTab(id);

@@ -89,6 +89,10 @@ function recallQuestion(step) {
 // The keyboard of a touch screen has no Shift+Enter, so its Enter is a line break.
 const isTouch = matchMedia("(hover: none) and (pointer: coarse)");
 
+// Questions that wait are in this tab alone.
+addEventListener("beforeunload", (event) => {
+  if ([...alive.values()].some((each) => each.queue.length)) event.preventDefault();
+});
 byId("to-prompt").addEventListener("click", () => byId("prompt").focus());
 byId("composer").addEventListener("submit", (event) => { event.preventDefault(); submit(); });
 byId("prompt").addEventListener("input", () => { fitHeight(byId("prompt")); showRunning(); });
