@@ -55,7 +55,8 @@ def fill_page(page: Any) -> None:
             const view = new Answer(shown, shown.add({role: "assistant", parent: refused.id, model: "m"}));
             view.begin();
             view.take({choices: [{delta: {reasoning: "Hm."}}]});
-            view.take({choices: [{delta: {content: "a `b` [c](https://c.example)\\n\\n```\\n"
+            view.take({choices: [{delta: {content: "a `b` [c](https://c.example)\\n\\n```python\\n"
+                + "# one\\n@a\\ndef b(c: int): return 'd', 1, None, print(f'{c}')\\n"
                 + "a_long_name_".repeat(20) + "\\n```\\n\\n| a | b |\\n|--|--|\\n| 1 | 2 |"}}]});
             view.finish("A refusal.", true);
             shown.add({role: "assistant", parent: refused.id, text: "a branch"});
@@ -81,6 +82,7 @@ def fill_page(page: Any) -> None:
             byId("no-requests").hidden = true;
             showBanner("The server does not answer.", true);
         }""")
+    page.wait_for_selector(".token.keyword")
 
 
 @pytest.fixture(scope="module")

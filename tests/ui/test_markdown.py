@@ -267,6 +267,20 @@ def test_code_and_formulas_are_drawn_by_libraries_that_come_when_they_are_needed
     # Shown again, they come at once.
     page.evaluate("text => growing.show(text + ' more')", text)
     assert page.locator("#drawn math").count() == 2
+    # While an answer grows, each formula is drawn once.
+    page.evaluate("""async () => {
+            const temml = await loading.temml, draw = temml.__renderToMathMLTree;
+            globalThis.numDrawn = 0;
+            temml.__renderToMathMLTree = (...given) => { numDrawn++; return draw(...given); };
+            const text = "$z^3$ and $z^3$ and $z^4$, which grows on";
+            growing.show("");
+            for (let i = 1; i <= text.length; i++) {
+                growing.show(text.slice(0, i));
+                if (i % 8 === 0) await new Promise(requestAnimationFrame);
+            }
+        }""")
+    wait_for(page, "document.querySelectorAll('#drawn math').length === 3")
+    assert page.evaluate("numDrawn") == 2
 
 
 # Counts the characters that the browser's own functions read: of a pattern that matches from

@@ -14,14 +14,18 @@ let waiting = [];
 
 // Replaces the text of a node by what `draw` makes of it, and leaves it where that fails.
 function drawInto(node, key, library, draw) {
-  if (drawn.has(key)) { node.replaceChildren(drawn.get(key).cloneNode(true)); return; }
+  const showDrawn = () => node.replaceChildren(drawn.get(key).cloneNode(true));
+  if (drawn.has(key)) { showDrawn(); return; }
   const job = (loaded) => {
+    // A later node may have taken its place, and an equal one may have been drawn before it.
     if (!node.isConnected) return;
-    const fragment = document.createDocumentFragment();
-    fragment.append(draw(loaded));
-    if (drawn.size >= MAX_DRAWN) drawn.delete(drawn.keys().next().value);
-    drawn.set(key, fragment);
-    node.replaceChildren(fragment.cloneNode(true));
+    if (!drawn.has(key)) {
+      const fragment = document.createDocumentFragment();
+      fragment.append(draw(loaded));
+      if (drawn.size >= MAX_DRAWN) drawn.delete(drawn.keys().next().value);
+      drawn.set(key, fragment);
+    }
+    showDrawn();
   };
   loadLibrary(library).then((loaded) => drawLater(() => job(loaded)), () => {});
 }
