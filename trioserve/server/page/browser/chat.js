@@ -224,6 +224,11 @@ function noteScroll() {
   byId("to-end").hidden = !isFar;
 }
 
-log.addEventListener("scroll", noteScroll);
-addEventListener("resize", noteScroll);
+// A field that grows, or a narrower window, does not hide the end from those who read it.
+let readsEnd = true;
+log.addEventListener("scroll", () => { readsEnd = isAtEnd(60); noteScroll(); });
+new ResizeObserver(() => {
+  if (readsEnd) log.scrollTop = log.scrollHeight;
+  noteScroll();
+}).observe(log);
 byId("to-end").addEventListener("click", () => { log.scrollTop = log.scrollHeight; noteScroll(); byId("prompt").focus(); });
