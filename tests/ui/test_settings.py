@@ -110,3 +110,9 @@ def test_what_is_wrong_is_said_at_its_field(
         assert page.inner_text(f"#{name}-wrong") in page.inner_text("#log"), name
         page.fill(f"#{name}", "")
     assert len(bodies) == 2
+    # An answer that is asked for again does without no setting, either.
+    page.fill("#min_p", "2")
+    page.click(".message.user:last-child >> text=Ask again")
+    page.wait_for_selector("text=The setting “Min p” is wrong.")
+    assert page.evaluate("document.activeElement.id") == "min_p"
+    assert len(bodies) == 2

@@ -66,8 +66,10 @@ async function write(run, options) {
     else if (error instanceof Refused) {
       run.finish(error.status < 500 ? `Refused: ${error.message}` : `The server failed: ${error.message}`, true);
       if (conversation === shown) noteRefusedSetting(error);
-    }
-    else { noteDown(); run.finish("The connection was lost.", true); }
+    } else if (error instanceof WrongSetting) {
+      run.finish(error.message, true);
+      if (conversation === shown) showSetting(error.id);
+    } else { noteDown(); run.finish("The connection was lost.", true); }
   }
 }
 

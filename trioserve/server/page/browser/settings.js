@@ -7,7 +7,10 @@ const MAX_TOKENS = 1024;
 
 function findLimit() { return Math.min(MAX_TOKENS, Math.ceil(server.model.max_model_len / 2) || MAX_TOKENS); }
 
-class WrongSetting extends Error {}
+// `id` is the field, where it is known.
+class WrongSetting extends Error {
+  constructor(message, id = "") { super(message); this.id = id; }
+}
 
 // Readers of a text that is not empty. They return what it adds to a request.
 function readNumber(name, { min = -Infinity, max = Infinity, isWhole = false, isAbove = false } = {}) {
@@ -81,17 +84,24 @@ function readSetting(id) {
   }
 }
 
+// Returns the fields of a request. No setting is left out of it because it is wrong.
 function readSettings() {
-  return Object.assign({ max_tokens: findLimit() }, ...Object.keys(SETTINGS).map(readSetting));
+  const ids = Object.keys(SETTINGS), settings = Object.assign({}, ...ids.map(readSetting));
+  const wrong = ids.find((id) => byId(`${id}-wrong`).textContent);
+  if (wrong) throw new WrongSetting(`The setting “${SETTINGS[wrong].label}” is wrong.`, wrong);
+  return { max_tokens: findLimit(), ...settings };
 }
 
 // Leads to the first setting that is wrong. Returns the words for it, if there is one.
 function explainSettings() {
-  readSettings();
-  const wrong = Object.keys(SETTINGS).find((id) => byId(`${id}-wrong`).textContent);
-  if (!wrong) return "";
-  showSetting(wrong);
-  return `The setting “${SETTINGS[wrong].label}” is wrong. Your text stays here.`;
+  try {
+    readSettings();
+    return "";
+  } catch (error) {
+    if (!(error instanceof WrongSetting)) throw error;
+    showSetting(error.id);
+    return `${error.message} Your text stays here.`;
+  }
 }
 
 function showSetting(id) {
