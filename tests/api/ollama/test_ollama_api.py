@@ -129,6 +129,29 @@ async def test_options_reach_the_device(
     assert -1 not in seeds
 
 
+async def test_options_may_stand_beside_the_model(
+    server: FakeServer, client: httpx.AsyncClient
+) -> None:
+    """The provider of the Vercel AI SDK sends three of them there."""
+    beside = {"temperature": 0.5, "top_p": 0.9, "max_output_tokens": 3}
+    for options, wanted in (
+        ({}, (0.5, 0.9, 3)),
+        ({"temperature": 0.25, "num_predict": 2}, (0.25, 0.9, 2)),
+    ):
+        for path, body in (("chat", ASK), ("generate", PROMPT | {"raw": True})):
+            await post(client, path, **body, **beside, options=options, stream=False)
+            sampling = list_starts(server)[-1].sampling
+            found = (sampling.temperature, sampling.top_p, sampling.max_tokens)
+            assert found == wanted, path
+    for fields, name in (
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": 1, "options": {"temperature": -1}}, "options.temperature"),
+        ({"top_p": 2, "options": {"temperature": 1}}, "top_p"),
+    ):
+        status, error = await refuse(client, "chat", **ASK, **fields)
+        assert status == 400 and error.startswith(f"{name}: "), error
+
+
 @pytest.mark.server(eos_token=None)
 async def test_a_long_answer_ends_where_the_context_does(
     client: httpx.AsyncClient,

@@ -79,7 +79,7 @@ _MISPLACED: Final[Mapping[str, Refused]] = {
     **{
         name: (_INSIDE, ())
         for name in (
-            *("temperature", "top_p", "top_k", "min_p", "seed", "stop"),
+            *("top_k", "min_p", "seed", "stop"),
             *("presence_penalty", "frequency_penalty", "repeat_penalty"),
             *("num_predict", "num_ctx"),
         )

@@ -26,6 +26,13 @@ _SAME: Final = (
     *("presence_penalty", "frequency_penalty"),
 )
 
+# Fields beside `options`, with their names in it.
+_BESIDE: Final = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "max_output_tokens": "num_predict",
+}
+
 # The names of fields that are called otherwise in chats, for errors.
 _CLIENT_NAMES: Final[Mapping[str, str]] = {
     **{name: f"options.{name}" for name in (*_SAME, "seed")},
@@ -98,14 +105,19 @@ def list_messages(body: GenerateRequest) -> list[OllamaMessage]:
 
 def explain_fields(
     locate: Callable[[str], str] = lambda name: name,
+    body: OllamaGeneration | None = None,
 ) -> AbstractContextManager[None]:
     """Name fields as Ollama's API does in errors that leave the block.
 
     Args:
       locate: finds the parts of messages.
+      body: may have fields beside its options.
     """
+    beside = [] if body is None else _list_beside(body)
 
     def find_name(name: str) -> str:
+        if name in beside:
+            return name
         if name.startswith("response_format"):
             return "format"
         if name.startswith("stop["):
@@ -125,11 +137,22 @@ def locate_prompt(body: GenerateRequest, name: str) -> str:
     return "prompt" if name.startswith("messages") else name
 
 
+def _list_beside(body: OllamaGeneration) -> list[str]:
+    """List the fields beside `options` that count, because it does not have them."""
+    options = body.options or OllamaOptions()
+    return [
+        name
+        for name, inside in _BESIDE.items()
+        if getattr(body, name) is not None and getattr(options, inside) is None
+    ]
+
+
 def _read_options(body: OllamaGeneration) -> dict[str, Any]:
     options = body.options or OllamaOptions()
-    limit = options.num_predict
+    beside = {name: getattr(body, name) for name in _list_beside(body)}
+    limit = beside.get("max_output_tokens", options.num_predict)
     return {
-        **{name: getattr(options, name) for name in _SAME},
+        **{name: beside.get(name, getattr(options, name)) for name in _SAME},
         "model": body.model,
         "stream": body.is_streamed,
         "response_format": body.response_format,

@@ -78,7 +78,7 @@ async def _render_chat(
     request: ScopedRequest, engine: TextEngine, body: OllamaChatRequest
 ) -> tuple[ChatRequest, Prompt, SamplingParams]:
     messages = OllamaMappings(body.messages or ())
-    with explain_fields(messages.locate):
+    with explain_fields(messages.locate, body):
         asked = to_chat_request(body, engine)
         return asked, *await render_chat(request, engine, asked, messages)
 
@@ -88,7 +88,7 @@ async def _render_prompt(
 ) -> tuple[ChatRequest, Prompt, SamplingParams]:
     """Put a prompt into the chat template, as the message of a user."""
     messages = OllamaMappings(list_messages(body))
-    with explain_fields(lambda name: locate_prompt(body, messages.locate(name))):
+    with explain_fields(lambda name: locate_prompt(body, messages.locate(name)), body):
         asked = to_chat_request(body, engine)
         return asked, *await render_chat(request, engine, asked, messages)
 
@@ -96,7 +96,7 @@ async def _render_prompt(
 async def _continue_prompt(
     request: ScopedRequest, engine: TextEngine, body: GenerateRequest
 ) -> tuple[CompletionRequest, Prompt, SamplingParams]:
-    with explain_fields():
+    with explain_fields(body=body):
         asked = to_completion_request(body)
         [prompt], sampling = await render_completion(request, engine, asked)
     forget(asked, prompt="", suffix=None)

@@ -135,6 +135,8 @@ class OllamaGeneration(OllamaRequest, frozen=True, kw_only=True):
       stream: by default an answer is streamed.
       format: json, or a JSON schema, which stays bytes.
       think: whether the model reasons before its answer, or how much.
+      temperature, top_p, max_output_tokens: as temperature, top_p and num_predict of
+        `options`, which come first. The provider of the Vercel AI SDK sends them here.
     """
 
     stream: bool | None = None
@@ -143,6 +145,9 @@ class OllamaGeneration(OllamaRequest, frozen=True, kw_only=True):
     think: bool | Effort | None = None
     logprobs: bool | None = None
     top_logprobs: Int64 | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
 
     @property
     def is_streamed(self) -> bool:
