@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 import httpx2 as httpx
 import pytest
 import trio
 
 from trioserve.config import HttpConfig, RenderConfig
 from trioserve.errors import EngineDied
+from trioserve.testing.processors import save_tiny_processor
 from trioserve.testing.server import (
     FakeServer,
     open_fake_pooling_server,
@@ -394,3 +398,34 @@ async def test_texts_are_embedded(tokenizer_folder: Path) -> None:
             assert status == 400 and "does not generate" in error
             shown = await post(client, "show", model="fake")
             assert shown["capabilities"] == ["embedding"]
+
+
+@pytest.mark.slow
+async def test_an_image_is_the_same_as_in_a_chat(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64), "red").save(file, "PNG")
+    data = base64.b64encode(file.getvalue()).decode()
+    url = {"url": f"data:image/png;base64,{data}"}
+    parts = [{"type": "image_url", "image_url": url}, {"type": "text", "text": "What?"}]
+    chat = {"messages": [{"role": "user", "content": parts}], "max_tokens": 2}
+    options = {"options": {"num_predict": 2}, "stream": False}
+    folder = save_tiny_processor("qwen2_vl", tmp_path)
+    async with (
+        open_fake_server(folder, takes_images=True, max_model_len=1024) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=20) as client,
+    ):
+        await client.post("/v1/chat/completions", json=chat)
+        message = {"role": "user", "content": "What?", "images": [data]}
+        await post(client, "chat", model="fake", messages=[message], **options)
+        await post(
+            client, "generate", model="fake", prompt="What?", images=[data], **options
+        )
+        prompts = [start.prompt_token_ids for start in list_starts(server)]
+        assert len(prompts) == 3 and len({*prompts}) == 1
+        message |= {"images": [data, "QUJD"]}
+        status, error = await refuse(
+            client, "chat", model="fake", messages=[message], **options
+        )
+        assert status == 400 and error.startswith("messages[0].images[1]: ")
+        shown = await post(client, "show", model="fake")
+        assert "vision" in shown["capabilities"]
