@@ -125,6 +125,7 @@ def test_messages_are_edited_branched_and_deleted(
     page.get_by_label("Edit the answer").fill("Mine, too")
     page.get_by_role("button", name="Save", exact=True).click()
     assert list_texts(page) == ["Three", "Mine, too"]
+    assert page.evaluate("document.activeElement.textContent") == "Edit"
     # Who escapes changes nothing.
     act(page, ".message.user", "Edit")
     page.keyboard.type("x")
@@ -161,9 +162,16 @@ def test_conversations_survive(server: FakeServer, open_page: OpenPage) -> None:
     wait_for(page, "byId('log').innerText.includes('of two lines')")
     assert list_texts(page) == texts
     # A page that is left has the beginning of an answer.
-    send(page, "Much", max_tokens="")
-    page.wait_for_selector(".message.last .text:not(:empty)")
-    wait_for(page, "shown.run.keptAt")
+    page.evaluate("""() => {
+            const parent = shown.listPath().at(-1).message.id;
+            const question = shown.add({role: "user", parent, text: "Much"});
+            keep(shown, [question]);
+            const half = new Answer(shown, shown.add({role: "assistant", parent: question.id}));
+            shown.run = globalThis.half = half;
+            half.begin();
+            half.take({choices: [{delta: {content: "Half an"}}]});
+        }""")
+    wait_for(page, "half.keptAt")
     wait_for_kept(page)
     page.reload()
     page.get_by_text("The answer is not complete.").wait_for()
@@ -369,9 +377,10 @@ def test_a_server_that_is_gone_is_noticed_and_awaited(
     server: FakeServer, open_page: OpenPage
 ) -> None:
     page = open_page(server.url, viewport={"width": 500, "height": 700})
+    ask(page, "Before")
     page.clock.install()
     page.reload()
-    wait_for(page, "server.model")
+    wait_for(page, "server.model && shown.messages.size")
     page.context.set_offline(True)
     # The chat of a narrow page asks nothing else.
     page.clock.run_for(25_000)
@@ -381,6 +390,10 @@ def test_a_server_that_is_gone_is_noticed_and_awaited(
         < 1
     )
     since = page.inner_text("#banner")
+    # Nothing is asked that would be refused, and no message is marked.
+    page.evaluate("document.querySelector('.assistant [data-act=again]').click()")
+    assert page.inner_text("#hint") == "The server does not answer now."
+    assert page.evaluate("shown.messages.size") == 2
     send(page, "Hello")
     assert "Your text stays here" in page.inner_text("#hint")
     assert page.input_value("#prompt") == "Hello"
@@ -399,5 +412,5 @@ def test_a_server_that_is_gone_is_noticed_and_awaited(
     assert page.inner_text("#spoken") == "The server is back."
     assert page.is_hidden("#hint")
     page.keyboard.press("Enter")
-    page.wait_for_selector(".message.user")
+    page.wait_for_selector(".message.user:has-text('Hello')")
     page.keyboard.press("Escape")

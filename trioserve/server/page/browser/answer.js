@@ -46,8 +46,8 @@ function goNext(conversation) {
 }
 
 async function goOn(conversation, message) {
-  if (conversation.run) return;
   byId("prompt").focus();
+  if (conversation.run || !canAsk()) return;
   await write(new Answer(conversation, message), { continue_final_message: true, add_generation_prompt: false });
   goNext(conversation);
 }

@@ -167,9 +167,9 @@ function askQuestion(conversation, parent, text, images) {
   return answer(conversation, question);
 }
 
-function regenerate(conversation, message) {
+function askAgain(conversation, question) {
   byId("prompt").focus();
-  return answer(conversation, conversation.messages.get(message.parent));
+  if (canAsk()) answer(conversation, question);
 }
 
 function deleteMessage(message) {

@@ -6,9 +6,7 @@
 function submit() {
   const prompt = byId("prompt"), text = prompt.value.trim();
   if (!text && !attached.length && !shown.isHeld) return;
-  const refusal = explainWait();
-  showHint(refusal);
-  if (refusal) return;
+  if (!canAsk("Your text stays here.")) return;
   if (text || attached.length) shown.queue.push({ text, images: attached.splice(0) });
   showAttached();
   prompt.value = "";
@@ -19,10 +17,17 @@ function submit() {
   showRunning();
 }
 
+// Says why nothing can be asked now, if so.
+function canAsk(comfort = "") {
+  const why = explainWait();
+  showHint(why && `${why} ${comfort}`.trim());
+  return !why;
+}
+
 function explainWait() {
-  if (server.needsKey) return "The server needs a key before it answers. Your text stays here.";
-  if (server.isDown) return "The server does not answer now. Your text stays here.";
-  if (!server.model) return "The page is not connected yet. Your text stays here.";
+  if (server.needsKey) return "The server needs a key before it answers.";
+  if (server.isDown) return "The server does not answer now.";
+  if (!server.model) return "The page is not connected yet.";
   return explainSettings();
 }
 

@@ -86,8 +86,9 @@ class MessageView {
     if (conversation.run) return buttons;
     const isQuestion = message.role === "user";
     if (isLast && message.text && message.reason in CONTINUED) buttons.push(makeAct("continue", "Continue", () => goOn(conversation, message)));
-    if (!isQuestion) buttons.push(makeAct("again", "Regenerate", () => regenerate(conversation, message)));
-    if (isLast && isQuestion) buttons.push(makeAct("again", "Ask again", () => { byId("prompt").focus(); answer(conversation, message); }));
+    const question = conversation.messages.get(message.parent);
+    if (!isQuestion && question) buttons.push(makeAct("again", "Regenerate", () => askAgain(conversation, question)));
+    if (isLast && isQuestion) buttons.push(makeAct("again", "Ask again", () => askAgain(conversation, message)));
     buttons.push(makeAct("edit", "Edit", () => this.edit()), makeAct("delete", "Delete", () => deleteMessage(message)));
     return buttons;
   }
@@ -97,8 +98,16 @@ class MessageView {
     const { message, conversation } = this, isQuestion = message.role === "user";
     const area = make("textarea", { value: message.text, "aria-label": isQuestion ? "Edit the question" : "Edit the answer" });
     const end = (act) => { form.replaceWith(this.place); this.below.hidden = false; this.editor = null; this.focus(act); };
-    const save = () => { changeText(message, area.value.trim()); end("edit"); };
-    const branch = () => { end(""); addBranch(conversation, message, area.value.trim()); };
+    const save = () => {
+      end("");
+      changeText(message, area.value.trim());
+      findView(conversation, message).focus("edit");
+    };
+    const branch = () => {
+      if (isQuestion && !canAsk("Your text stays here.")) return;
+      end("");
+      addBranch(conversation, message, area.value.trim());
+    };
     const main = make("button", { type: "submit", className: "main" }, isQuestion ? "Ask again" : "Save");
     const other = make("button", { type: "button" }, isQuestion ? "Save" : "Save as a branch");
     const cancel = make("button", { type: "button" }, "Cancel");

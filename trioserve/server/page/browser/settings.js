@@ -100,7 +100,7 @@ function explainSettings() {
   } catch (error) {
     if (!(error instanceof WrongSetting)) throw error;
     showSetting(error.id);
-    return `${error.message} Your text stays here.`;
+    return error.message;
   }
 }
 
