@@ -19,7 +19,7 @@ function unfold() {
 
 // A link leads to fields, and not to a folded name.
 function openTarget() {
-  const details = document.querySelector(".object:target > .unfolds");
+  const details = document.querySelector(".object:target > .unfolds, .unfolds:target");
   if (details) details.open = true;
 }
 
@@ -37,7 +37,7 @@ function readPart(node, head) {
 }
 
 const parts = [
-  ...endpoints.map((node) => readPart(node, `${node.querySelector("h3").textContent} ${node.querySelector("p").textContent}`)),
+  ...endpoints.map((node) => readPart(node, ["h3", "p", ".unfolds > summary"].map((each) => node.querySelector(each)?.textContent).join(" "))),
   ...objects.map((node) => readPart(node, node.querySelector("summary").textContent)),
 ];
 
