@@ -6,8 +6,10 @@ no Python modules, though setuptools builds them as such; trioserve/kernels/libr
 loads them.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 import copy
 from glob import glob
+from itertools import chain
 import json
 import os
 import platform
@@ -50,7 +52,19 @@ class BuildLibraries(build_ext):
 
     def finalize_options(self):
         super().finalize_options()
-        self.parallel = True
+        self.parallel = len(self.extensions)
+
+    def build_extensions(self):
+        compile_files = self.compiler.compile
+        # The files of all libraries share the cores, so that none is idle before the end.
+        with ThreadPoolExecutor(os.cpu_count()) as cores:
+
+            def compile_at_once(sources, **options):
+                each = cores.map(lambda source: compile_files([source], **options), sources)
+                return list(chain.from_iterable(each))
+
+            self.compiler.compile = compile_at_once
+            super().build_extensions()
 
     def build_extension(self, ext):
         own = copy.copy(self)

@@ -193,7 +193,7 @@ class ExchangeSpec(Structure):
     ]
 
 
-# As native/api_sizes.cpp lists them.
+# As native/api.cpp lists them.
 SPECS = (
     *(MatrixSpec, SourceSpec, ExpertSpec, MixtureSpec, StateSpec, LatentSpec),
     *(

@@ -4,6 +4,9 @@
 // C's: neither Python's nor torch's headers are needed.
 
 #include "decoder.h"
+#include "encoder.h"
+#include "exchange.h"
+#include "logits.h"
 #include "pack.h"
 
 using namespace trioserve;
@@ -20,6 +23,18 @@ struct DecoderOf : AnyDecoder {
   explicit DecoderOf(const DecoderSpec& spec) : decoder(spec) {}
   void run(Pool& pool, const StepSpec& step) override { decoder.run(pool, step); }
   Decoder<Format> decoder;
+};
+
+struct AnyEncoder {
+  virtual ~AnyEncoder() = default;
+  virtual void run(Pool& pool, const TextsSpec& texts) = 0;
+};
+
+template <class Format>
+struct EncoderOf : AnyEncoder {
+  explicit EncoderOf(const EncoderSpec& spec) : encoder(spec) {}
+  void run(Pool& pool, const TextsSpec& texts) override { encoder.run(pool, texts); }
+  Encoder<Format> encoder;
 };
 
 }  // namespace
@@ -69,6 +84,29 @@ void trioserve_close_decoder(AnyDecoder* decoder) { delete decoder; }
 
 void trioserve_run_decoder(Pool* pool, AnyDecoder* decoder, const StepSpec* step) {
   decoder->run(*pool, *step);
+}
+
+// format: of attention, kFloat32 or kBfloat16
+AnyEncoder* trioserve_open_encoder(std::int32_t format, const EncoderSpec* spec) {
+  if (format == kFloat32) return new EncoderOf<Float32Format>(*spec);
+  return new EncoderOf<Bfloat16Format>(*spec);
+}
+void trioserve_close_encoder(AnyEncoder* encoder) { delete encoder; }
+
+void trioserve_run_encoder(Pool* pool, AnyEncoder* encoder, const TextsSpec* texts) {
+  encoder->run(*pool, *texts);
+}
+
+// Writes the sizes in the order of SPECS in structs.py, so that Python notices a library
+// that was built from other sources.
+void trioserve_list_sizes(std::int32_t* to) {
+  for (std::size_t size :
+       {sizeof(MatrixSpec), sizeof(SourceSpec), sizeof(ExpertSpec), sizeof(MixtureSpec),
+        sizeof(StateSpec), sizeof(LatentSpec), sizeof(AttentionSpec), sizeof(SublayerSpec),
+        sizeof(DecoderSpec), sizeof(StepSpec), sizeof(EncoderLayerSpec), sizeof(EncoderSpec),
+        sizeof(TextsSpec), sizeof(LogitsSpec), sizeof(ExchangeSpec)}) {
+    *to++ = static_cast<std::int32_t>(size);
+  }
 }
 
 }  // extern "C"

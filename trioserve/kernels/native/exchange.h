@@ -7,8 +7,8 @@
 //     | written, one counter for each process, 64 bytes apart | places [2][processes] |
 #pragma once
 
-#include <immintrin.h>
 #include <sched.h>
+#include <xmmintrin.h>
 
 #include <atomic>
 #include <chrono>

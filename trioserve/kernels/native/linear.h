@@ -65,9 +65,10 @@ struct Pieces {
 };
 
 // Computes rows [row, row + num_rows) of one block into `out`, kBlock numbers a row.
+// It is the bulk of a product, so it is not compiled into each of its callers.
 template <class Format>
-inline void multiply_rows(const Matrix<Format>& matrix, const Operands<Format>& x, int block,
-                          int row, int num_rows, Ahead ahead, float* out) {
+[[gnu::noinline]] void multiply_rows(const Matrix<Format>& matrix, const Operands<Format>& x,
+                                     int block, int row, int num_rows, Ahead ahead, float* out) {
   const auto* weights = matrix.weights + block * matrix.block_size();
   with_rows<Format::kRows>(num_rows, [&](auto constant) {
     constexpr int R = decltype(constant)::value;

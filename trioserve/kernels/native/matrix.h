@@ -6,7 +6,6 @@
 
 #include "buffers.h"
 #include "linear.h"
-#include "tokens.h"
 
 namespace trioserve {
 
@@ -54,46 +53,46 @@ class OperandBuffer {
  public:
   // Converts rows to the operands of a format; float32 operands are the rows themselves.
   template <class Format>
-  Operands<Format> convert(Pool& pool, const Rows& x, const Matrix<Format>& matrix) {
-    using Operand = typename Format::Operand;
-    if constexpr (std::is_same_v<Operand, float>) {
-      return {x.first, x.stride, x.num_rows};
-    } else {
-      const int num_groups = Format::kIsQuantised ? matrix.num_groups() : 0;
-      const std::ptrdiff_t stride = Format::kIsQuantised
-                                        ? num_groups * matrix.group_size
-                                        : round_up(matrix.num_inputs, Format::kInputs);
-      fit(bytes_, x.num_rows * stride * sizeof(Operand));
-      fit(groups_, static_cast<std::ptrdiff_t>(x.num_rows) * num_groups);
-      auto* to = reinterpret_cast<Operand*>(bytes_.data());
-      run_tokens(pool, x.num_rows, [&](std::ptrdiff_t row) {
-        const float* from = x.first + row * x.stride;
-        if constexpr (Format::kIsQuantised) {
-          quantise_row(from, matrix.num_inputs, matrix.group_size, stride, to + row * stride,
-                       &groups_[row * num_groups]);
-        } else {
-          trioserve::convert(from, static_cast<int>(stride), to + row * stride);
-        }
-      });
-      return {to, stride, x.num_rows, groups_.data()};
-    }
-  }
+  Operands<Format> convert(Pool& pool, const Rows& x, const Matrix<Format>& matrix);
 
  private:
   std::vector<std::uint8_t> bytes_;
   std::vector<InputGroup> groups_;
 };
 
-// As multiply in linear.h. The matrices have the same format and shape.
-template <class Finish, class... Specs>
-void multiply(Pool& pool, OperandBuffer& buffer, const Rows& x, Finish&& finish,
-              const MatrixSpec& spec, const Specs&... others) {
-  with_format(spec.format, [&](auto format) {
-    using Format = decltype(format);
-    auto matrix = spec.as<Format>();
-    multiply(pool, buffer.convert(pool, x, matrix), finish, matrix,
-             others.template as<Format>()...);
-  });
-}
+// Refers to what takes the values of a product, as multiply in linear.h calls it; it must
+// outlive this. Products know no more of it, so they are compiled once and not for each caller.
+class Finish {
+ public:
+  template <class Callable>
+  Finish(const Callable& callable) : object_(&callable) {
+    if constexpr (std::is_invocable_v<Callable, int, int, int, const float*>) {
+      call_ = [](const void* object, int row, int first, int count, const float* values,
+                 const float*) {
+        (*static_cast<const Callable*>(object))(row, first, count, values);
+      };
+    } else {
+      call_ = [](const void* object, int row, int first, int count, const float* values,
+                 const float* others) {
+        (*static_cast<const Callable*>(object))(row, first, count, values, others);
+      };
+    }
+  }
+
+  void operator()(int row, int first, int count, const float* values,
+                  const float* others = nullptr) const {
+    call_(object_, row, first, count, values, others);
+  }
+
+ private:
+  const void* object_;
+  void (*call_)(const void*, int, int, int, const float*, const float*);
+};
+
+// As multiply in linear.h. Two matrices have the same format and shape.
+void multiply(Pool& pool, OperandBuffer& buffer, const Rows& x, Finish finish,
+              const MatrixSpec& spec);
+void multiply(Pool& pool, OperandBuffer& buffer, const Rows& x, Finish finish,
+              const MatrixSpec& spec, const MatrixSpec& other);
 
 }  // namespace trioserve

@@ -1,7 +1,7 @@
 #include "pool.h"
 
-#include <immintrin.h>
 #include <sched.h>
+#include <xmmintrin.h>
 
 namespace trioserve {
 namespace {

@@ -1,0 +1,50 @@
+// The products of all formats, which take the compiler the longest.
+
+#include "matrix.h"
+#include "tokens.h"
+
+namespace trioserve {
+
+template <class Format>
+Operands<Format> OperandBuffer::convert(Pool& pool, const Rows& x, const Matrix<Format>& matrix) {
+  using Operand = typename Format::Operand;
+  if constexpr (std::is_same_v<Operand, float>) {
+    return {x.first, x.stride, x.num_rows};
+  } else {
+    const int num_groups = Format::kIsQuantised ? matrix.num_groups() : 0;
+    const std::ptrdiff_t stride = Format::kIsQuantised
+                                      ? num_groups * matrix.group_size
+                                      : round_up(matrix.num_inputs, Format::kInputs);
+    fit(bytes_, x.num_rows * stride * sizeof(Operand));
+    fit(groups_, static_cast<std::ptrdiff_t>(x.num_rows) * num_groups);
+    auto* to = reinterpret_cast<Operand*>(bytes_.data());
+    run_tokens(pool, x.num_rows, [&](std::ptrdiff_t row) {
+      const float* from = x.first + row * x.stride;
+      if constexpr (Format::kIsQuantised) {
+        quantise_row(from, matrix.num_inputs, matrix.group_size, stride, to + row * stride,
+                     &groups_[row * num_groups]);
+      } else {
+        trioserve::convert(from, static_cast<int>(stride), to + row * stride);
+      }
+    });
+    return {to, stride, x.num_rows, groups_.data()};
+  }
+}
+
+void multiply(Pool& pool, OperandBuffer& buffer, const Rows& x, Finish finish,
+              const MatrixSpec& spec) {
+  with_format(spec.format, [&](auto format) {
+    const auto matrix = spec.as<decltype(format)>();
+    multiply(pool, buffer.convert(pool, x, matrix), finish, matrix);
+  });
+}
+
+void multiply(Pool& pool, OperandBuffer& buffer, const Rows& x, Finish finish,
+              const MatrixSpec& spec, const MatrixSpec& other) {
+  with_format(spec.format, [&](auto format) {
+    const auto matrix = spec.as<decltype(format)>();
+    multiply(pool, buffer.convert(pool, x, matrix), finish, matrix, other.as<decltype(format)>());
+  });
+}
+
+}  // namespace trioserve
