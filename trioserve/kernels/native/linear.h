@@ -65,10 +65,9 @@ struct Pieces {
 };
 
 // Computes rows [row, row + num_rows) of one block into `out`, kBlock numbers a row.
-// It is the bulk of a product, so it is not compiled into each of its callers.
 template <class Format>
-[[gnu::noinline]] void multiply_rows(const Matrix<Format>& matrix, const Operands<Format>& x,
-                                     int block, int row, int num_rows, Ahead ahead, float* out) {
+inline void multiply_rows(const Matrix<Format>& matrix, const Operands<Format>& x, int block,
+                          int row, int num_rows, Ahead ahead, float* out) {
   const auto* weights = matrix.weights + block * matrix.block_size();
   with_rows<Format::kRows>(num_rows, [&](auto constant) {
     constexpr int R = decltype(constant)::value;
@@ -125,13 +124,7 @@ void multiply_piece(const Piece& piece, const Operands<Format>& x, Finish&& fini
        ...);
       const int first = (piece.first_block + block) * kBlock;
       const int count = std::min(kBlock, matrix.num_outputs - block * kBlock);
-      for (int r = 0; r < num_rows; ++r) {
-        if constexpr (sizeof...(others) == 0) {
-          finish(row + r, first, count, values[0][r]);
-        } else {
-          finish(row + r, first, count, values[0][r], values[1][r]);
-        }
-      }
+      finish(row, num_rows, first, count, values[0][0], values[sizeof...(others)][0]);
     }
   }
 }
@@ -146,9 +139,9 @@ Matrix<Format> skip_blocks(Matrix<Format> matrix, int num_blocks) {
 
 // Multiplies by one or two matrices of the same shape, and gives the results to `finish`:
 //
-//   finish(row, first output, number of outputs, values of each matrix...)
+//   finish(first row, rows, first output, number of outputs, values, values of the other)
 //
-// The values are kBlock numbers, of which the first `number of outputs` count.
+// The values of a row are kBlock numbers, of which the first `number of outputs` count.
 template <class Format, class Finish, class... Matrices>
 void multiply(Pool& pool, const Operands<Format>& x, Finish&& finish,
               const Matrix<Format>& matrix, const Matrices&... others) {

@@ -60,33 +60,38 @@ class OperandBuffer {
   std::vector<InputGroup> groups_;
 };
 
-// Refers to what takes the values of a product, as multiply in linear.h calls it; it must
-// outlive this. Products know no more of it, so they are compiled once and not for each caller.
+// Refers to what takes the values of a product; it must outlive this:
+//
+//   callable(row, first output, number of outputs, values of each matrix...)
+//
+// Products know no more of it, so they are compiled once and not for each caller. They call
+// it through a pointer once for several rows.
 class Finish {
  public:
   template <class Callable>
-  Finish(const Callable& callable) : object_(&callable) {
-    if constexpr (std::is_invocable_v<Callable, int, int, int, const float*>) {
-      call_ = [](const void* object, int row, int first, int count, const float* values,
-                 const float*) {
-        (*static_cast<const Callable*>(object))(row, first, count, values);
-      };
-    } else {
-      call_ = [](const void* object, int row, int first, int count, const float* values,
-                 const float* others) {
-        (*static_cast<const Callable*>(object))(row, first, count, values, others);
-      };
-    }
-  }
+  Finish(const Callable& callable) : object_(&callable), call_(call<Callable>) {}
 
-  void operator()(int row, int first, int count, const float* values,
-                  const float* others = nullptr) const {
-    call_(object_, row, first, count, values, others);
+  void operator()(int row, int num_rows, int first, int count, const float* values,
+                  const float* others) const {
+    call_(object_, row, num_rows, first, count, values, others);
   }
 
  private:
+  template <class Callable>
+  static void call(const void* object, int row, int num_rows, int first, int count,
+                   const float* values, const float* others) {
+    const auto& callable = *static_cast<const Callable*>(object);
+    for (int r = 0; r < num_rows; ++r) {
+      if constexpr (std::is_invocable_v<Callable, int, int, int, const float*>) {
+        callable(row + r, first, count, values + r * kBlock);
+      } else {
+        callable(row + r, first, count, values + r * kBlock, others + r * kBlock);
+      }
+    }
+  }
+
   const void* object_;
-  void (*call_)(const void*, int, int, int, const float*, const float*);
+  void (*call_)(const void*, int, int, int, int, const float*, const float*);
 };
 
 // As multiply in linear.h. Two matrices have the same format and shape.
