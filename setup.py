@@ -60,7 +60,9 @@ class BuildLibraries(build_ext):
         with ThreadPoolExecutor(os.cpu_count()) as cores:
 
             def compile_at_once(sources, **options):
-                each = cores.map(lambda source: compile_files([source], **options), sources)
+                each = cores.map(
+                    lambda source: compile_files([source], **options), sources
+                )
                 return list(chain.from_iterable(each))
 
             self.compiler.compile = compile_at_once
