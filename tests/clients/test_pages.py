@@ -61,15 +61,20 @@ def test_the_quickstarts_questions_are_answered(
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("package", ["langchain_openai", "litellm"])
+@pytest.mark.parametrize(
+    ("page", "package"),
+    [("clients", "langchain_openai"), ("clients", "litellm"), ("api", "ollama")],
+)
 def test_a_library_answers_by_its_settings(
-    default_url: str, capsys: pytest.CaptureFixture[str], package: str
+    default_url: str, capsys: pytest.CaptureFixture[str], page: str, package: str
 ) -> None:
     if find_spec(package) is None:
         pytest.skip("needs the extra clients")
-    page = (ROOT / "docs" / "clients.rst").read_text()
-    blocks = re.findall(r"code-block:: python\n\n((?:    .*\n|\n)+)", page)
-    [program] = (block for block in blocks if package in block)
+    text = (ROOT / "docs" / f"{page}.rst").read_text()
+    blocks = re.findall(r"code-block:: python\n\n((?:    .*\n|\n)+)", text)
+    [program] = (
+        block for block in blocks if re.match(rf"    (import|from) {package}\b", block)
+    )
     program = re.sub("^    ", "", program, flags=re.MULTILINE)
     program = program.replace("http://localhost:8000", default_url)
     # The server of all tests has no name but its own.

@@ -80,6 +80,7 @@ RUN = {
     # In tests/clients/test_pages.py:
     ("docs/clients.rst", "langchain_openai"): "program",
     ("docs/clients.rst", "litellm"): "program",
+    ("docs/api.rst", "ollama"): "program",
     ("docs/embedding.rst", "collect()"): "test_whole_texts_are_collected",
     ("docs/embedding.rst", "open_pooling_engine"): "test_texts_are_embedded_and_scored",
     ("docs/embedding.rst", "start_blocking_portal"): "test_asyncio_asks_a_thread",

@@ -53,8 +53,9 @@ def find_uses(name: str) -> Iterator[str]:
 
 def find_sampling_field() -> set[str]:
     """Return the files of min_p, which has all that a field can have."""
-    # A flag, and advice for clients of another API, are a choice for each field.
+    # A flag, and what other APIs take or advise, are a choice for each field.
     others = {"programs/chat/config.py", "api/anthropic/body.py"}
+    others |= {f"api/ollama/{name}.py" for name in ("body", "chat", "requests")}
     kernels = {
         path.relative_to(PACKAGE).as_posix()
         for path in (PACKAGE / "kernels" / "triton").glob("*.py")

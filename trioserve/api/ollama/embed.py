@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
 
 import msgspec
 from quart import Response
@@ -38,8 +37,9 @@ async def answer_ollama_embed(state: ServerState, request: ScopedRequest) -> Res
     if not body.texts:
         body.check_load()
         return respond_json(OllamaEmbeddings(model=body.model, total_duration=0))
-    long_text = "refuse" if body.truncate is False else "truncate"
-    pooled = await _pool(call, body.texts, params, long_text, "input")
+    pooled = await _pool(
+        call, body.texts, params, "input", is_cut=body.truncate is not False
+    )
     seconds = trio.current_time() - request.arrived_at
     content = OllamaEmbeddings(
         model=body.model,
@@ -66,7 +66,7 @@ async def answer_ollama_embedding(
     if not body.prompt:
         body.check_load()
         return respond_json(OllamaEmbedding(embedding=msgspec.Raw(b"[]")))
-    pooled = await _pool(call, (body.prompt,), params, "truncate", "prompt")
+    pooled = await _pool(call, (body.prompt,), params, "prompt", is_cut=True)
     [vector] = pooled.results
     content = OllamaEmbedding(embedding=msgspec.Raw(vector))
     return await call.respond(partial(encode, content), len(vector))
@@ -76,13 +76,14 @@ async def _pool(
     call: PoolingCall,
     texts: Sequence[str],
     params: PoolingParams,
-    long_text: Literal["refuse", "truncate"],
     param: str,
+    *,
+    is_cut: bool,
 ) -> Pooled[bytes]:
     pooled = await call.engine.pool(
         texts,
         params,
-        TextOptions(long_text=long_text),
+        TextOptions(long_text="truncate" if is_cut else "refuse"),
         finish=_write_vector,
         client=call.client,
         limits=call.limits,
