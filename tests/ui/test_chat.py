@@ -130,6 +130,11 @@ def test_an_answer_has_a_limit_and_can_go_on(
             assert bodies[-1]["max_tokens"] == 9
             before, text = text, page.inner_text(".message.assistant .text").strip()
             assert len(text) > len(before) and text.startswith(before)
+        page.fill("#schema", "{}")
+        page.click("text=Continue")
+        page.wait_for_selector("text=With a JSON schema an answer cannot go on")
+        page.fill("#schema", "")
+        assert page.inner_text(".message.assistant .text").strip() == text
         # It is still one message, with one row of buttons.
         assert page.locator(".message.assistant").count() == 1
         assert page.locator(".message.assistant .actions").count() == 1
@@ -270,6 +275,37 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(
         page.click("text=Forget key")
         page.wait_for_selector("#key-dialog[open]")
         assert page.evaluate("sessionStorage.length") == 0
+        # A browser that keeps nothing has it as long as the document.
+        page.add_init_script("""Object.defineProperty(window, "sessionStorage", {
+            get() { throw new DOMException("Blocked.", "SecurityError"); },
+        });""")
+        page.reload()
+        page.fill("#key", "sk-one")
+        page.keyboard.press("Enter")
+        wait_for(page, "server.model")
+        page.click("#to-list")
+        send(page, "Hello", max_tokens=3)
+        page.wait_for_selector(ANSWERED)
+
+
+def test_an_answer_that_is_none_is_told_as_it_is(
+    server: FakeServer, open_page: OpenPage
+) -> None:
+    page = open_page(server.url)
+    answers = {
+        "data: no\n\n": (200, "The server failed: A part of the answer is not a JSON object."),
+        'data: {"error": "Full."}\n\n': (200, "The server failed: Full."),
+        'data: {"choices": [{}]}\n\ndata: [DONE]\n\n': (200, "The answer is empty."),
+        '{"error": "Too long."}': (413, "Refused: Too long."),
+        "{}": (404, "Refused: The server answered 404."),
+    }  # fmt: skip
+    for body, (status, note) in answers.items():
+        answer = {"status": status, "body": body}
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(**answer))
+        send(page, "Hello")
+        page.wait_for_selector(f"text={note}")
+        assert page.is_hidden("#banner"), body
+        page.unroute("**/v1/chat/completions")
 
 
 def test_reasoning_is_folded(server: FakeServer, open_page: OpenPage) -> None:

@@ -134,6 +134,10 @@ def render(page: Any, text: str) -> str:
          "<li>c\nd</li></ol>"),
         ("- a\n\nb\n- \n- \n- ", "<ul><li>a</li></ul><p>b</p>"
          "<ul><li></li><li></li><li></li></ul>"),
+        ("- a\n- b\n\n1. c\n2. d", '<ul><li>a</li><li>b</li></ul><ol start="1"><li>c</li>'
+         "<li>d</li></ol>"),
+        ("1. a\n- b\n  1. c\n  - d\n- e", '<ol start="1"><li>a</li></ol><ul><li>b<ol start="1">'
+         "<li>c</li></ol><ul><li>d</li></ul></li><li>e</li></ul>"),
         ("> a\n> - b\n>> c", "<blockquote><p>a</p><ul><li>b</li></ul>"
          "<blockquote><p>c</p></blockquote></blockquote>"),
         ("a\n---\nb\n* * *", "<p>a</p><hr><p>b</p><hr>"),
@@ -181,7 +185,8 @@ def test_links_lead_out_of_the_page_alone(page: Any) -> None:
     hostile = render(
         page,
         "<script>alert(1)</script> <img src=x onerror=alert(1)>\n\n"
-        "[a](javascript:alert(1)) [b](data:text/html,x) [c](/v1/models)",
+        "[a](javascript:alert(1)) [b](data:text/html,x) [c](/v1/models) "
+        "[d](http:docs)",
     )
     assert "<script" not in hostile and "<img" not in hostile and "<a " not in hostile
     link = '<a href="{}" target="_blank" rel="noopener noreferrer nofollow">{}</a>'
@@ -202,8 +207,28 @@ def test_an_image_is_loaded_from_the_message_alone(page: Any) -> None:
     assert "<img" not in other
     assert '<a href="https://b.example/c.png"' in other
     assert ">a</a>" in other and "an image of another server, not loaded" in other
-    # Others are not shown: a page of HTML is no image.
-    assert "<img" not in render(page, f"![a](data:text/html;base64,{DOT})")
+    # Others are not shown: a page of HTML is no image, and a drawing can hang the browser.
+    for kind in ("text/html", "image/svg+xml"):
+        assert "<img" not in render(page, f"![a](data:{kind};base64,{DOT})"), kind
+
+
+def test_what_costs_much_is_drawn_up_to_a_number(page: Any) -> None:
+    part = "$a_1$ *b*\n\n```py\nc\n```\n\nd|e\n-|-\n\n$$f$$\n\n"
+    for _ in range(2):
+        numbers = page.evaluate(
+            """([part, n]) => {
+                const root = document.createElement("div");
+                const markdown = new Markdown(root), text = part.repeat(n);
+                for (let i = 1; i <= 7; i++) markdown.show(text.slice(0, text.length * i / 7));
+                const count = (names) => root.querySelectorAll(names).length;
+                return [count(".formula, .code, .scroller"), count("em"), count("table"),
+                    root.textContent.split("a_1").length - 1, count("pre"),
+                    root.lastElementChild.outerHTML];
+            }""",
+            [part, 500],
+        )
+        # All of the text is there, and the next message begins anew.
+        assert numbers == [1000, 500, 250, 500, 500, "<p>$$f$$</p>"]
 
 
 def show(page: Any, text: str) -> None:

@@ -87,6 +87,9 @@ def test_a_filter_finds_endpoints_objects_and_fields(
         "GET /v1/models/{model}",
     ]
     assert page.inner_text("#found") == "2 endpoints, 0 objects"
+    page.fill("#filter", "nothing has this")
+    assert page.inner_text("#found") == "Nothing has these words."
+    assert list_shown(page, ":is(h2, table)") == []
     page.fill("#filter", "")
     assert page.is_visible(CHAT) and page.inner_text("#found") == ""
 

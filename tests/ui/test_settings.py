@@ -91,7 +91,10 @@ def test_what_is_wrong_is_said_at_its_field(
     wrong = {
         "temperature": ("warm", "This is not a number."),
         "top_p": ("0", "This must be above 0 and at most 1."),
-        "top_k": ("1.5", "This is not a whole number"),
+        "top_k": ("1.5", "This is not a whole number, in digits alone."),
+        "max_tokens": ("1,000", "This is not a whole number, in digits alone."),
+        "seed": ("0x10", "This is not a whole number, in digits alone."),
+        "min_p": ("0x1", "This is not a number."),
         "schema": ("{", "This is not JSON"),
     }
     for name, (text, message) in wrong.items():
@@ -104,15 +107,19 @@ def test_what_is_wrong_is_said_at_its_field(
         assert page.inner_text(f"#{name}-wrong") == ""
     assert page.input_value("#prompt") == "Hello" and bodies == []
     # The server refuses what the page cannot know, and names the field.
-    for name, text in {"stop_texts": "a\n" * 100, "schema": '{"type": "no"}'}.items():
+    for name, text in [
+        ("stop_texts", "a\n" * 100),
+        ("stop_texts", "a" * 2000),
+        ("schema", '{"type": "no"}'),
+    ]:
         send(page, "Hello", **{name: text})
         page.wait_for_selector(f"#{name}-wrong:not(:empty)")
         assert page.inner_text(f"#{name}-wrong") in page.inner_text("#log"), name
         page.fill(f"#{name}", "")
-    assert len(bodies) == 2
+    assert len(bodies) == 3
     # An answer that is asked for again does without no setting, either.
     page.fill("#min_p", "2")
     page.click(".message.user:last-child >> text=Ask again")
     page.wait_for_selector("text=The setting “Min p” is wrong.")
     assert page.evaluate("document.activeElement.id") == "min_p"
-    assert len(bodies) == 2
+    assert len(bodies) == 3

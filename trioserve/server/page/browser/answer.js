@@ -48,6 +48,10 @@ function goNext(conversation) {
 async function goOn(conversation, message) {
   byId("prompt").focus();
   if (conversation.run || !canAsk()) return;
+  if (byId("schema").value.trim()) {
+    showHint("With a JSON schema an answer cannot go on: the JSON would begin again in its middle. Empty that setting, or regenerate the answer with more tokens.");
+    return;
+  }
   await write(new Answer(conversation, message), { continue_final_message: true, add_generation_prompt: false });
   goNext(conversation);
 }
@@ -95,15 +99,16 @@ class Answer {
 
   take(event) {
     if (event === null) { this.isWhole = true; return; }
-    if (event.error) throw new Refused(event.error.code ?? 500, event.error.message);
+    if (event.error) throw new Refused(event.error.code ?? 500, readMessage(event.error) || "It does not say why.");
     this.usage = event.usage || this.usage;
     this.times = event.metrics || this.times;
     const choice = event.choices?.[0];
     if (!choice) return;
     const { message } = this;
     message.reason = choice.finish_reason || message.reason;
-    message.text += choice.delta.content || "";
-    if (choice.delta.reasoning) message.reasoning = (message.reasoning ?? "") + choice.delta.reasoning;
+    const { content, reasoning } = choice.delta ?? {};
+    message.text += content || "";
+    if (reasoning) message.reasoning = (message.reasoning ?? "") + reasoning;
     this.frame ||= requestAnimationFrame(() => this.draw());
   }
 

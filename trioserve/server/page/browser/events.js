@@ -19,7 +19,14 @@ async function* readEvents(response) {
       if (line || !data.length) continue;
       const text = data.join("\n").trim();
       data = [];
-      yield text === "[DONE]" ? null : JSON.parse(text);
+      yield text === "[DONE]" ? null : readEvent(text);
     }
   }
+}
+
+function readEvent(text) {
+  let event = null;
+  try { event = JSON.parse(text); } catch { /* See below. */ }
+  if (event === null || typeof event !== "object") throw new Refused(502, "A part of the answer is not a JSON object.");
+  return event;
 }

@@ -42,7 +42,7 @@ function readKept(each, conversation) {
   const message = { id: each.id, conversation, parent: each.parent, role: each.role, text: each.text, created: Number(each.created) || 0 };
   for (const name of ["failure", "model", "reasoning", "reason", "note"]) if (isText(each[name])) message[name] = each[name];
   if (each.isWrong === true) message.isWrong = true;
-  const images = Array.isArray(each.images) ? each.images.filter((image) => isText(image?.name) && isText(image.url) && image.url.startsWith("data:image/")) : [];
+  const images = Array.isArray(each.images) ? each.images.filter((image) => isText(image?.name) && isText(image.url) && /^data:image\/(?:png|jpeg|gif|webp|avif|bmp);base64,/.test(image.url)) : [];
   if (images.length) message.images = images.map(({ name, url }) => ({ name, url }));
   return message;
 }

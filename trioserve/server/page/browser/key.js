@@ -3,7 +3,7 @@
 // The key.
 
 function noteKeyNeeded(isWrong) {
-  if (isWrong) sessionStorage.removeItem(KEY);
+  if (isWrong) tabStorage.removeItem(KEY);
   showKeyButton();
   server.needsKey = true;
   showBanner("This server needs a key.", true);
@@ -12,7 +12,7 @@ function noteKeyNeeded(isWrong) {
   if (!dialog.open) dialog.showModal();
 }
 
-function showKeyButton() { byId("forget-key").hidden = !sessionStorage.getItem(KEY); }
+function showKeyButton() { byId("forget-key").hidden = !tabStorage.getItem(KEY); }
 
 byId("key-dialog").querySelector("form").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -22,7 +22,7 @@ byId("key-dialog").querySelector("form").addEventListener("submit", (event) => {
     setText(byId("key-wrong"), "A key has visible ASCII characters alone.");
     return;
   }
-  sessionStorage.setItem(KEY, key);
+  tabStorage.setItem(KEY, key);
   byId("key").value = "";
   byId("key-dialog").close("given");
   showKeyButton();
@@ -31,6 +31,6 @@ byId("key-dialog").querySelector("form").addEventListener("submit", (event) => {
 byId("key-cancel").addEventListener("click", () => byId("key-dialog").close());
 byId("banner").querySelector("button").addEventListener("click", () => byId("key-dialog").showModal());
 byId("forget-key").addEventListener("click", () => {
-  sessionStorage.removeItem(KEY);
+  tabStorage.removeItem(KEY);
   location.reload();
 });

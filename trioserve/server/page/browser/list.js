@@ -13,7 +13,7 @@ const OPEN = "trioserve-list";
 function openList() {
   if (hasRoom.matches) list.show(); else list.showModal();
   byId("to-list").ariaExpanded = "true";
-  if (hasRoom.matches) sessionStorage.setItem(OPEN, "open");
+  if (hasRoom.matches) tabStorage.setItem(OPEN, "open");
   listState = "";
   noteList("");
   return refreshList();
@@ -21,7 +21,7 @@ function openList() {
 
 function closeList() {
   list.close();
-  sessionStorage.removeItem(OPEN);
+  tabStorage.removeItem(OPEN);
 }
 
 function closeDrawer() { if (list.matches(":modal")) list.close(); }

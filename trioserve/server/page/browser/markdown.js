@@ -10,6 +10,13 @@ const FORMULAS = { "$$": "$$", "\\[": "\\]" };
 const KINDS = { "`": "code", "~": "code", "#": "heading", ">": "quote" };
 const MAX_DEPTH = 8;
 
+// Of a message, so many formulas, tables and blocks of code are drawn; more would freeze the
+// page, and are text.
+const MAX_RICH = 1000;
+let numRich = 0;
+
+function takeRich() { return ++numRich <= MAX_RICH; }
+
 // Tells what a line is by its beginning. `rest` is the text behind its mark.
 function readLine(line) {
   const inside = line.trimStart(), indent = line.length - inside.length;
@@ -22,6 +29,8 @@ function readLine(line) {
   if (kind === "text" && beginsFormula(inside)) kind = "formula";
   return { kind, indent, mark, rest: kind === "text" ? inside : rest };
 }
+
+function isNumbered(mark) { return /\d/.test(mark); }
 
 function isRule(text) {
   if (!/^[-*_]/.test(text)) return false;
@@ -49,6 +58,9 @@ function splitBlocks(text, start) {
   const ends = (line, { kind, mark, rest }) => open.kind === "code"
     ? kind === "code" && mark.startsWith(fence) && !rest : line.trimEnd().endsWith(fence);
   const begin = (kind, line, at) => blocks.push(open = { kind, lines: [line], at, last: at });
+  // Bullets and numbers at one indent are two lists.
+  const isOtherList = ({ kind, indent, mark }) => kind === "item" && open?.kind === "item"
+    && indent <= open.indent + 1 && isNumbered(mark) !== isNumbered(open.mark);
   for (let at = start, end; at <= text.length; at = end + 1) {
     end = text.indexOf("\n", at);
     if (end < 0) end = text.length;
@@ -79,8 +91,9 @@ function splitBlocks(text, start) {
       if (!open.lines.length) blocks.pop();
       begin("table", head, last);
       open.lines.push(line);
-    } else if (!open || (kind !== "text" && kind !== open.kind) || (isGap && kind === "text" && indent < 2)) {
+    } else if (!open || (kind !== "text" && kind !== open.kind) || (isGap && kind === "text" && indent < 2) || isOtherList(read)) {
       begin(kind, line, at);
+      Object.assign(open, { indent, mark });
     } else {
       open.lines.push(line);
       open.last = at;
@@ -94,6 +107,7 @@ const BUILDERS = {
   code: buildCode,
   formula: (lines) => {
     const text = lines.join("\n").trim(), end = FORMULAS[text.slice(0, 2)];
+    if (!takeRich()) return make("p", {}, text);
     const isClosed = text.length > 3 && text.endsWith(end);
     // One that is still written stays text.
     return isClosed ? makeFormula(text.slice(2, -2), true) : make("div", { className: "formula" }, make("code", {}, text.slice(2)));
@@ -125,6 +139,7 @@ function buildCode(lines) {
   // A block inside an item is indented as a whole.
   const outdent = (line) => line.slice(Math.min(indent, line.length - line.trimStart().length));
   const text = lines.slice(1, isClosed ? -1 : undefined).map(outdent).join("\n");
+  if (!takeRich()) return make("pre", { className: "plain" }, text);
   const bar = make("div", { className: "bar" }, ...(language ? [language] : []), makeCopy(() => text));
   const code = make("code", {}, text);
   // Code that is still written would be coloured anew for each token.
@@ -139,10 +154,12 @@ function buildList(lines) {
     const { kind, indent, mark, rest } = readLine(line);
     if (kind !== "item") { fill(open.at(-1).item, ["\n", ...readInline(rest)]); continue; }
     while (open.length > 1 && indent < open.at(-1).indent) open.pop();
-    if (!open.length || (indent > open.at(-1).indent + 1 && open.length < MAX_DEPTH)) {
-      const list = /\d/.test(mark) ? make("ol", { start: parseInt(mark, 10) }) : make("ul");
+    const isDeeper = () => !open.length || (indent > open.at(-1).indent + 1 && open.length < MAX_DEPTH);
+    if (!isDeeper() && open.length > 1 && isNumbered(mark) !== isNumbered(open.at(-1).mark)) open.pop();
+    if (isDeeper()) {
+      const list = isNumbered(mark) ? make("ol", { start: parseInt(mark, 10) }) : make("ul");
       open.at(-1)?.item.append(list);
-      open.push({ indent, list });
+      open.push({ indent, mark, list });
     }
     const item = open.at(-1).item = makeItem(rest);
     open.at(-1).list.append(item);
@@ -166,6 +183,7 @@ function buildQuote(lines, depth) {
 }
 
 function buildTable(lines) {
+  if (!takeRich()) return make("p", {}, lines.join("\n"));
   const sides = splitCells(lines[1]).map(findSide);
   const cell = (text, tag, i) => fill(make(tag, sides[i] ? { className: sides[i] } : {}), readInline(text.trim()));
   const row = (line, tag) => fill(make("tr"), splitCells(line).map((each, i) => cell(each, tag, i)));
@@ -191,8 +209,8 @@ const TAGS = { "*": "em", "_": "em", "**": "strong", "__": "strong", "~~": "del"
 // The target of a link, with parentheses or a title in it.
 const TARGET = /\(([^()\s]{1,2000}(?:\([^()\s]{0,300}\)[^()\s]{0,300})?)(?: {1,9}"[^"]{0,300}")?\)/y;
 
-// An image that the message itself has. Nothing in it runs, and it loads nothing.
-const DATA_TARGET = /\((data:image\/(?:png|jpeg|gif|webp|avif|svg\+xml);base64,[A-Za-z0-9+/=]+)\)/y;
+// An image that the message itself has. A drawing (SVG) of a few lines can hang the browser.
+const DATA_TARGET = /\((data:image\/(?:png|jpeg|gif|webp|avif);base64,[A-Za-z0-9+/=]+)\)/y;
 
 // The text inside a block. Emphasis that has begun and not ended is a frame, and at most one
 // of each kind is open, so frames are at most six deep.
@@ -253,7 +271,8 @@ class Inline {
   takeFormula(mark, end) {
     const found = this.findNext(end);
     if (found === Infinity || !this.text.slice(this.at, found).trim()) { this.add(mark[0] === "\\" ? mark[1] : mark); return; }
-    this.add(makeFormula(this.text.slice(this.at, found), false));
+    const source = this.text.slice(this.at, found);
+    this.add(takeRich() ? makeFormula(source, false) : mark + source + end);
     this.at = found + end.length;
   }
 
@@ -364,7 +383,7 @@ function pairTicks(text) {
 
 // A model may write any address. Only these lead out of the page, and they carry nothing.
 function makeLink(label, address) {
-  if (!/^(https?|mailto):/i.test(address)) return label;
+  if (!/^(https?:\/\/|mailto:)/i.test(address)) return label;
   return [fill(make("a", { href: address, target: "_blank", rel: "noopener noreferrer nofollow" }), label)];
 }
 
@@ -382,11 +401,16 @@ class Markdown {
   show(text) {
     const first = Math.max(0, this.blocks.length - 2);
     const fresh = splitBlocks(text, this.blocks[first]?.at ?? 0);
+    numRich = this.blocks[first - 1]?.numRich ?? 0;
     fresh.forEach((block, i) => {
       const old = this.blocks[first + i];
       block.source = block.lines.join("\n");
-      if (old?.kind === block.kind && old.source === block.source) return;
+      if (old?.kind === block.kind && old.source === block.source) {
+        block.numRich = numRich = old.numRich;
+        return;
+      }
       const node = build(block, 0);
+      block.numRich = numRich;
       if (old) this.root.children[first + i].replaceWith(node);
       else this.root.append(node);
     });

@@ -4,6 +4,19 @@
 
 // A tab keeps its key under this name, for the page and for /docs.
 const KEY = "trioserve-key";
+const tabStorage = findTabStorage();
+
+// A browser may keep nothing; what a tab keeps is then gone with the document.
+function findTabStorage() {
+  try { return sessionStorage; } catch { /* Cookies and site data are blocked. */ }
+  const kept = new Map();
+  return {
+    getItem: (name) => kept.get(name) ?? null,
+    setItem: (name, value) => kept.set(name, value),
+    removeItem: (name) => kept.delete(name),
+  };
+}
+
 const byId = (id) => document.getElementById(id);
 
 // Text is only ever put into text nodes. No function here takes HTML.

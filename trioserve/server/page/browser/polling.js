@@ -26,7 +26,7 @@ async function look() {
   await showOpenRows();
   try {
     showMetrics(readMetrics(await (await get("metrics")).text()));
-    noteRefusal(sessionStorage.getItem(KEY) ? "Only requests that your key may see are shown." : "");
+    noteRefusal(tabStorage.getItem(KEY) ? "Only requests that your key may see are shown." : "");
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
     for (const each of [...charts.map(({ node }) => node), byId("loop")]) each.hidden = true;

@@ -62,12 +62,15 @@ function filter() {
   const words = byId("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
   for (const each of parts) showPart(each, words);
   for (const row of document.querySelectorAll("tr[data-of]")) row.hidden = byId(row.dataset.of).hidden;
-  byId("objects").hidden = objects.every((each) => each.hidden);
+  const isEmpty = (nodes) => nodes.every((each) => each.hidden);
+  for (const each of document.querySelectorAll("#endpoints, #endpoints + table, #each-endpoint")) each.hidden = isEmpty(endpoints);
+  byId("objects").hidden = isEmpty(objects);
   const count = (nodes, name) => {
     const number = nodes.filter((each) => !each.hidden).length;
     return `${number} ${name}${number === 1 ? "" : "s"}`;
   };
-  byId("found").textContent = words.length ? `${count(endpoints, "endpoint")}, ${count(objects, "object")}` : "";
+  const found = isEmpty([...endpoints, ...objects]) ? "Nothing has these words." : `${count(endpoints, "endpoint")}, ${count(objects, "object")}`;
+  byId("found").textContent = words.length ? found : "";
 }
 
 byId("filter").addEventListener("input", filter);
@@ -79,15 +82,15 @@ addEventListener("keydown", (event) => {
 
 // ---- Asking the server ----------------------------------------------------------------
 
-byId("key").value = sessionStorage.getItem(KEY) ?? "";
+byId("key").value = tabStorage.getItem(KEY) ?? "";
 byId("key-form").addEventListener("submit", (event) => event.preventDefault());
 byId("key").addEventListener("input", () => {
   const key = byId("key").value.trim();
-  if (key) sessionStorage.setItem(KEY, key); else sessionStorage.removeItem(KEY);
+  if (key) tabStorage.setItem(KEY, key); else tabStorage.removeItem(KEY);
 });
 
 function ask(path, options) {
-  const key = sessionStorage.getItem(KEY);
+  const key = tabStorage.getItem(KEY);
   const headers = { ...options.headers, ...(key && { Authorization: `Bearer ${key}` }) };
   return fetch(ROOT + path, { ...options, headers, cache: "no-store" });
 }

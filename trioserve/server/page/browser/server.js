@@ -14,7 +14,7 @@ const server = { model: null, isDown: false, downSince: null, needsKey: false, h
 const SESSION = `page-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
 
 async function ask(path, { body, headers, ...options } = {}) {
-  const key = sessionStorage.getItem(KEY);
+  const key = tabStorage.getItem(KEY);
   const all = { "X-Session-Id": SESSION, ...(key && { Authorization: `Bearer ${key}` }), ...headers };
   if (body) all["Content-Type"] = "application/json";
   let answer;
@@ -32,11 +32,17 @@ async function ask(path, { body, headers, ...options } = {}) {
   return answer;
 }
 
+// An error is an object with a message, or the message itself.
+function readMessage(error) {
+  const message = error?.message ?? error;
+  return typeof message === "string" ? message : "";
+}
+
 async function readRefusal(answer) {
   const text = await answer.text().catch(() => "");
   try {
-    const { message, param } = JSON.parse(text).error;
-    return new Refused(answer.status, message, param);
+    const { error } = JSON.parse(text), message = readMessage(error);
+    if (message) return new Refused(answer.status, message, error.param);
   } catch { /* Not of this server. */ }
   return new Refused(answer.status, `The server answered ${answer.status}.`);
 }

@@ -15,9 +15,11 @@ class WrongSetting extends Error {
 // Readers of a text that is not empty. They return what it adds to a request.
 function readNumber(name, { min = -Infinity, max = Infinity, isWhole = false, isAbove = false } = {}) {
   return (text) => {
-    const value = Number(text.trim().replace(",", "."));
-    if (!Number.isFinite(value)) throw new WrongSetting(isWhole ? "This is not a whole number." : "This is not a number.");
-    if (isWhole && !Number.isSafeInteger(value)) throw new WrongSetting("This is not a whole number, or too large for the page.");
+    const digits = text.trim(), value = Number(digits.replace(",", "."));
+    // "1,000" means a thousand to some, and one to others.
+    if (isWhole && !/^[-+]?\d+$/.test(digits)) throw new WrongSetting("This is not a whole number, in digits alone.");
+    if (isWhole && !Number.isSafeInteger(value)) throw new WrongSetting("This number is too large for the page.");
+    if (!/^[-+\d.,e]+$/i.test(digits) || !Number.isFinite(value)) throw new WrongSetting("This is not a number.");
     const lowest = isAbove ? `above ${min}` : `at least ${min}`;
     if (value < min || value > max || (isAbove && value === min)) {
       throw new WrongSetting(`This must be ${max === Infinity ? lowest : `${lowest} and at most ${max}`}.`);
@@ -111,7 +113,7 @@ function showSetting(id) {
 
 // Shows what the server says of a field where the field is, if the page has set it.
 function noteRefusedSetting({ param, message }) {
-  const name = String(param ?? "").split(".")[0];
+  const name = String(param ?? "").split(/[.[]/)[0];
   const id = { response_format: "schema", stop: "stop_texts" }[name] ?? name;
   if (!(id in SETTINGS) || !byId(id).value.trim()) return;
   showSetting(id);

@@ -7,6 +7,6 @@ loadPanel();
 fitScreen();
 connect();
 openFromAddress();
-if (hasRoom.matches && sessionStorage.getItem(OPEN)) openList();
+if (hasRoom.matches && tabStorage.getItem(OPEN)) openList();
 // The keyboard of a touch screen would cover the half of a page that nobody has read.
 if (!isTouch.matches) byId("prompt").focus();
