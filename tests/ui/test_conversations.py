@@ -16,6 +16,8 @@ OpenPage = Callable[..., Any]
 
 # Each test has a browser context of its own, and so a database of its own.
 OWN = {"viewport": {"width": 900, "height": 700}}
+# The list stays open beside the chat.
+WIDE = {"viewport": {"width": 1280, "height": 700}}
 
 
 def ask(page: Any, text: str) -> None:
@@ -151,6 +153,51 @@ def test_messages_are_edited_branched_and_deleted(
     assert list_texts(page) == texts
 
 
+def test_a_title_goes_and_changes_with_its_question(
+    server: FakeServer, open_page: OpenPage
+) -> None:
+    page = open_page(server.url, **WIDE)
+    page.click("#to-list")
+    titles = page.locator("#conversations .title")
+
+    def wait_for_title(title: str) -> None:
+        wait_until(lambda: titles.all_inner_texts() == [title])
+        assert page.title() == f"{title} · trioserve"
+
+    def write(text: str) -> None:
+        act(page, ".message.user", "Edit")
+        page.get_by_label("Edit the question").fill(text)
+
+    ask(page, "A secret")
+    write("Another secret")
+    page.get_by_role("button", name="Save").click()
+    wait_for_title("Another secret")
+    write("Foxes")
+    page.get_by_role("button", name="Ask again").click()
+    wait_for_answer(page)
+    page.get_by_role("button", name="Earlier branch").click()
+    act(page, ".message.user", "Delete")
+    wait_for_title("Foxes")
+    page.keyboard.press("Enter")
+    wait_for_title("Another secret")
+    act(page, ".message.user", "Delete")
+    wait_for_title("Foxes")
+    act(page, ".message.user", "Delete")
+    wait_until(lambda: titles.count() == 0)
+    ask(page, "Wolves")
+    wait_for_title("Wolves")
+    # A name that somebody has given stays.
+    page.click("#conversations summary")
+    page.click("#conversations >> text=Rename")
+    page.keyboard.type("Animals")
+    page.keyboard.press("Enter")
+    wait_for_title("Animals")
+    write("Bears")
+    page.get_by_role("button", name="Save").click()
+    wait_for_kept(page)
+    wait_for_title("Animals")
+
+
 def test_conversations_survive(server: FakeServer, open_page: OpenPage) -> None:
     page = open_page(server.url, **OWN)
     ask(page, "The first question\nof two lines")
@@ -275,21 +322,135 @@ def test_conversations_are_files_and_can_be_forgotten(
         page.set_input_files("#import-file", path)
         page.get_by_text(f"{expected} conversations are new here.").wait_for()
     assert entries.locator(".title").all_inner_texts() == ["Two", "One"]
-    # A message that is written elsewhere may have anything in it.
-    kept = json.loads(path.read_text())
-    kept["conversations"][0]["messages"][0]["text"] = 3
-    for name, written, why in [
-        ("a.json", "{", "JSON"),
-        ("b.json", "{}", "it was not written by this page"),
-        ("c.json", json.dumps(kept), "no id, parent, role or text"),
-    ]:
-        (tmp_path / name).write_text(written)
-        page.set_input_files("#import-file", tmp_path / name)
-        page.get_by_text(f"{name} has no conversations").wait_for()
-        assert why in page.inner_text("#list-note")
     entries.locator("a").nth(1).click()
     wait_for(page, "shown.title === 'One' && shown.messages.size === 3")
     assert "2/2" in page.inner_text(".message.assistant .branches")
+    # When a conversation has gone on, the state of the file is kept beside it, once.
+    ask(page, "More")
+    page.click("#to-list")
+    for expected in ("1 of 2", "0 of 2"):
+        page.set_input_files("#import-file", path)
+        page.get_by_text(f"{expected} conversations are new here.").wait_for()
+    assert entries.locator(".title").all_inner_texts() == ["One", "Two", "One"]
+
+
+def test_a_file_from_elsewhere_may_have_anything_in_it(
+    server: FakeServer, open_page: OpenPage, tmp_path: Path
+) -> None:
+    page = open_page(server.url, **WIDE)
+    page.click("#to-list")
+    entries = page.locator("#conversations li")
+    question = {"id": "q", "parent": "", "role": "user", "text": "Q", "created": 1}
+    answer = {"id": "a", "parent": "q", "role": "assistant", "text": "A"}
+
+    def write(name: str, *messages: object, **fields: object) -> Path:
+        conversation = {"id": name, "title": name, "messages": messages, **fields}
+        kept = {"format": "trioserve-conversations", "conversations": [conversation]}
+        # Python writes Infinity, which JSON does not have.
+        text = json.dumps(kept).replace("Infinity", "1e999")
+        (tmp_path / name).write_text(text)
+        return tmp_path / name
+
+    def read(*paths: Path) -> str:
+        page.evaluate("noteList('')")
+        page.set_input_files("#import-file", paths)
+        page.wait_for_selector("#list-note")
+        return str(page.inner_text("#list-note"))
+
+    (tmp_path / "json").write_text("{")
+    (tmp_path / "format").write_text("{}")
+    refused = [
+        (tmp_path / "json", "JSON"),
+        (tmp_path / "format", "it was not written by this page"),
+        (write("text", question | {"text": 3}), "no id, parent, role or text"),
+        (write("empty"), "do not lead to a first one"),
+        (write("nobody", answer), "do not lead to a first one"),
+        (write("own", question, answer | {"parent": "a"}), "do not lead"),
+        (
+            write(
+                "ring",
+                question,
+                *(answer | {"id": a, "parent": b} for a, b in ("xy", "yx")),
+            ),
+            "do not lead",
+        ),
+        (write("unnamed", question | {"id": ""}), "no id of its own"),
+        (write("twice", question, question), "no id of its own"),
+    ]
+    # Each file that is refused is named, also when others follow.
+    note = read(*(path for path, _ in refused), write("good", question, changed=5))
+    for path, why in refused:
+        assert f"{path.name} has no conversations" in note, path.name
+        assert why in note.partition(f"{path.name} has")[2], path.name
+    assert note.endswith("good: 1 of 1 conversations are new here.")
+    # What is taken can be listed and opened.
+    for name, fields in {
+        "infinite": {"changed": float("inf")},
+        "late": {"changed": 8.65e15},
+        "early": {"changed": -1e300},
+        "undated": {},
+        "spaced": {"id": "a b<é>"},
+        "unnamed": {"id": ""},
+        "long": {"title": "long" + "g" * 20_000},
+    }.items():
+        file = write(name, question, answer | {"reason": "constructor"}, **fields)
+        assert "1 of 1" in read(file), name
+        assert name == "unnamed" or "0 of 1" in read(file), name
+        entry = entries.locator("a").filter(has_text=name)
+        entry.click()
+        wait_for(page, f"shown.title.startsWith({name!r}) && shown.messages.size === 2")
+        if "id" in fields:
+            page.reload()
+            wait_for(page, "shown.messages.size === 2")
+        assert list_texts(page) == ["Q", "A"], name
+        assert page.locator(".note, [data-act=continue]").count() == 0, name
+        entry.wait_for()
+        assert len(entry.locator(".title").inner_text()) <= 200, name
+    assert entries.count() == 8
+    # A row of an older page may be without a date, too.
+    page.evaluate("""() => useStore((store) => {
+            return store.save({id: "old", title: "Old", changed: Infinity}, [], [], true);
+        })""")
+    page.reload()
+    wait_until(lambda: entries.count() == 9)
+    # An SVG may take for ever to be drawn.
+    images = [
+        {"name": each, "url": f"data:image/{each};base64,AA"}
+        for each in ("SVG+xml", "png")
+    ]
+    assert "1 of 1" in read(write("images", question | {"images": images}))
+    entries.locator("a").filter(has_text="images").click()
+    page.wait_for_selector(".pictures img")
+    assert page.locator(".pictures img").get_attribute("alt") == "png"
+
+
+def test_the_page_says_for_how_long_it_has_no_room(
+    server: FakeServer, open_page: OpenPage
+) -> None:
+    page = open_page(server.url, **OWN)
+    # A quota of the browser itself would refuse texts and images alike.
+    page.evaluate("""() => {
+            const put = IDBObjectStore.prototype.put;
+            globalThis.hasRoomFor = () => false;
+            IDBObjectStore.prototype.put = function (row) {
+                if (!hasRoomFor(row)) throw new DOMException("", "QuotaExceededError");
+                return put.call(this, row);
+            };
+        }""")
+    note = page.locator("#welcome .storage-note")
+    ask(page, "One")
+    assert "there is no room left." in note.text_content()
+    page.evaluate("() => { hasRoomFor = (row) => !row.images; }")
+    picture = {"name": "a.png", "url": "data:image/png;base64,AA"}
+    page.evaluate("picture => attached.push(picture)", picture)
+    ask(page, "Two")
+    assert "has no room for the images" in note.text_content()
+    page.evaluate("() => { hasRoomFor = () => true; }")
+    ask(page, "Three")
+    assert note.text_content() == ""
+    page.reload()
+    wait_for(page, "shown.messages.size >= 4")
+    assert page.locator(".pictures img").count() == 1
 
 
 def test_without_a_database_the_page_says_that_nothing_is_kept(
@@ -346,10 +507,15 @@ def test_a_question_waits_for_the_end_of_an_answer(
     page.locator(".message.user:has-text('Five')").wait_for()
     wait_for_answer(page)
     # Up recalls the last questions, and leaves a text alone.
+    # In several lines, it moves the cursor first.
+    ask(page, "Six\nand")
     for key, expected in [
+        ("ArrowUp", "Six\nand"),
+        ("ArrowUp", "Six\nand"),
         ("ArrowUp", "Five"),
         ("ArrowUp", "Four"),
         ("ArrowDown", "Five"),
+        ("ArrowDown", "Six\nand"),
         ("ArrowDown", ""),
         ("ArrowDown", ""),
     ]:

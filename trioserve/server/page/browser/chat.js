@@ -144,7 +144,9 @@ function chooseBranch(message, act) {
 
 function changeText(message, text) {
   if (text === message.text) return;
+  const isTitle = shown.isTitle(message);
   message.text = text;
+  if (isTitle) shown.renewTitle();
   if (message.role === "assistant") Object.assign(message, { reason: "edited", note: undefined, isWrong: false });
   // Its text did not only grow.
   shown.views.delete(message.id);

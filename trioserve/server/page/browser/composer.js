@@ -81,6 +81,9 @@ const recall = { text: "", at: 0 };
 function recallQuestion(step) {
   const prompt = byId("prompt");
   if (prompt.value && prompt.value !== recall.text) return false;
+  // In a question of several lines, the keys move the cursor first.
+  const aside = step > 0 ? prompt.value.slice(0, prompt.selectionStart) : prompt.value.slice(prompt.selectionEnd);
+  if (aside.includes("\n")) return false;
   const texts = shown.listPath().filter(({ message }) => message.role === "user" && message.text).map(({ message }) => message.text);
   const at = prompt.value ? recall.at + step : step;
   if (at < 0 || at > texts.length) return false;

@@ -28,6 +28,8 @@ class Conversation {
     this.views = new Map();
     // The answer that is being written, and the questions that wait for its end.
     Object.assign(this, { run: null, queue: [], isHeld: false, isKept: messages.length > 0, numWritten: 0 });
+    // The title, or images, of which the browser keeps older ones or none.
+    Object.assign(this, { hasNewTitle: false, lacksImages: false });
   }
 
   add(fields) {
@@ -36,6 +38,15 @@ class Conversation {
     this.chosen[message.parent] = message.id;
     this.title ||= makeTitle(message);
     return message;
+  }
+
+  // A title that was made of a first question goes and changes with it.
+  isTitle(message) { return !message.parent && makeTitle(message) === this.title; }
+
+  renewTitle() {
+    const [first] = this.listPath();
+    this.title = first ? makeTitle(first.message) : "";
+    this.hasNewTitle = true;
   }
 
   group() {
@@ -58,7 +69,7 @@ class Conversation {
   // Removes a message and all that follows it. What follows a question without an answer
   // stays, because it was asked without it. Returns what undoes this.
   remove(message) {
-    const groups = this.group(), chosen = { ...this.chosen };
+    const groups = this.group(), { title } = this, chosen = { ...this.chosen };
     const children = groups.get(message.id) ?? [];
     const moved = message.role === "user" && !children.some((each) => each.role === "assistant") ? children : [];
     const removed = [message];
@@ -71,10 +82,12 @@ class Conversation {
       if (moved.length) this.chosen[message.parent] = chosen[message.id] ?? moved.at(-1).id;
     }
     for (const each of moved) each.parent = message.parent;
+    if (removed.some((each) => this.isTitle(each))) this.renewTitle();
     const undo = () => {
       for (const each of removed) this.messages.set(each.id, each);
       for (const each of moved) each.parent = message.id;
       Object.assign(this.chosen, chosen);
+      if (this.title !== title) Object.assign(this, { title, hasNewTitle: true });
     };
     return { removed, moved, undo };
   }

@@ -34,24 +34,44 @@ byId("export-all").addEventListener("click", async () => {
 
 const isText = (value) => typeof value === "string";
 
+// Returns 0 for what is no date, because a Date ends there.
+const readTime = (value) => (value > 0 && value <= 8.64e15 ? Math.floor(value) : 0);
+
+// An id is a part of the address, which encodes other letters.
+const cleanId = (id) => id.replace(/[^\w-]/g, (each) => `-${each.charCodeAt(0).toString(16)}`) || makeId();
+
+// A browser draws the parts of an SVG as often as it says, which may be for ever.
+const isPicture = (image) => isText(image?.name) && isText(image.url) && /^data:image\/(?:png|jpeg|gif|webp|avif|bmp);base64,/.test(image.url);
+
 // Only known fields of known types are taken.
 function readKept(each, conversation) {
   if (!isText(each?.id) || !isText(each.parent) || !["user", "assistant"].includes(each.role) || !isText(each.text)) {
     throw new Error("a message has no id, parent, role or text");
   }
-  const message = { id: each.id, conversation, parent: each.parent, role: each.role, text: each.text, created: Number(each.created) || 0 };
+  const message = { id: each.id, conversation, parent: each.parent, role: each.role, text: each.text, created: readTime(each.created) };
   for (const name of ["failure", "model", "reasoning", "reason", "note"]) if (isText(each[name])) message[name] = each[name];
   if (each.isWrong === true) message.isWrong = true;
-  const images = Array.isArray(each.images) ? each.images.filter((image) => isText(image?.name) && isText(image.url) && /^data:image\/(?:png|jpeg|gif|webp|avif|bmp);base64,/.test(image.url)) : [];
+  const images = Array.isArray(each.images) ? each.images.filter(isPicture) : [];
   if (images.length) message.images = images.map(({ name, url }) => ({ name, url }));
   return message;
 }
 
+// A message leads to a first one, or to one that another tab has deleted.
+function checkTree(messages) {
+  const ids = new Set(messages.map(({ id }) => id)), groups = Map.groupBy(messages, ({ parent }) => parent);
+  if (ids.size < messages.length || ids.has("")) throw new Error("a message has no id of its own");
+  const reached = messages.filter(({ parent }) => !ids.has(parent));
+  for (const { id } of reached) for (const each of groups.get(id) ?? []) reached.push(each);
+  if (reached.length < messages.length || !groups.has("")) throw new Error("its messages do not lead to a first one");
+}
+
 function readConversation(each) {
   if (!isText(each?.id) || !isText(each.title) || !Array.isArray(each.messages)) throw new Error("a conversation has no id, title or messages");
-  const messages = each.messages.map((message) => readKept(message, each.id));
+  const id = cleanId(each.id), title = each.title.trim().slice(0, MAX_NAME) || "Conversation";
+  const messages = each.messages.map((message) => readKept(message, id));
+  checkTree(messages);
   const chosen = Object.fromEntries(Object.entries(each.chosen ?? {}).filter(([, value]) => isText(value)));
-  return { id: each.id, title: each.title.trim() || "Conversation", created: Number(each.created) || Date.now(), changed: Number(each.changed) || Date.now(), chosen, messages };
+  return { id, title, created: readTime(each.created), changed: readTime(each.changed), chosen, messages };
 }
 
 // Gives the messages names of their own, because others here may have theirs.
@@ -64,6 +84,7 @@ function renameMessages({ messages, chosen, ...head }, id) {
   };
 }
 
+// Returns the words for what has become of it.
 async function importFile(file) {
   let read;
   try {
@@ -71,32 +92,37 @@ async function importFile(file) {
     if (found?.format !== FORMAT || !Array.isArray(found.conversations)) throw new Error("it was not written by this page");
     read = found.conversations.map(readConversation);
   } catch (error) {
-    noteList(`${file.name} has no conversations that can be read: ${error.message}.`);
-    return;
+    return `${file.name} has no conversations that can be read: ${error.message}.`;
   }
   try {
     let numNew = 0;
     for (const each of read) numNew += await useStore((store) => importOne(store, each));
-    noteList(`${numNew} of ${read.length} conversations are new here.`);
-    tellTabs("");
+    return `${file.name}: ${numNew} of ${read.length} conversations are new here.`;
   } catch (error) {
-    noteList(`The browser could not keep them: ${error.message}`);
+    return `${file.name}: the browser could not keep all: ${explainError(error)}`;
   }
-  listState = "";
-  refreshList();
 }
 
-// What is here already is left alone; a conversation that has gone on since is kept twice.
+// What is here already is left alone. Of a conversation that has gone on since, the file has
+// another state, which is kept under an id of its own, once.
 async function importOne(store, conversation) {
-  const here = await store.load(conversation.id);
-  if (here && here.changed === conversation.changed) return 0;
-  const { messages, ...head } = renameMessages(conversation, here ? makeId() : conversation.id);
+  let { id, changed } = conversation;
+  const here = await store.load(id);
+  if (here?.changed === changed) return 0;
+  if (here) id += `-${changed}`;
+  if (here && await store.load(id)) return 0;
+  const { messages, ...head } = renameMessages(conversation, id);
   await store.save(head, messages, [], true);
   return 1;
 }
 
 byId("import").addEventListener("click", () => byId("import-file").click());
 byId("import-file").addEventListener("change", async () => {
-  for (const file of [...byId("import-file").files]) await importFile(file);
+  const notes = [];
+  for (const file of [...byId("import-file").files]) notes.push(await importFile(file));
   byId("import-file").value = "";
+  noteList(notes.join(" "));
+  tellTabs("");
+  listState = "";
+  refreshList();
 });

@@ -4,6 +4,7 @@
 
 const list = byId("list");
 const written = new Intl.DateTimeFormat("en", { dateStyle: "medium", timeStyle: "short", hourCycle: "h23" });
+const MAX_NAME = 200;
 let listState = "", openMenu = "";
 
 // Where there is room, it stays open beside the chat, also after F5.
@@ -52,7 +53,7 @@ function findEntry(id) { return byId("conversations").querySelector(`[data-id="$
 
 function makeEntry({ id, title, changed, place }, words) {
   const link = make("a", { href: findAddress(id) }, make("span", { className: "title" }, title),
-    make("span", { className: "when number" }, alive.get(id)?.run ? "an answer is being written" : written.format(changed)));
+    make("span", { className: "when number" }, alive.get(id)?.run ? "an answer is being written" : readTime(changed) ? written.format(changed) : ""));
   link.dataset.act = "open";
   if (id === shown.id) link.ariaCurrent = "true";
   link.addEventListener("click", () => {
@@ -83,7 +84,7 @@ function markWords(text, words) {
 
 function rename(id, title) {
   const item = findEntry(id);
-  const field = make("input", { value: title, "aria-label": "Title", required: true, maxLength: 200 });
+  const field = make("input", { value: title, "aria-label": "Title", required: true, maxLength: MAX_NAME });
   const form = make("form", { className: "rename" }, field, make("button", { type: "submit", className: "main" }, "Save"));
   const end = () => { form.remove(); listState = ""; refreshList().then(() => findEntry(id)?.querySelector("summary").focus()); };
   form.addEventListener("submit", async (event) => {
@@ -144,7 +145,7 @@ byId("forget-all").addEventListener("click", () => byId("forget-dialog").showMod
 byId("forget-cancel").addEventListener("click", () => byId("forget-dialog").close());
 byId("forget-dialog").querySelector("form").addEventListener("submit", async () => {
   for (const each of [...alive.values(), shown]) leave(each);
-  await useStore((store) => store.clear()).catch((error) => noteList(`They could not be deleted: ${error.message}`));
+  await useStore((store) => store.clear()).catch((error) => noteList(`They could not be deleted: ${explainError(error)}`));
   tellTabs(null);
   listState = "";
   await refreshList();

@@ -4,6 +4,8 @@
 
 // The reasons for which an answer ends before it is complete, and can go on.
 const CONTINUED = {
+  // A file may have any word as reason, also that of a method.
+  __proto__: null,
   length: "The answer reached its limit of tokens.",
   repetition: "The answer repeated itself.",
   left: "The answer is not complete.",

@@ -157,6 +157,10 @@ tabs.addEventListener("message", ({ data }) => noteOtherTab(data));
 
 function tellTabs(id) { tabs.postMessage(id); }
 
+function explainError(error) {
+  return error?.name === "QuotaExceededError" ? "there is no room left." : error?.message || String(error);
+}
+
 // Keeps what has changed in a conversation.
 async function keep(conversation, messages, removed = []) {
   if (conversation.isGone) return;
@@ -166,18 +170,26 @@ async function keep(conversation, messages, removed = []) {
   const head = { id, title, created, changed, chosen: { ...chosen } };
   const isNew = !conversation.isKept;
   conversation.isKept = true;
-  const written = isNew ? [...conversation.messages.values()] : messages;
+  const written = isNew || conversation.lacksImages ? [...conversation.messages.values()] : messages;
   await useStore(async (store) => {
+    if (conversation.hasNewTitle) {
+      conversation.hasNewTitle = false;
+      await store.rename(id, title);
+    }
     try {
-      await store.save(head, written, removed, isNew);
+      if (!await store.save(head, written, removed, isNew)) return;
+      conversation.lacksImages = false;
+      // The note about a browser without a database stays.
+      if (store.database) noteStorage("");
     } catch (error) {
       if (error?.name !== "QuotaExceededError") throw error;
       await store.save(head, written.map((each) => ({ ...each, images: [] })), removed, isNew);
+      conversation.lacksImages = true;
       noteStorage("This browser has no room for the images, which are gone with this tab.");
     }
   }).catch((error) => {
     conversation.isKept = false;
-    noteStorage(`This browser does not keep the conversation: ${error?.message ?? error}`);
+    noteStorage(`This browser does not keep the conversation: ${explainError(error)}`);
   });
   tellTabs(id);
   refreshList();
