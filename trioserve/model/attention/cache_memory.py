@@ -164,8 +164,8 @@ def _resolve_memory(config: CacheConfig, device: torch.device) -> tuple[int, str
         if wanted > free:
             raise InvalidConfig(
                 "kv_cache_memory",
-                f"{config.kv_cache_memory} is more than the {free} bytes that are "
-                f"free on {device}",
+                f"{config.kv_cache_memory} is more than the {free / 2**30:.1f} GiB that "
+                f"are free on {device}",
             )
         return wanted, "kv_cache_memory"
     fraction = config.kv_cache_fraction
