@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-import json
 from math import prod
 from pathlib import Path
 from typing import Final
@@ -49,9 +48,10 @@ def _describe(
 
 def _list_tensors(path: Path) -> Iterator[tuple[str, int]]:
     """Yield the type of each tensor of a file, and the number of its items."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            yield tensor["dtype"], prod(tensor["shape"])
+    # It imports NumPy, which the commands that only list models do without.
+    from safetensors import safe_open
+
+    with safe_open(path, framework="numpy") as file:
+        for name in file.keys():
+            tensor = file.get_slice(name)
+            yield tensor.get_dtype(), prod(tensor.get_shape())
