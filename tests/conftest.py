@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import ExitStack
 import functools
 import gc
 import logging
@@ -146,9 +147,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Start the processes that run the tests by forks, too: torch is imported once."""
     if session.config.pluginmanager.hasplugin("dsession"):
-        start = warm_start()
-        start.__enter__()
-        session.config.add_cleanup(lambda: start.__exit__(None, None, None))
+        stack = ExitStack()
+        stack.enter_context(warm_start())
+        session.config.add_cleanup(stack.close)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

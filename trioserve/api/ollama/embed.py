@@ -23,6 +23,7 @@ from ..pooling.steps import PoolingCall, make_params, require_task
 from .answers import OllamaEmbedding, OllamaEmbeddings
 from .body import OLLAMA_EMBED_BODY, OLLAMA_EMBEDDING_BODY, read_ollama
 from .chat import check_context
+from .events import count_nanoseconds
 
 
 async def answer_ollama_embed(state: ServerState, request: ScopedRequest) -> Response:
@@ -40,10 +41,9 @@ async def answer_ollama_embed(state: ServerState, request: ScopedRequest) -> Res
     pooled = await _pool(
         call, body.texts, params, "input", is_cut=body.truncate is not False
     )
-    seconds = trio.current_time() - request.arrived_at
     content = OllamaEmbeddings(
         model=body.model,
-        total_duration=round(seconds * 10**9),
+        total_duration=count_nanoseconds(trio.current_time() - request.arrived_at),
         prompt_eval_count=pooled.num_tokens,
     )
     vectors = pooled.results

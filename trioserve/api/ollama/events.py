@@ -135,12 +135,12 @@ class Lines:
         began = times.get("prefill", first)
         return {
             "done_reason": self._reason,
-            "total_duration": _count_nanoseconds(end - self._arrived_at),
+            "total_duration": count_nanoseconds(end - self._arrived_at),
             "load_duration": 0,
             "prompt_eval_count": usage.prompt_tokens,
-            "prompt_eval_duration": _count_nanoseconds(first - began),
+            "prompt_eval_duration": count_nanoseconds(first - began),
             "eval_count": usage.completion_tokens,
-            "eval_duration": _count_nanoseconds(end - first),
+            "eval_duration": count_nanoseconds(end - first),
         }
 
 
@@ -180,7 +180,7 @@ def _stamp(model: str) -> dict[str, Any]:
     return {"model": model, "created_at": datetime.now(timezone.utc)}
 
 
-def _count_nanoseconds(seconds: float) -> int:
+def count_nanoseconds(seconds: float) -> int:
     return round(seconds * _NANOSECONDS)
 
 
