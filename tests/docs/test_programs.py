@@ -198,7 +198,7 @@ async def test_clients_get_vectors_and_ranks(tokenizer_folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama with the tiny tokenizer's vocabulary; its answers never end."""
+    """A random Llama with the tiny tokenizer's vocabulary."""
     folder = save_tiny_model(
         "llama",
         tmp_path_factory.mktemp("model") / "tiny-llama",
@@ -214,12 +214,21 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_engine(
     model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., str]:
-    """Return a function: page, mark -> the output of the program with a tiny model."""
+    """Return a function: page, mark -> the output of the program with a tiny model.
+
+    The engine stays in this process: another one would take seconds to import torch.
+    """
 
     def run_it(page: str, mark: str) -> str:
-        model = f"{str(model_folder)!r}, kv_cache_memory='16MiB'"
-        changes = {"open_engine()": f"open_engine({model})"}
-        run(replace_all(find_program(page, mark), changes))
+        program = find_program(page, mark)
+        call = next(each for each in ("(process=True)", "_engine()") if each in program)
+        options = f"model={str(model_folder)!r}, kv_cache_memory='16MiB'"
+        changes = {
+            call: f"{call.partition('(')[0]}({options})",
+            # A random model may end its answer at once.
+            "max_tokens=": "ignore_eos=True, max_tokens=",
+        }
+        run(replace_all(program, changes))
         return capsys.readouterr().out
 
     return run_it
@@ -249,17 +258,8 @@ def test_asyncio_asks_a_thread(run_engine: Callable[..., str]) -> None:
 
 
 @pytest.mark.slow
-def test_asyncio_asks_a_guest(
-    model_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    # The engine stays in this process: another one would take seconds to import torch.
-    changes = {
-        "process=True": f"model={str(model_folder)!r}, kv_cache_memory='16MiB'",
-        # A random model may end its answer at once.
-        "max_tokens=50": "max_tokens=50, ignore_eos=True",
-    }
-    run(replace_all(find_program("docs/embedding.rst", "start_guest_run"), changes))
-    assert capsys.readouterr().out
+def test_asyncio_asks_a_guest(run_engine: Callable[..., str]) -> None:
+    assert run_engine("docs/embedding.rst", "start_guest_run")
 
 
 @pytest.mark.slow
