@@ -23,6 +23,7 @@ from trioserve.testing.fake_device import (
     make_info,
     make_pooling_info,
 )
+from trioserve.types.adapter import NO_ADAPTER, AdapterSource
 from trioserve.types.ids import SequenceId
 from trioserve.types.model_info import ModelInfo
 from trioserve.types.pooling import PoolingInput, PoolingParams, PoolingTask
@@ -416,6 +417,42 @@ async def test_seeds_of_a_request_stay_numbers_of_64_bits() -> None:
     assert plan is not None
     seeds = [start.seed for start in plan.starts]
     assert seeds == [2**63 - 2, 2**63 - 1, -(2**63)]
+
+
+async def test_a_sequence_starts_with_its_adapter() -> None:
+    device = FakeDevice(block_size=4)
+    scheduler = Scheduler(
+        num_blocks=64,
+        block_size=4,
+        max_num_seqs=4,
+        max_num_batched_tokens=32,
+        max_model_len=32,
+    )
+    executor = FakeExecutor(device.step)
+    core = LocalCore(scheduler, executor, info=INFO)
+    source = AdapterSource(number=3, name="french", path="adapters/french")
+    facts = await core.load_adapter(source)
+    assert executor.adapters == {3: facts}
+    prompt = Prompt(token_ids=(1,) * 9)
+    found = []
+    for number, adapter in enumerate((NO_ADAPTER, 3, NO_ADAPTER, 3)):
+        await core.add(
+            SequenceGroup(
+                first_id=SequenceId(number),
+                prompts=(prompt,),
+                sampling=SamplingParams(max_tokens=1),
+                seed=0,
+                adapter=adapter,
+            )
+        )
+        plan = scheduler.schedule()
+        assert plan is not None
+        assert [start.adapter for start in plan.starts] == [adapter]
+        outputs = scheduler.update(plan, device.step(plan))
+        found += [output.num_cached_tokens for output in outputs]
+    assert found == [0, 0, 8, 8], "prompts share blocks only with the same adapter"
+    core.drop_adapter(3)
+    assert not executor.adapters
 
 
 @pytest.mark.parametrize(

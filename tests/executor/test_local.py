@@ -9,7 +9,9 @@ import pytest
 import trio
 import trio.testing
 
+from trioserve.errors import InvalidAdapter
 from trioserve.executor import LocalExecutor
+from trioserve.types.adapter import AdapterFacts, AdapterSource
 from trioserve.types.output import StepResult
 from trioserve.types.plan import StepPlan
 
@@ -139,3 +141,56 @@ async def test_cancelling_waits_for_the_step_on_the_device(num_stages: int) -> N
                 await trio.testing.wait_all_tasks_blocked()
             go_on.set()
     assert ended == [0]
+
+
+async def test_an_adapter_is_read_beside_the_steps_and_changes_between_two_of_them(
+    nursery: trio.Nursery,
+) -> None:
+    happened: list[object] = []
+    threads: dict[str, int] = {}
+    reading, stepping = threading.Event(), threading.Event()
+
+    class Adapters:
+        def read_adapter(self, source: AdapterSource) -> tuple[AdapterFacts, str]:
+            threads["read"] = threading.get_ident()
+            reading.set()
+            # A step runs meanwhile.
+            stepping.wait(10)
+            facts = AdapterFacts(
+                number=source.number, name="a", digest=b"1", rank=1, num_bytes=1
+            )
+            return facts, "weights"
+
+        def add_adapter(self, number: int, weights: str) -> None:
+            threads["add"] = threading.get_ident()
+            happened.append((number, weights))
+
+        def remove_adapter(self, number: int) -> None:
+            happened.append(("removed", number))
+
+    def step(plan: StepPlan) -> StepResult:
+        threads["step"] = threading.get_ident()
+        reading.wait(10)
+        stepping.set()
+        happened.append(plan.step_id)
+        return result_of(plan)
+
+    executor = LocalExecutor[StepPlan, StepResult](step, depth=2, adapters=Adapters())
+    await nursery.start(executor.run)
+    with trio.fail_after(60):
+        before = Submitted(executor, 1)
+        source = AdapterSource(number=5, name="a", path="")
+        assert (await executor.load_adapter(source)).number == 5
+        behind = Submitted(executor, 2)
+        executor.drop_adapter(5)
+        after = Submitted(executor, 1)
+        for submitted in (before, behind, after):
+            await submitted.wait()
+    assert happened == [0, (5, "weights"), 0, 1, ("removed", 5), 0]
+    assert threads["add"] == threads["step"] != threads["read"]
+
+
+async def test_a_model_that_pools_refuses_adapters() -> None:
+    executor = LocalExecutor[StepPlan, StepResult](result_of)
+    with pytest.raises(InvalidAdapter, match="'a': a model that pools"):
+        await executor.load_adapter(AdapterSource(number=1, name="a", path=""))

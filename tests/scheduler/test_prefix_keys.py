@@ -105,6 +105,24 @@ def test_a_second_prompt_of_the_same_vectors_computes_only_new_positions() -> No
     assert cached == [0, 8, 8]
 
 
+def test_blocks_are_shared_only_with_the_same_adapter_and_the_same_salt() -> None:
+    def hash_with(adapter_digest: bytes, cache_salt: str = "") -> bytes:
+        sequence = make_sequence(
+            Prompt(token_ids=(7,) * BLOCK_SIZE),
+            adapter_digest=adapter_digest,
+            cache_salt=cache_salt,
+        )
+        return sequence.hashes.get(0, BLOCK_SIZE)
+
+    assert hash_with(b"one") == hash_with(b"one")
+    # A client that chooses its salt cannot come near the blocks of an adapter.
+    different = [
+        *(hash_with(b""), hash_with(b"one"), hash_with(b"two")),
+        *(hash_with(b"", "one"), hash_with(b"one", "two"), hash_with(b"two", "one")),
+    ]
+    assert len(set(different)) == len(different)
+
+
 def test_another_salt_shares_no_vector() -> None:
     prompt = make_prompt([("vector", n) for n in range(4)])
     salted = make_sequence(prompt, cache_salt="a").hashes.get(0, BLOCK_SIZE)

@@ -16,7 +16,14 @@ from trioserve.types.sampling import SamplingParams
 
 # The arguments of a Sequence; others are of its SamplingParams.
 _FIELDS = {
-    *("arrival", "cache_salt", "embedded", "eos_token_ids", "prompt_token_ids"),
+    *(
+        "arrival",
+        "adapter_digest",
+        "cache_salt",
+        "embedded",
+        "eos_token_ids",
+        "prompt_token_ids",
+    ),
     "spans",
 }
 

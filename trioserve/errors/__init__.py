@@ -5,6 +5,7 @@
       - InvalidParameter            400
       - ContextLengthExceeded       400
       - NotSupported                400
+      - InvalidAdapter              400
       - Unauthorized                401
       - ModelNotFound               404
       - ResponseNotFound            404
@@ -84,6 +85,7 @@ from .client import (
     ContextLengthExceeded,
     EndpointOff,
     HostNotAllowed,
+    InvalidAdapter,
     InvalidParameter,
     MalformedRequest,
     ModelNotFound,
@@ -132,6 +134,7 @@ __all__ = [
     "InvalidParameter",
     "ContextLengthExceeded",
     "NotSupported",
+    "InvalidAdapter",
     "Unauthorized",
     "ModelNotFound",
     "ResponseNotFound",

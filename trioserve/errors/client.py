@@ -56,6 +56,20 @@ class NotSupported(RequestError):
         )
 
 
+class InvalidAdapter(RequestError):
+    """Raised when an adapter's files are wrong, or the model cannot run it.
+
+    Args:
+      name: the adapter's, for clients.
+      reason: names the field or the tensor.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"cannot load the adapter {name!r}: {reason}")
+        self.name = name
+        self.reason = reason
+
+
 class Unauthorized(RequestError, status=401, code="AuthenticationError"):
     """Raised when a request has no key, or a wrong one."""
 

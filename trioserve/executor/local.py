@@ -12,6 +12,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import outcome
 import trio
 
+from ..errors import InvalidAdapter
+from ..types.adapter import AdapterFacts, AdapterSource
 from ..types.output import StepResult
 from ..types.plan import StepPlan
 from .protocol import Handle
@@ -19,8 +21,29 @@ from .protocol import Handle
 PlanT = TypeVar("PlanT")
 ResultT = TypeVar("ResultT")
 
-# A step in progress, with the output of the stage before; None ends the thread.
-_Item = tuple[Handle[Any], outcome.Outcome[Any]] | None
+# A step in progress, with the output of the stage before; or work of the first stage between
+# two steps; None ends the thread.
+_Item = tuple[Handle[Any], outcome.Outcome[Any]] | Callable[[], None] | None
+
+
+class Adapters(Protocol):
+    """The adapters of a model; a ModelRunner."""
+
+    def read_adapter(self, source: AdapterSource) -> tuple[AdapterFacts, Any]:
+        """Read an adapter, in any thread while steps run.
+
+        Returns:
+          its facts, and its numbers as `add_adapter` takes them
+
+        Raises:
+          InvalidAdapter
+        """
+
+    def add_adapter(self, number: int, weights: Any) -> None:
+        """Let later steps use an adapter; between two steps."""
+
+    def remove_adapter(self, number: int) -> None:
+        """Forget an adapter, between two steps."""
 
 
 class LocalExecutor(Generic[PlanT, ResultT]):
@@ -37,10 +60,19 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         works by itself and needs two: one thread launches the next step while the other
         waits for this one. The event loop never touches a tensor.
       depth: largest number of steps in flight.
+      adapters: of a model that generates.
     """
 
-    def __init__(self, *stages: Callable[[Any], Any], depth: int = 1) -> None:
+    def __init__(
+        self,
+        *stages: Callable[[Any], Any],
+        depth: int = 1,
+        adapters: Adapters | None = None,
+    ) -> None:
         self.depth = depth
+        self._adapters = adapters
+        # One adapter is read at a time: each takes the memory of its file for a moment.
+        self._reading = trio.CapacityLimiter(1)
         self._stages = stages
         # The queues have no limit of their own: the loop keeps at most `depth` steps in
         # flight.
@@ -69,11 +101,26 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         self._queues[0].put((handle, outcome.Value(plan)))
         return handle
 
+    async def load_adapter(self, source: AdapterSource) -> AdapterFacts:
+        adapters = self._adapters
+        if adapters is None:
+            raise InvalidAdapter(source.name, "a model that pools runs no adapters")
+        facts, weights = await trio.to_thread.run_sync(
+            adapters.read_adapter, source, limiter=self._reading
+        )
+        # Its number is new, so that no step in flight looks for it.
+        self._queues[0].put(partial(adapters.add_adapter, source.number, weights))
+        return facts
+
+    def drop_adapter(self, number: int) -> None:
+        assert self._adapters is not None, "it was loaded"
+        self._queues[0].put(partial(self._adapters.remove_adapter, number))
+
     def _list_work(self, token: trio.lowlevel.TrioToken) -> list[Callable[[], None]]:
         """Return the function that each stage's thread runs."""
 
         def tell(item: _Item) -> None:
-            if item is not None:
+            if isinstance(item, tuple):
                 handle, result = item
                 token.run_sync_soon(handle.set, result)
 
@@ -90,6 +137,9 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         put: Callable[[_Item], None],
     ) -> None:
         while (item := queue.get()) is not None and not self._is_over:
+            if not isinstance(item, tuple):
+                item()
+                continue
             handle, given = item
             # A failure passes through the other stages unchanged, in order of steps.
             if isinstance(given, outcome.Value):
@@ -102,7 +152,7 @@ class _Launched(Protocol):
     def finish(self) -> StepResult: ...
 
 
-class _Runner(Protocol):
+class _Runner(Adapters, Protocol):
     def step(self, plan: StepPlan) -> StepResult: ...
 
     def launch(self, plan: StepPlan) -> _Launched: ...
@@ -118,9 +168,11 @@ def make_local_executor(
       device_type: torch's.
     """
     if device_type == "cpu" or depth == 1:
-        return LocalExecutor(runner.step, depth=depth)
+        return LocalExecutor(runner.step, depth=depth, adapters=runner)
     # The thread that launches the next step must not wait for this one.
-    return LocalExecutor(runner.launch, methodcaller("finish"), depth=depth)
+    return LocalExecutor(
+        runner.launch, methodcaller("finish"), depth=depth, adapters=runner
+    )
 
 
 async def _run_in_thread(

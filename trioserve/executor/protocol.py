@@ -8,6 +8,8 @@ from typing import Generic, Protocol, TypeVar
 import outcome
 import trio
 
+from ..types.adapter import AdapterFacts, AdapterSource
+
 PlanT = TypeVar("PlanT", contravariant=True)
 ResultT = TypeVar("ResultT", covariant=True)
 StoredT = TypeVar("StoredT")
@@ -43,6 +45,18 @@ class Executor(Protocol[PlanT, ResultT]):
         Args:
           notify: called in the event loop when the step is done.
         """
+
+    async def load_adapter(self, source: AdapterSource) -> AdapterFacts:
+        """Read an adapter beside the running steps; later plans may name its number.
+
+        A cancelled call leaves nothing loaded.
+
+        Raises:
+          InvalidAdapter: its files are wrong, or the model cannot run it.
+        """
+
+    def drop_adapter(self, number: int) -> None:
+        """Forget an adapter behind the submitted steps; no later plan may name it."""
 
 
 class Handle(Generic[StoredT]):

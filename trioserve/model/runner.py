@@ -9,10 +9,13 @@ the stage before, or sends its output to the next one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..errors import InvalidAdapter
+from ..types.adapter import AdapterFacts, AdapterSource
 from ..types.ids import BlockId
 from ..types.logits import LogitsProcessor
 from ..types.output import StepResult
@@ -142,6 +145,22 @@ class ModelRunner:
         if copies is not None:
             copies.save(plan.rows)
         return self._writer.write(plan, rows, output)
+
+    def read_adapter(self, source: AdapterSource) -> tuple[AdapterFacts, Any]:
+        """Read an adapter for `add_adapter`; in any thread, while steps run.
+
+        Raises:
+          InvalidAdapter: its files are wrong, or the layers cannot run it.
+        """
+        raise InvalidAdapter(source.name, "the layers of this model run no adapters")
+
+    def add_adapter(self, number: int, weights: Any) -> None:
+        """Let the rows of later plans use an adapter; between two steps."""
+        raise AssertionError("no adapter was read")
+
+    def remove_adapter(self, number: int) -> None:
+        """Forget an adapter; between two steps."""
+        raise AssertionError("no adapter was added")
 
     def warm_up(self) -> None:
         """Run a chunk and a decode before any sequence comes.

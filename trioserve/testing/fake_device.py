@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 import math
 from typing import Generic, Protocol, TypeVar
 
@@ -16,6 +17,7 @@ import outcome
 import trio
 
 from ..executor.protocol import Handle
+from ..types.adapter import AdapterFacts, AdapterSource
 from ..types.ids import BlockId
 from ..types.model_info import ModelInfo
 from ..types.output import SequenceError, StepResult
@@ -347,6 +349,17 @@ PlanT = TypeVar("PlanT", bound=_Plan)
 ResultT = TypeVar("ResultT")
 
 
+def make_adapter(source: AdapterSource) -> AdapterFacts:
+    """Return the facts about an imaginary adapter, whose content is its path."""
+    return AdapterFacts(
+        number=source.number,
+        name=source.name,
+        digest=blake2b(source.path.encode(), digest_size=16).digest(),
+        rank=16,
+        num_bytes=2**20,
+    )
+
+
 class FakeExecutor(Generic[PlanT, ResultT]):
     """An Executor whose steps take `step_seconds + token_seconds * num_tokens`.
 
@@ -354,9 +367,11 @@ class FakeExecutor(Generic[PlanT, ResultT]):
       seconds_of: returns the duration of a plan; it replaces this formula.
       step: runs a plan, such as FakeDevice.step or FakePoolingDevice.step.
       fail_at_step: the step with this number raises RuntimeError.
+      read_adapter: returns an adapter's facts after `adapter_seconds`, or refuses it.
 
     Attributes:
       idle_seconds: the time that the device has waited for steps since its first one.
+      adapters: the loaded ones, by number.
     """
 
     def __init__(
@@ -368,8 +383,13 @@ class FakeExecutor(Generic[PlanT, ResultT]):
         seconds_of: Callable[[PlanT], float] | None = None,
         depth: int = 1,
         fail_at_step: int | None = None,
+        adapter_seconds: float = 0.5,
+        read_adapter: Callable[[AdapterSource], AdapterFacts] = make_adapter,
     ) -> None:
         self.depth = depth
+        self.adapters: dict[int, AdapterFacts] = {}
+        self._adapter_seconds = adapter_seconds
+        self._read_adapter = read_adapter
         self.idle_seconds = 0.0
         self._step = step
         self._seconds_of = seconds_of or (
@@ -397,6 +417,14 @@ class FakeExecutor(Generic[PlanT, ResultT]):
         handle = Handle[ResultT](notify)
         self._send.send_nowait((plan, handle, self._free_at))
         return handle
+
+    async def load_adapter(self, source: AdapterSource) -> AdapterFacts:
+        await trio.sleep(self._adapter_seconds)
+        facts = self.adapters[source.number] = self._read_adapter(source)
+        return facts
+
+    def drop_adapter(self, number: int) -> None:
+        del self.adapters[number]
 
     def _compute(self, plan: PlanT) -> ResultT:
         if plan.step_id == self._fail_at_step:

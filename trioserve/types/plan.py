@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from .adapter import NO_ADAPTER
 from .ids import BlockId
 from .prompt import EmbeddedInput
 from .sampling import SamplingParams
@@ -35,6 +36,7 @@ class SlotStart:
         has no states.
       first_window_block: the place of the first block in its table of window blocks: the
         blocks before it lie behind the windows of all tokens to come.
+      adapter: the number of the sequence's adapter; see types.adapter.
     """
 
     slot: int
@@ -46,6 +48,7 @@ class SlotStart:
     embedded: tuple[EmbeddedInput, ...] = ()
     restores: int | None = None
     first_window_block: int = 0
+    adapter: int = NO_ADAPTER
 
 
 class StepRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -14,6 +14,7 @@ from ...scheduler.generation.scheduler import Scheduler
 from ...scheduler.generation.sequence import Flow, Sequence
 from ...scheduler.generation.spans import NO_SPANS, Spans
 from ...scheduler.step_cost import StepRates
+from ...types.adapter import NO_ADAPTER, AdapterFacts, AdapterSource
 from ...types.client import Client
 from ...types.ids import SequenceId
 from ...types.model_info import ModelInfo
@@ -40,6 +41,7 @@ class SequenceGroup:
       priority: requests with a lower number go first.
       request_id: for reports to people.
       client: the one that it belongs to.
+      adapter: the number of a loaded adapter.
     """
 
     first_id: SequenceId
@@ -49,6 +51,7 @@ class SequenceGroup:
     priority: int = 0
     request_id: str = ""
     client: Client = Client()
+    adapter: int = NO_ADAPTER
 
     @property
     def num_sequences(self) -> int:
@@ -90,6 +93,9 @@ class LocalCore:
         self._info = info
         self._preparing = trio.CapacityLimiter(1)
         self._num_arrived = 0
+        self._executor = executor
+        # Digests of loaded adapters, by number.
+        self._digests: dict[int, bytes] = {NO_ADAPTER: b""}
         self._loop = StepLoop(executor, scheduler)
 
     async def run(
@@ -139,6 +145,17 @@ class LocalCore:
         """End the sequences with the ids of a client that is gone."""
         held = self._scheduler.list_holdings().sequences
         self.abort([each.sequence_id for each in held if has_ended(each.sequence_id)])
+
+    async def load_adapter(self, source: AdapterSource) -> AdapterFacts:
+        """See Executor.load_adapter."""
+        facts = await self._executor.load_adapter(source)
+        self._digests[source.number] = facts.digest
+        return facts
+
+    def drop_adapter(self, number: int) -> None:
+        """See Executor.drop_adapter; no sequence may have it any more."""
+        del self._digests[number]
+        self._executor.drop_adapter(number)
 
     async def inspect(
         self, *, lost: bool = False, process: bool = False
@@ -193,6 +210,8 @@ class LocalCore:
                 flow=flow,
                 eos_token_ids=self._info.eos_token_ids,
                 cache_salt=prompt.cache_salt,
+                adapter=group.adapter,
+                adapter_digest=self._digests[group.adapter],
                 embedded=prompt.embedded,
                 spans=self._find_spans(prompt) if prompt.embedded else NO_SPANS,
             )

@@ -18,8 +18,10 @@ from typing import Any
 import outcome
 import trio
 
+from ...errors import InvalidAdapter
 from ...processes import Alive, MessageStream, PeerGone, pack
 from ...processes.silence import SilenceWatch
+from ...types.adapter import AdapterFacts, AdapterSource
 from ...types.output import StepResult
 from ...types.plan import StepPlan
 from ..protocol import Handle
@@ -130,6 +132,15 @@ class PipelineExecutor:
         for each in packed.values():
             each.close()
         return handle
+
+    async def load_adapter(self, source: AdapterSource) -> AdapterFacts:
+        await trio.lowlevel.checkpoint()
+        raise InvalidAdapter(
+            source.name, "a model that several processes share runs no adapters"
+        )
+
+    def drop_adapter(self, number: int) -> None:
+        raise AssertionError("no adapter was loaded")
 
     async def _listen(self, stage: StagePeer, watch: SilenceWatch) -> None:
         while True:

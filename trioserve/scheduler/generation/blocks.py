@@ -36,6 +36,7 @@ class BlockHashes:
 
     Args:
       cache_salt: blocks are shared only under the same salt.
+      adapter_digest: and with the same adapter; empty without one.
       embedded: see types.prompt.Prompt.
     """
 
@@ -54,6 +55,7 @@ class BlockHashes:
         output_token_ids: Tokens[int],
         *,
         cache_salt: str,
+        adapter_digest: bytes,
         embedded: tuple[EmbeddedInput, ...],
     ) -> None:
         self._prompt_token_ids = prompt_token_ids
@@ -61,7 +63,9 @@ class BlockHashes:
         self._embedded = embedded
         self._hashes: list[bytes] = []
         self._prompt_bytes = b""
-        self._root = blake2b(cache_salt.encode(), digest_size=16).digest()
+        self._root = blake2b(
+            cache_salt.encode(), digest_size=16, key=adapter_digest
+        ).digest()
 
     def get(self, index: int, block_size: int) -> bytes:
         """Return the hash of block `index`; all of its tokens must be known."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 
+from ...types.adapter import NO_ADAPTER
 from ...types.client import Client
 from ...types.ids import BlockId, SequenceId
 from ...types.output import NOT_SAMPLED, FinishReason, TokenLogprobs
@@ -106,9 +107,10 @@ class Sequence:
       index: its number in its request.
       flow: the flow of its request; by default a request by itself.
       eos_token_ids: end the sequence unless sampling.ignore_eos.
-      cache_salt: blocks are shared only under the same salt.
+      cache_salt, adapter_digest: see BlockHashes.
       embedded: see prompt.Prompt.
       spans: parts of the prompt that a step computes whole.
+      adapter: see plan.SlotStart.
 
     Attributes:
       num_tokens: tokens whose ids are known.
@@ -136,6 +138,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "adapter",
         "arrival",
         "block_ids",
         "checkpoint",
@@ -190,6 +193,8 @@ class Sequence:
         flow: Flow | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
         cache_salt: str = "",
+        adapter: int = NO_ADAPTER,
+        adapter_digest: bytes = b"",
         embedded: tuple[EmbeddedInput, ...] = (),
         spans: Spans = NO_SPANS,
     ) -> None:
@@ -197,6 +202,7 @@ class Sequence:
         self.prompt_token_ids = prompt_token_ids
         self.embedded = embedded
         self.spans = spans
+        self.adapter = adapter
         self.output_token_ids: list[int] = []
         self.sampling = sampling
         self.seed = seed
@@ -239,6 +245,7 @@ class Sequence:
             prompt_token_ids,
             self.output_token_ids,
             cache_salt=cache_salt,
+            adapter_digest=adapter_digest,
             embedded=embedded,
         )
 
@@ -395,6 +402,7 @@ class Sequence:
             embedded=self.embedded,
             restores=self.checkpoint,
             first_window_block=self.window_begin,
+            adapter=self.adapter,
         )
 
     @property
