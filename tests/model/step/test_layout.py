@@ -95,3 +95,29 @@ def test_the_host_does_the_same_after_100_and_after_60_000_tokens(
         if shape != (4, 65_536)
     ]
     assert max(sizes) <= 16
+
+
+def test_a_step_has_the_adapters_of_its_rows_in_the_order_of_their_tokens() -> None:
+    device = torch.device("cpu")
+    tables = SlotTables(
+        max_num_seqs=3, max_model_len=32, block_size=BLOCK_SIZE, device=device
+    )
+
+    def find(slots: tuple[int, ...]) -> tuple[int, ...]:
+        rows = tuple(
+            StepRow(
+                slot=slot, start=0, num_tokens=1, new_block_ids=(), sample=slot == 0
+            )
+            for slot in slots
+        )
+        plan = StepPlan(step_id=1, starts=(), rows=rows)
+        return lay_out(
+            plan, tables, lambda rows: [*range(len(rows))][::-1], device
+        ).adapters
+
+    for slot, adapter in enumerate((5, 0, 7)):
+        tables.start(make_start(slot=slot, adapter=adapter))
+    assert find((0, 1, 2)) == (7, 0, 5)
+    assert find((1,)) == ()
+    tables.start(make_start(slot=0))
+    assert find((0,)) == (), "the slot has another sequence"

@@ -12,6 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ...types.plan import StepRow
+from ..adapters.description import LayerAdapters
 from ..states.pool import StateCopies
 from ..step.layout import StepInputs
 from .deepstack import ADDED
@@ -40,10 +41,13 @@ class Layers(Protocol):
 
     Attributes:
       copies: the copies of their states; None if they keep none.
+      adapters: those that they run; None if they run none.
     """
 
     @property
     def copies(self) -> StateCopies | None: ...
+    @property
+    def adapters(self) -> LayerAdapters | None: ...
 
     def order(self, rows: Sequence[StepRow]) -> list[int]:
         """Return the order of rows among the flat tokens that is fastest to read."""
@@ -64,6 +68,7 @@ class KernelLayers:
         self.order = layers.order
         self.prepare = layers.prepare
         self.copies = layers.copies
+        self.adapters = layers.adapters
 
     def begin(self, inputs: StepInputs) -> _KernelStep:
         return _KernelStep(self._model, self._layers, inputs)

@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ...types.plan import StepRow
+from ..adapters.description import LayerAdapters
 from ..states.pool import StateCopies
 from ..step.layout import StepInputs
 from ..step.scans import Scans
@@ -18,11 +19,13 @@ class LayersOnKernels(Protocol):
     """The layers of a decoder, with a KV cache of their own.
 
     Attributes:
-      copies: as in Layers (layers.py).
+      copies, adapters: as in Layers (layers.py).
     """
 
     @property
     def copies(self) -> StateCopies | None: ...
+    @property
+    def adapters(self) -> LayerAdapters | None: ...
 
     def order(self, rows: Sequence[StepRow]) -> list[int]:
         """Return the order of rows among the flat tokens that is fastest to read."""

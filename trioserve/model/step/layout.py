@@ -41,6 +41,7 @@ class StepInputs:
       last_tokens: the same of its last token.
       held: slots whose rows are skipped. The last token of such a row comes again in a
         later step, so states must stay as they are before it.
+      adapters: the numbers of the rows' adapters; empty if no row has one.
       key_ends: (num_tokens,) int32, as JoinedImages.find_ends returns them; None if no token
         lies in an image whose tokens see each other
     """
@@ -54,6 +55,7 @@ class StepInputs:
     first_tokens: tuple[int, ...]
     last_tokens: tuple[int, ...]
     held: Collection[int] = ()
+    adapters: tuple[int, ...] = ()
     key_ends: Tensor | None = None
 
 
@@ -103,5 +105,6 @@ def lay_out(
         first_tokens=tuple(first_tokens),
         last_tokens=tuple(last_tokens),
         held=held,
+        adapters=tables.find_adapters(rows),
         key_ends=None if key_ends is None else key_ends.to(device, non_blocking=True),
     )

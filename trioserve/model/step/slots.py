@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from ...types.adapter import NO_ADAPTER
 from ...types.ids import BlockId
 from ...types.plan import SlotStart, StepRow
 from ..device.tensors import send_ids
@@ -66,6 +67,7 @@ class SlotTables:
         )
         self.num_prompt_tokens = [0] * max_num_seqs
         self.num_tokens = [0] * max_num_seqs
+        self._adapters = [NO_ADAPTER] * max_num_seqs
         self._num_blocks = [0] * max_num_seqs
         self._num_window_blocks = [0] * max_num_seqs
 
@@ -79,6 +81,7 @@ class SlotTables:
         ).clamp_(min=0)
         self.num_prompt_tokens[start.slot] = len(start.prompt_token_ids)
         self.num_tokens[start.slot] = len(token_ids)
+        self._adapters[start.slot] = start.adapter
         self._num_blocks[start.slot] = 0
         self._num_window_blocks[start.slot] = start.first_window_block
 
@@ -122,6 +125,11 @@ class SlotTables:
     def count_outputs(self, row: StepRow) -> int:
         """Return the number of output tokens of a sequence up to the end of a row."""
         return row.end - self.num_prompt_tokens[row.slot]
+
+    def find_adapters(self, rows: Sequence[StepRow]) -> tuple[int, ...]:
+        """Return the numbers of the adapters of rows; empty if no row has one."""
+        numbers = tuple(self._adapters[row.slot] for row in rows)
+        return numbers if any(numbers) else ()
 
     def read_tokens(self, slot: int, begin: int, end: int) -> Tensor:
         """Return the token ids at positions [begin, end) of the prompt, int64."""

@@ -13,6 +13,7 @@ from torch.nn.functional import linear
 from ....kernels.triton.steps import Angles, normalize
 from ....kernels.triton.tiles import ROW_NUMBERS, Tiles, list_rows
 from ....types.plan import StepRow
+from ...adapters.description import LayerAdapters
 from ...attention.backend import PagedModel
 from ...attention.paged_triton import TritonAttention
 from ...device.tensors import send_ids
@@ -115,6 +116,7 @@ class FusedLayers:
         states = [each for mixer in made for each in mixer.states]
         copies = StateCopies(states, first=len(tables.block_ids))
         self.copies = copies if states else None
+        self.adapters: LayerAdapters | None = None
 
     def _make_mixers(
         self, mixers: Sequence[AttentionParts | StateParts]

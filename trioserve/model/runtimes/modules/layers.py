@@ -7,6 +7,7 @@ from functools import partial
 
 from torch import Tensor
 
+from ...adapters.description import LayerAdapters
 from ...attention.backend import PagedBackend, PagedModel
 from ...attention.bridge import StepAttention
 from ...attention.choose import choose_paged_backend
@@ -57,6 +58,7 @@ class ModuleLayers:
         )
         self.order = self._attention.order
         self.copies: StateCopies | None = self._pool.copies if model.states else None
+        self.adapters: LayerAdapters | None = None
 
     def prepare(self, max_num_seqs: int) -> None:
         """Do nothing: modules run as they are."""

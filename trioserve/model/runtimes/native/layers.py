@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ....kernels.library import Library
 from ....kernels.structs import DecoderSpec, StepSpec
 from ....types.plan import StepRow
+from ...adapters.description import LayerAdapters
 from ...states.pool import StateCopies
 from ...step.layout import StepInputs
 from ...step.slots import SlotTables
@@ -61,6 +62,7 @@ class NativeLayers:
         self._held = held
         copies = StateCopies(states, first=len(tables.block_ids))
         self.copies = copies if states else None
+        self.adapters: LayerAdapters | None = None
         weakref.finalize(self, library.close_decoder, handle)
 
     def order(self, rows: Sequence[StepRow]) -> list[int]:
