@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 import os
+import socket
 import subprocess
 import sys
 
@@ -124,6 +125,11 @@ async def test_stages_come_in_any_order_and_are_distinguished(
     ]
     await found[0].sock.send(b"begin")
     assert await stages[1].recv(100) == b"begin"
+    # Both ends notice a machine that is lost, and that cannot close its connections.
+    for sock in (*(connection.sock for connection in found), *stages):
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
     rendezvous.close()
     for stage in stages:
         assert await stage.recv(100) == b""
