@@ -1,0 +1,4 @@
+"""Several models behind one door.
+
+policy    which models are loaded, and which have to leave; without a clock and without I/O
+"""
