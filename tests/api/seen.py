@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from trioserve.frontend import TextEngine
 from trioserve.testing.server import FakeServer
 
 
@@ -14,7 +15,9 @@ def list_starts(server: FakeServer) -> list[Any]:
 
 def read_prompt(server: FakeServer) -> str:
     """Return the text of the last prompt that began."""
-    token_bytes = server.state.require_text().renderer.token_bytes
+    served = server.state.engine
+    assert isinstance(served, TextEngine)
+    token_bytes = served.renderer.token_bytes
     ids = list_starts(server)[-1].prompt_token_ids
     return b"".join(map(token_bytes, ids)).decode()
 

@@ -297,7 +297,8 @@ async def test_a_model_is_described_by_its_name(client: httpx.AsyncClient) -> No
 async def test_a_models_name_may_hold_slashes(
     client: httpx.AsyncClient, server: FakeServer
 ) -> None:
-    served = server.state.require_engine()
+    served = server.state.engine
+    assert served is not None
     for name in ("org/model-7B", "/models/a", "a b"):
         served.info = replace(served.info, name=name)
         for quoted in (quote(name), quote(name, safe="")):
@@ -308,7 +309,8 @@ async def test_a_models_name_may_hold_slashes(
 async def test_a_model_has_several_names_and_the_one_of_its_source(
     client: httpx.AsyncClient, server: FakeServer
 ) -> None:
-    served = server.state.require_engine()
+    served = server.state.engine
+    assert served is not None
     served.info = replace(
         served.info, name="a", other_names=("b", "c"), source="org/model"
     )

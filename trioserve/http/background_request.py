@@ -28,10 +28,11 @@ class BackgroundRequest:
     def __init__(
         self, state: ServerState, request: ScopedRequest, sampling: SamplingParams
     ) -> None:
+        assert request.model.engine is not None, "its prompt is rendered"
         self._state = state
         # The request itself is not kept: it holds its connection.
         self._begun = replace(
-            request.describe_end(state.require_engine().info.name),
+            request.describe_end(request.model.engine.info.name),
             status=None,
             sampling=SamplingFacts.of(sampling),
         )
@@ -49,6 +50,7 @@ class BackgroundRequest:
         owner = find_owner()
         assert owner is not None, "a task in the background has an owner"
         self._live.owner = owner
+        self._live.model = self._live.model.detach()
         self._live.stream = self._meter = meter
         self._progress.follow(meter)
         meter.on_deadline = self._cancellation.note_end
@@ -71,6 +73,7 @@ class BackgroundRequest:
         """List the request no more, and log it, if it has begun."""
         if self._meter is None:
             return
+        self._live.model.close()
         if self._ending == "cut":
             self._failed_in = self._progress.phase
         self._listed.close()

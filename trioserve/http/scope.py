@@ -27,6 +27,7 @@ from .connection import INVITE_BODY, PEER, Peer
 from .keys.key_use import Ticket
 from .keys.keys import name_key
 from .live.live_requests import LiveRequest
+from .live.model_hold import ModelHold
 from .record.progress import (
     MAX_PATH,
     EndedRequest,
@@ -72,6 +73,7 @@ class ScopedRequest(TrioRequest):
       sampling: of an answer that is generated.
       num_pooled_tokens: the tokens of texts that were pooled.
       keepalive: sends comments into streams that are silent.
+      model: keeps the model that the request uses.
       generation: closed with the resources, unless the stream outlives the connection.
       resumable: the streams that do so; None if no stream does.
       is_resumable: the stream of this request is one of them.
@@ -87,6 +89,7 @@ class ScopedRequest(TrioRequest):
     time_limit: TimeLimit
     live: LiveRequest
     ticket: Ticket
+    model: ModelHold
     id: RequestId
     owner: Owner
     progress: RequestProgress
@@ -221,6 +224,7 @@ class ScopedConnection(TrioASGIHTTPConnection):
         scoped.time_limit = TimeLimit(state.config, scoped.arrived_at, scoped.peer)
         async with AsyncExitStack() as scoped.resources:
             scoped.resources.callback(scoped.cancellation.end)
+            scoped.model = ModelHold()
             scoped.live = LiveRequest(
                 named=scoped.id,
                 method=scoped.method,
@@ -230,6 +234,7 @@ class ScopedConnection(TrioASGIHTTPConnection):
                 time_limit=scoped.time_limit,
                 cancellation=scoped.cancellation,
                 owner=scoped.owner,
+                model=scoped.model,
             )
             # This is closed last, so a request counts as running until all is released.
             scoped.resources.enter_context(state.lifecycle.hold(scoped.live))
@@ -237,6 +242,7 @@ class ScopedConnection(TrioASGIHTTPConnection):
             scoped.resources.callback(_record, state, scoped)
             scoped.resources.callback(scoped.body.release)
             scoped.generation = AsyncExitStack()
+            scoped.generation.callback(scoped.model.close)
             await scoped.resources.enter_async_context(scoped.generation)
             with scoped.time_limit.whole:
                 await super().handle_request(nursery, request, scoped.answer.send)
@@ -249,7 +255,7 @@ class ScopedConnection(TrioASGIHTTPConnection):
 def _record(state: ServerState, request: ScopedRequest) -> None:
     """Give a request that has ended to logs and traces."""
     if state.sinks and not request.is_probe:
-        engine = state.engine
+        engine = request.model.engine or state.engine
         state.record(request.describe_end(None if engine is None else engine.info.name))
 
 

@@ -27,6 +27,7 @@ from .keys.keys import KeyRing
 from .keys.siblings import Siblings
 from .live.lifecycle import Lifecycle
 from .live.live_requests import LiveRequests, UnreadLimit
+from .live.model_hold import ModelHold
 from .record.progress import EndedRequest, RequestSink
 from .record.request_counts import RequestCounts
 from .record.request_log import RequestLog
@@ -156,12 +157,12 @@ class ServerState:
 
     def check_ready(self) -> None:
         """Raise the reason why a short request would be refused now."""
-        self.require_engine().check_ready()
+        self._find_engine(None).check_ready()
 
     def find_illness(self) -> TrioserveError:
         """Return the reason why the server takes no requests."""
         try:
-            self.require_engine().check_alive()
+            self._find_engine(None).check_alive()
         except TrioserveError as error:
             return error
         return RendererStuck()
@@ -211,12 +212,29 @@ class ServerState:
         if not await self.lifecycle.wait_drained() and self.engine is not None:
             self.engine.close_requests(ShuttingDown())
 
-    def require_engine(self, model: str | None = None) -> TextEngine | PoolingEngine:
+    def find_reader(self) -> TextEngine | PoolingEngine:
+        """Return an engine whose workers decode the body of a request.
+
+        Raises:
+          ShuttingDown, ModelLoading
+        """
+        return self._find_engine(None)
+
+    async def require_engine(  # noqa: ASYNC124
+        self, hold: ModelHold, model: str | None = None
+    ) -> TextEngine | PoolingEngine:
         """Return the engine if it takes requests, and serves the model if one is named.
+
+        Args:
+          hold: the request's; it keeps the model until the request has ended.
 
         Raises:
           ShuttingDown, ModelLoading, ModelNotFound
         """
+        hold.engine = self._find_engine(model)
+        return hold.engine
+
+    def _find_engine(self, model: str | None) -> TextEngine | PoolingEngine:
         self.lifecycle.check_open()
         if self.engine is None:
             raise ModelLoading()
@@ -224,26 +242,30 @@ class ServerState:
             raise ModelNotFound(model, served=self.engine.info.names)
         return self.engine
 
-    def require_text(self, model: str | None = None) -> TextEngine:
+    async def require_text(
+        self, hold: ModelHold, model: str | None = None
+    ) -> TextEngine:
         """Return the engine if its model generates text.
 
         Raises:
           ShuttingDown, ModelLoading, ModelNotFound, TaskNotServed
         """
-        engine = self.require_engine(model)
+        engine = await self.require_engine(hold, model)
         if isinstance(engine, PoolingEngine):
             raise TaskNotServed(
                 engine.info.name, wanted="generate", served=engine.pooling.task
             )
         return engine
 
-    def require_pooling(self, model: str | None = None) -> PoolingEngine:
+    async def require_pooling(
+        self, hold: ModelHold, model: str | None = None
+    ) -> PoolingEngine:
         """Return the engine if its model pools.
 
         Raises:
           ShuttingDown, ModelLoading, ModelNotFound, TaskNotServed
         """
-        engine = self.require_engine(model)
+        engine = await self.require_engine(hold, model)
         if isinstance(engine, TextEngine):
             raise TaskNotServed(
                 engine.info.name, wanted="pool texts", served="generate"

@@ -10,6 +10,7 @@ import openai
 import pytest
 import trio
 
+from trioserve.frontend import PoolingEngine
 from trioserve.testing.fake_device import fake_vector
 from trioserve.testing.server import FakePoolingServer
 
@@ -21,7 +22,9 @@ pytestmark = pytest.mark.server(matryoshka=(4, 8))
 @pytest.fixture
 async def vectors(server: FakePoolingServer) -> list[list[float]]:
     """The fake device's vectors of the texts, rounded to float32."""
-    renderer = server.state.require_pooling(None).renderer
+    served = server.state.engine
+    assert isinstance(served, PoolingEngine)
+    renderer = served.renderer
     prompts = [await renderer.render_text(text) for text in TEXTS]
     return [array("f", fake_vector(prompt.token_ids, 8)).tolist() for prompt in prompts]
 

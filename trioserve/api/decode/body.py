@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 import logging
 from typing import Final, TypeVar
@@ -12,6 +12,7 @@ from werkzeug.http import parse_options_header
 
 from ...errors import MemoryFull, UnsupportedMediaType, escape
 from ...frontend import PoolingEngine, TextEngine
+from ...http.live.model_hold import ModelHold
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
 from .decoder import BodyDecoder, RequestT
@@ -41,7 +42,7 @@ async def read_request(
     state: ServerState,
     request: ScopedRequest,
     decoder: BodyDecoder[RequestT],
-    require: Callable[[str | None], EngineT],
+    require: Callable[[ModelHold, str | None], Awaitable[EngineT]],
     *,
     is_always_json: bool = False,
 ) -> tuple[RequestT, EngineT]:
@@ -59,19 +60,19 @@ async def read_request(
       UnsupportedMediaType, HTTPException: as wait_body.
     """
     chunks = await wait_body(state, request, is_always_json=is_always_json)
-    engine = require(None)
+    reader = state.find_reader()
     work = partial(
         decode_chunks,
         chunks,
         decoder,
-        engine.info.max_model_len,
+        reader.info.max_model_len,
         str(request.id),
         ignores_unknown_tools=state.config.ignore_unknown_tools,
     )
-    body = await run_decoding(engine, work, chunks)
+    body = await run_decoding(reader, work, chunks)
     if body.timeout is not None:
         request.time_limit.shorten("timeout", body.timeout)
-    return body, require(body.model)
+    return body, await require(request.model, body.model)
 
 
 def forget(body: ModelRequest, **fields: object) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Final
 
 import msgspec
 
+from ...http.live.model_hold import ModelHold
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
 from ..decode.body import EngineT, read_request
@@ -133,7 +134,7 @@ async def read_ollama(
     state: ServerState,
     request: ScopedRequest,
     decoder: BodyDecoder[RequestT],
-    require: Callable[[str | None], EngineT],
+    require: Callable[[ModelHold, str | None], Awaitable[EngineT]],
 ) -> tuple[RequestT, EngineT]:
     """Read a body as read_request does, but also one that is not declared as JSON.
 

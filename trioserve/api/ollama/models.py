@@ -127,7 +127,7 @@ class OllamaVersion(msgspec.Struct, frozen=True, kw_only=True):
 
 async def answer_tags(state: ServerState, request: ScopedRequest) -> Response:
     """List the one model that is served, once for each of its names."""
-    engine = state.require_engine()
+    engine = await state.require_engine(request.model)
     info = engine.info
     models = tuple(
         ListedModel(
@@ -145,7 +145,7 @@ async def answer_tags(state: ServerState, request: ScopedRequest) -> Response:
 
 async def answer_loaded(state: ServerState, request: ScopedRequest) -> Response:
     """List the model that is loaded: always the one that is served."""
-    engine = state.require_engine()
+    engine = await state.require_engine(request.model)
     info = engine.info
     size = info.weights.num_bytes
     loaded = LoadedModel(
@@ -163,7 +163,7 @@ async def answer_loaded(state: ServerState, request: ScopedRequest) -> Response:
 async def answer_show(state: ServerState, request: ScopedRequest) -> Response:
     """Describe the model, and what it can do."""
     body, engine = await read_ollama(state, request, SHOW_BODY, state.require_engine)
-    state.require_engine(body.name)
+    engine = await state.require_engine(request.model, body.name)
     parameters = [
         f"{_OPTIONS.get(name, name):<30} {value:g}"
         for name, value in engine.info.default_sampling

@@ -53,7 +53,7 @@ async def answer_tokenizer_info(state: ServerState, request: ScopedRequest) -> R
     """Describe the tokenizer, if an option allows it."""
     if not state.config.enable_tokenizer_info_endpoint:
         raise EndpointOff("--enable-tokenizer-info-endpoint")
-    engine = state.require_engine()
+    engine = await state.require_engine(request.model)
     tokenizer = engine.renderer.model_tokenizer
     named = tokenizer.special_tokens
     return respond_json(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 import logging
 from typing import Final, Protocol
 
@@ -23,6 +23,7 @@ from ..record.cards import RequestCard
 from ..record.progress import Phase, RequestProgress
 from ..record.request_counts import Cancellation
 from .lifecycle import Lifecycle
+from .model_hold import ModelHold
 
 # Enough to look for in a log.
 _MAX_ENDED = 5
@@ -66,6 +67,7 @@ class LiveRequest:
         name it. Several requests may have the same.
       arrived_at: trio.current_time() when its head had come.
       owner: of all that the request does.
+      model: keeps the model that it uses.
       key: the client's; None until it is known, or if the server has no keys.
       stream: None before the engine has the request.
     """
@@ -78,6 +80,7 @@ class LiveRequest:
     time_limit: LiveLimit
     cancellation: Cancellation
     owner: Owner
+    model: ModelHold = field(default_factory=ModelHold)
     key: Key | None = None
     stream: LiveStream | None = None
 

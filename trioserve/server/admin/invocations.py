@@ -46,7 +46,7 @@ _Fields = msgspec.defstruct(
 async def answer_invocation(state: ServerState, request: ScopedRequest) -> Response:
     """Answer a body of any other endpoint that the model serves."""
     chunks = await wait_body(state, request)
-    engine = state.require_engine()
+    engine = await state.require_engine(request.model)
     look = partial(_look, chunks, engine)
     content, handler = await run_decoding(engine, look, chunks)
     request.body.put_back(content)

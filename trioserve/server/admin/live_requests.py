@@ -200,6 +200,7 @@ async def _describe(
     listing = ListRequests(asker=question.asker, request_id=question.request_id)
     found = _select(state, listing, asker)
     shown = [
-        await describe_request(each, state.engine) for each in found[:_MAX_DETAILED]
+        await describe_request(each, each.model.engine or state.engine)
+        for each in found[:_MAX_DETAILED]
     ]
     return Details(shown=shown, num_left_out=len(found) - len(shown))

@@ -60,7 +60,7 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 async def answer_models(state: ServerState, request: ScopedRequest) -> Response:
     """List the one model that is served, once for each of its names."""
-    engine = state.require_engine()
+    engine = await state.require_engine(request.model)
     return respond_json(
         ModelList(data=tuple(_describe(engine, name) for name in engine.info.names))
     )
@@ -72,7 +72,9 @@ async def answer_model(state: ServerState, request: ScopedRequest) -> Response:
     # Werkzeug takes a slash at the end of the path as part of the name.
     name = request.view_args["model"]
     name = name.removesuffix("/") or name
-    return respond_json(_describe(state.require_engine(name), name))
+    return respond_json(
+        _describe(await state.require_engine(request.model, name), name)
+    )
 
 
 def _describe(engine: TextEngine | PoolingEngine, name: str) -> ModelCard:
