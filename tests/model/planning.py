@@ -64,6 +64,7 @@ class PlannedSequence:
     seed: int
     block_ids: list[BlockId]
     embedded: tuple[EmbeddedInput, ...] = ()
+    adapter: int = 0
     spans: Spans = field(default_factory=Spans)
     num_sent_blocks: int = 0
     num_computed: int = 0
@@ -111,6 +112,7 @@ class Planner:
         seed: int = 0,
         shared: Sequence[BlockId] = (),
         embedded: Sequence[EmbeddedInput] = (),
+        adapter: int = 0,
     ) -> PlannedSequence:
         """Make a sequence; `shared` blocks already hold the start of its prompt."""
         tokens = list(prompt)
@@ -122,6 +124,7 @@ class Planner:
             slot=slot,
             prompt=tokens,
             embedded=tuple(embedded),
+            adapter=adapter,
             spans=Spans(list_image_runs(embedded) if self._joins_images else ()),
             sampling=sampling,
             seed=seed,
@@ -178,6 +181,7 @@ class Planner:
             seed=sequence.seed,
             stops=frozenset(sequence.sampling.stop_token_ids),
             embedded=sequence.embedded,
+            adapter=sequence.adapter,
         )
 
     def _make_row(self, sequence: PlannedSequence, num_tokens: int) -> StepRow:

@@ -21,6 +21,7 @@ from ..types.logits import LogitsProcessor
 from ..types.output import StepResult
 from ..types.plan import SlotStart, StepPlan, StepRow
 from ..types.sampling import SamplingParams
+from .adapters.read import read_adapter
 from .device.torch_threads import torch_threads
 from .ends.protocols import StepEnds
 from .ends.whole import WholeModelEnds
@@ -152,15 +153,22 @@ class ModelRunner:
         Raises:
           InvalidAdapter: its files are wrong, or the layers cannot run it.
         """
-        raise InvalidAdapter(source.name, "the layers of this model run no adapters")
+        if self._layers.adapters is None:
+            raise InvalidAdapter(
+                source.name, f"{self._model.info.architecture} runs no adapters here"
+            )
+        facts, changes = read_adapter(source, self._layers.adapters)
+        return facts, self._layers.adapters.pack(changes)
 
     def add_adapter(self, number: int, weights: Any) -> None:
         """Let the rows of later plans use an adapter; between two steps."""
-        raise AssertionError("no adapter was read")
+        assert self._layers.adapters is not None, "they have packed it"
+        self._layers.adapters.add(number, weights)
 
     def remove_adapter(self, number: int) -> None:
         """Forget an adapter; between two steps."""
-        raise AssertionError("no adapter was added")
+        assert self._layers.adapters is not None, "they have it"
+        self._layers.adapters.remove(number)
 
     def warm_up(self) -> None:
         """Run a chunk and a decode before any sequence comes.

@@ -2,5 +2,7 @@
 
 The ways to run layers compute them (runtimes/).
 
+read            files -> an adapter's facts and matrices; peft, config, files and names help it
+products        the products of a model that adapters may change
 description     an adapter's matrices, and the protocol of layers that run adapters
 """

@@ -130,7 +130,7 @@ class WrongSizes(UnfitLayer):
 NO_INTERFACE = "its layers do not call transformers' attention interface"
 
 # With one token, a dimension of tokens could not be told from one of a single head.
-_NUM_PROBE_TOKENS = 2
+NUM_PROBE_TOKENS = 2
 
 
 def probe_layers(
@@ -156,8 +156,8 @@ def probe_layers(
       UnfitLayer: a layer's attention cannot be replaced; its message says why.
     """
     recorder = _Recorder(model, find_reach)
-    tokens = torch.zeros((1, _NUM_PROBE_TOKENS), dtype=torch.int64, device=model.device)
-    positions = torch.arange(_NUM_PROBE_TOKENS, device=model.device)[None]
+    tokens = torch.zeros((1, NUM_PROBE_TOKENS), dtype=torch.int64, device=model.device)
+    positions = torch.arange(NUM_PROBE_TOKENS, device=model.device)[None]
     with torch.inference_mode(), context.use(recorder):
         if run is None:
             model(input_ids=tokens, position_ids=positions, use_cache=False)
@@ -258,7 +258,7 @@ def _check_call(
 ) -> None:
     if call.unknown:
         raise UnfitLayer(f"{name} passes {', '.join(call.unknown)} to attention")
-    if not len(query) == len(key) == len(value) == _NUM_PROBE_TOKENS:
+    if not len(query) == len(key) == len(value) == NUM_PROBE_TOKENS:
         raise UnfitLayer(f"{name} has keys of other tokens than its queries")
     if (
         key.shape[1] != value.shape[1]

@@ -98,6 +98,7 @@ def _watch(
         deepstack=find_deepstack(model, facts),
         attention_backend=config.attention_backend,
         wants_native=config.wants_native,
+        products=watched.products,
     )
 
 

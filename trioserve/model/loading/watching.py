@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
+from ..adapters.products import recording_products
 from ..attention.bridge import AttentionContext
 from ..attention.masks import probe_decoder
-from ..attention.probe import LayerSpec
+from ..attention.probe import NUM_PROBE_TOKENS, LayerSpec
 from ..states.modules import StatefulModules
 from ..states.spec import StateSpec
 from .files.architecture import (
@@ -28,6 +29,7 @@ class WatchedModel:
     layers: tuple[LayerSpec, ...]
     states: tuple[StateSpec, ...]
     stateful: StatefulModules
+    products: dict[str, tuple[int, int]]
 
 
 def watch_model(model: PreTrainedModel) -> WatchedModel:
@@ -40,7 +42,9 @@ def watch_model(model: PreTrainedModel) -> WatchedModel:
       UnfitLayer: it cannot be served; the message says why.
     """
     attention, stateful = AttentionContext(model), StatefulModules(model)
-    with stateful.record() as recorder:
+    with stateful.record() as recorder, recording_products(
+        model, NUM_PROBE_TOKENS
+    ) as products:
         layers = probe_decoder(model, attention, has_others=stateful.has_any)
     if layers:
         check_positions(model)
@@ -49,5 +53,9 @@ def watch_model(model: PreTrainedModel) -> WatchedModel:
     check_sharing(model.config, layers)
     check_states(model.config, recorder.states)
     return WatchedModel(
-        attention=attention, layers=layers, states=recorder.states, stateful=stateful
+        attention=attention,
+        layers=layers,
+        states=recorder.states,
+        stateful=stateful,
+        products=products,
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -45,6 +45,7 @@ class LoadedModel:
       attention_backend: as in ModelConfig.
       tensor_group: the processes that share its layers; None if they are whole.
       wants_native: whether the options let this project's kernels run.
+      products: those of its modules that adapters may change; see LayerAdapters.
       native: its layers on this project's kernels, which run it in place of the modules.
     """
 
@@ -60,6 +61,7 @@ class LoadedModel:
     attention_backend: str = "auto"
     tensor_group: TensorGroup | None = None
     wants_native: bool = True
+    products: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     native: DecoderOnKernels | None = None
 
     @property

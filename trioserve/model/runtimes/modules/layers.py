@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 
 from torch import Tensor
 
-from ...adapters.description import LayerAdapters
 from ...attention.backend import PagedBackend, PagedModel
 from ...attention.bridge import StepAttention
 from ...attention.choose import choose_paged_backend
@@ -18,6 +18,7 @@ from ...step.layout import StepInputs
 from ...step.slots import SlotTables
 from ..deepstack import adding
 from ..loaded import LoadedModel
+from .adapters import ModuleAdapters
 
 
 class ModuleLayers:
@@ -58,7 +59,7 @@ class ModuleLayers:
         )
         self.order = self._attention.order
         self.copies: StateCopies | None = self._pool.copies if model.states else None
-        self.adapters: LayerAdapters | None = None
+        self.adapters = ModuleAdapters(model)
 
     def prepare(self, max_num_seqs: int) -> None:
         """Do nothing: modules run as they are."""
@@ -68,6 +69,7 @@ class ModuleLayers:
             self._model,
             self._attention.begin(inputs),
             PooledStates(self._pool, inputs) if self._model.states else None,
+            partial(self.adapters.using, inputs),
         )
 
 
@@ -77,13 +79,15 @@ class _ModuleStep:
         model: LoadedModel,
         attention: StepAttention,
         states: StepStates | None,
+        adapting: Callable[[Sequence[int]], AbstractContextManager[None]],
     ) -> None:
         self._model = model
         self._attention = attention
         self._states = states
+        self._adapting = adapting
 
     def compute(self, arguments: dict[str, Tensor], tokens: Sequence[int]) -> Tensor:
         model = self._model
         using = model.using(self._attention, self._states)
-        with adding(model.deepstack, arguments), using:
+        with adding(model.deepstack, arguments), using, self._adapting(tokens):
             return model.compute(arguments, tokens)

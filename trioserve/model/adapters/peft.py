@@ -1,0 +1,136 @@
+"""Adapters in the format of peft: adapter_config.json and adapter_model.safetensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+import re
+
+from torch import Tensor
+
+from .config import AdapterProblem, PeftConfig, read_config
+from .description import LayerAdapters, LowRank
+from .dora import find_output_scale
+from .files import digest, load_tensors, read_config_file, read_file
+from .names import ModuleNames
+
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+# The name of a module, and of one of its tensors.
+_NAME = re.compile(
+    r"base_model\.model\.(.+)\."
+    r"(?:(lora_A|lora_B)\.weight|(lora_magnitude_vector)(?:\.weight)?"
+    r"|(lora_embedding_A|lora_embedding_B))"
+)
+
+
+def read_peft(folder: Path, layers: LayerAdapters) -> tuple[dict[str, LowRank], bytes]:
+    """Read an adapter.
+
+    Args:
+      layers: those that will run it.
+
+    Returns:
+      its changes, and the digest of its content
+
+    Raises:
+      AdapterProblem: its files are wrong, or the layers cannot run it.
+    """
+    described = read_config_file(folder / _CONFIG, folder)
+    config = read_config(described)
+    if not (folder / _WEIGHTS).exists() and (folder / "adapter_model.bin").exists():
+        raise AdapterProblem(
+            "adapter_model.bin may run code when it is read: save it as safetensors"
+        )
+    data = read_file(folder / _WEIGHTS, folder, _find_max_bytes(layers))
+    modules = _sort_tensors(load_tensors(data, _WEIGHTS))
+    if not modules:
+        raise AdapterProblem(f"{_WEIGHTS} has no tensors")
+    names = ModuleNames(layers.shapes)
+    changes: dict[str, LowRank] = {}
+    for module, tensors in modules.items():
+        name = names.find(module)
+        if name is None or name in changes:
+            first = f"base_model.model.{module}.{min(tensors)}"
+            raise AdapterProblem(
+                f"the tensor {first} belongs to no module that adapters may change"
+            )
+        if reason := config.explain_foreign(module):
+            raise AdapterProblem(f"there are tensors of {module}, but {reason}")
+        changes[name] = _make_change(config, module, name, tensors, layers)
+    return changes, digest(described, data)
+
+
+def _sort_tensors(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of each module, by their kinds.
+
+    Raises:
+      AdapterProblem: a tensor has another name than peft's.
+    """
+    modules: dict[str, dict[str, Tensor]] = {}
+    for key in sorted(tensors):
+        found = _NAME.fullmatch(key)
+        if found is None:
+            raise AdapterProblem(
+                f"the tensor {key} is not supported: it is not part of a low-rank change "
+                "(peft leaves out whole weights with save_embedding_layers=False)"
+            )
+        kind = next(filter(None, found.groups()[1:]))
+        own = modules.setdefault(found[1], {})
+        if kind in own:
+            raise AdapterProblem(f"the tensor {key} is there twice")
+        own[kind] = tensors[key]
+    return modules
+
+
+def _make_change(
+    config: PeftConfig,
+    module: str,
+    name: str,
+    tensors: Mapping[str, Tensor],
+    layers: LayerAdapters,
+) -> LowRank:
+    if "lora_embedding_A" in tensors or "lora_embedding_B" in tensors:
+        raise AdapterProblem(
+            f"the tensor {module}.lora_embedding_A is not supported: the vectors of "
+            "tokens stay the model's"
+        )
+    rank = config.find_rank(module)
+    num_outputs, num_inputs = layers.shapes[name]
+    a = _take(tensors, module, "lora_A", (rank, num_inputs))
+    b = _take(tensors, module, "lora_B", (num_outputs, rank))
+    change = LowRank(a=a, b=b * config.find_scale(module))
+    if not config.use_dora:
+        if "lora_magnitude_vector" in tensors:
+            raise AdapterProblem(
+                f"there is {module}.lora_magnitude_vector, but use_dora is false"
+            )
+        return change
+    magnitude = _take(tensors, module, "lora_magnitude_vector", (num_outputs,))
+    return LowRank(
+        a=change.a,
+        b=change.b,
+        output_scale=find_output_scale(change, magnitude, name, layers),
+    )
+
+
+def _take(
+    tensors: Mapping[str, Tensor], module: str, kind: str, shape: tuple[int, ...]
+) -> Tensor:
+    tensor = tensors.get(kind)
+    if tensor is None:
+        raise AdapterProblem(f"the tensor {module}.{kind} is missing")
+    if tuple(tensor.shape) != shape:
+        raise AdapterProblem(
+            f"the tensor {module}.{kind} has the shape {tuple(tensor.shape)}; the model "
+            f"and adapter_config.json need {shape}"
+        )
+    return tensor
+
+
+def _find_max_bytes(layers: LayerAdapters) -> int:
+    """Return a size that no adapter of these layers has: more than the model's own."""
+    numbers = sum(outputs * inputs for outputs, inputs in layers.shapes.values())
+    ranks = sum(outputs + inputs for outputs, inputs in layers.shapes.values())
+    # Small models may have adapters of a rank above their own sizes.
+    return 8 * max(numbers, 512 * ranks) + 2**20

@@ -1,0 +1,157 @@
+"""Adapters on transformers' modules: hooks behind products change the rows that have them.
+
+A hook costs a microsecond for each product of a step. It is there only while an adapter that
+changes its product is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ....types.adapter import NO_ADAPTER
+from ...adapters.description import Changes, LowRank
+from ...device.tensors import send_ids
+from ...step.layout import StepInputs
+from ..loaded import LoadedModel
+
+# Of a step: an adapter's number, and the rows that have it, (num_rows,) int64
+_Owned = list[tuple[int, Tensor]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """The rows of the adapters in a step: among its tokens, and among those of the head."""
+
+    tokens: _Owned
+    wanted: _Owned
+
+
+class ModuleAdapters:
+    """The adapters of a model's modules; a LayerAdapters."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self.shapes: Mapping[str, tuple[int, int]] = model.products
+        self._device = model.device
+        self._dtype = model.dtype
+        self._modules: dict[str, nn.Module] = {
+            name: model.model.get_submodule(name) for name in model.products
+        }
+        self._head = _get_head(model)
+        self._adapters: dict[int, Changes] = {}
+        self._hooks: dict[str, Any] = {}
+        self._step: _Step | None = None
+
+    def multiply(self, name: str, vectors: Tensor) -> Tensor:
+        module: Any = self._modules[name]
+        given = vectors.to(self._device, self._dtype)
+        # Not by a call of the module, which would run the hooks.
+        output: Tensor = module.forward(given).float()
+        if module.bias is not None:
+            output -= module.bias.float()
+        return output.cpu()
+
+    def pack(self, changes: Changes) -> Changes:
+        return {name: _send(each, self._device) for name, each in changes.items()}
+
+    def add(self, number: int, packed: Changes) -> None:
+        self._adapters[number] = packed
+        for name in packed.keys() - self._hooks.keys():
+            # Before the hooks that add up the outputs of several processes.
+            self._hooks[name] = self._modules[name].register_forward_hook(
+                partial(self._change, name), prepend=True
+            )
+
+    def remove(self, number: int) -> None:
+        del self._adapters[number]
+        used = {name for changes in self._adapters.values() for name in changes}
+        for name in self._hooks.keys() - used:
+            self._hooks.pop(name).remove()
+
+    @contextmanager
+    def using(self, inputs: StepInputs, tokens: Sequence[int]) -> Iterator[None]:
+        """Change the outputs of products inside the block.
+
+        Args:
+          tokens: the flat tokens that the head reads.
+        """
+        if not inputs.adapters:
+            yield
+            return
+        owners = [
+            number
+            for number, row in zip(inputs.adapters, inputs.rows)
+            for _ in range(row.num_tokens)
+        ]
+        self._step = _Step(
+            tokens=self._group(owners),
+            wanted=self._group([owners[token] for token in tokens]),
+        )
+        try:
+            yield
+        finally:
+            self._step = None
+
+    def _group(self, owners: Sequence[int]) -> _Owned:
+        """Return the rows of each adapter."""
+        rows: dict[int, list[int]] = {}
+        for row, number in enumerate(owners):
+            rows.setdefault(number, []).append(row)
+        rows.pop(NO_ADAPTER, None)
+        return [(number, send_ids(own, self._device)) for number, own in rows.items()]
+
+    def _change(
+        self, name: str, module: Any, given: tuple[Any, ...], output: Tensor
+    ) -> Tensor | None:
+        if self._step is None:
+            return None
+        owned = self._step.wanted if module is self._head else self._step.tokens
+        inputs = given[0].flatten(0, -2)  # (num_tokens, num_inputs)
+        changed = output.flatten(0, -2)  # (num_tokens, num_outputs)
+        for number, rows in owned:
+            change = self._adapters[number].get(name)
+            if change is not None:
+                own = _change_rows(change, inputs[rows], changed[rows], module.bias)
+                changed = changed.index_copy(0, rows, own.to(output.dtype))
+        return changed.view(output.shape)
+
+
+def _change_rows(
+    change: LowRank, inputs: Tensor, outputs: Tensor, bias: Tensor | None
+) -> Tensor:
+    """Return the outputs of rows with an adapter, float32.
+
+    Args:
+      inputs: (num_rows, num_inputs)
+      outputs: (num_rows, num_outputs), of the model's own weight
+    """
+    added = inputs.float() @ change.a.T @ change.b.T
+    if change.output_scale is None:
+        return outputs.float() + added
+    if bias is None:
+        return change.output_scale * (outputs.float() + added)
+    return change.output_scale * (outputs.float() - bias + added) + bias
+
+
+def _send(change: LowRank, device: torch.device) -> LowRank:
+    scale = change.output_scale
+    return replace(
+        change,
+        a=change.a.to(device),
+        b=change.b.to(device),
+        output_scale=None if scale is None else scale.to(device),
+    )
+
+
+def _get_head(model: LoadedModel) -> nn.Module | None:
+    """Return the head if it reads the wanted tokens alone."""
+    if not model.takes_logits_to_keep:
+        return None
+    head: nn.Module | None = model.model.get_output_embeddings()
+    return head
