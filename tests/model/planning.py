@@ -89,6 +89,7 @@ class Planner:
         max_num_seqs: int = 8,
         max_model_len: int = 256,
         logits_processors: Sequence[type[LogitsProcessor]] = (),
+        **others: Any,
     ) -> None:
         self.runner = ModelRunner(
             model,
@@ -97,6 +98,7 @@ class Planner:
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             logits_processors=logits_processors,
+            **others,
         )
         self._joins_images = model.info.joins_images
         self._block_size = block_size

@@ -28,6 +28,7 @@ class WeightsBroken(StartupError):
 
     def __init__(self, source: str, reason: str) -> None:
         super().__init__(f"cannot read the model {source!r}: {reason}")
+        self.reason = reason
 
 
 class UnsupportedModel(StartupError):

@@ -21,7 +21,7 @@ from ..types.logits import LogitsProcessor
 from ..types.output import StepResult
 from ..types.plan import SlotStart, StepPlan, StepRow
 from ..types.sampling import SamplingParams
-from .adapters.read import read_adapter
+from .adapters.read import AdapterReader, ReadGguf
 from .device.torch_threads import torch_threads
 from .ends.protocols import StepEnds
 from .ends.whole import WholeModelEnds
@@ -58,6 +58,7 @@ class ModelRunner:
         need none.
       ends: the two ends of a step, if the model is a stage of a pipeline; by default a
         step reads tokens and samples.
+      read_gguf_adapter: see AdapterReader.
 
     Raises:
       InvalidConfig: a plug-in cannot be made.
@@ -76,6 +77,7 @@ class ModelRunner:
         logits_processors: Sequence[type[LogitsProcessor]] = (),
         load_tokenizer: LoadTokenizer | None = None,
         ends: StepEnds | None = None,
+        read_gguf_adapter: ReadGguf | None = None,
     ) -> None:
         self._model = model
         self._tables = SlotTables(
@@ -96,6 +98,7 @@ class ModelRunner:
         joins_images = any(layer.joins_images for layer in model.layers)
         self._images = JoinedImages() if joins_images else None
         self._layers = _make_layers(model, self._tables, num_blocks, num_window_blocks)
+        self._adapters = _make_reader(model, self._layers, read_gguf_adapter)
         self._block_size = block_size
         fewest = min(num_blocks, num_window_blocks or num_blocks)
         self._max_warm_up_tokens = min(max_model_len, fewest * block_size) - 1
@@ -153,12 +156,11 @@ class ModelRunner:
         Raises:
           InvalidAdapter: its files are wrong, or the layers cannot run it.
         """
-        if self._layers.adapters is None:
+        if self._adapters is None:
             raise InvalidAdapter(
                 source.name, f"{self._model.info.architecture} runs no adapters here"
             )
-        facts, changes = read_adapter(source, self._layers.adapters)
-        return facts, self._layers.adapters.pack(changes)
+        return self._adapters.read(source)
 
     def add_adapter(self, number: int, weights: Any) -> None:
         """Let the rows of later plans use an adapter; between two steps."""
@@ -237,3 +239,17 @@ def _make_layers(
         tables, num_blocks=num_blocks, num_window_blocks=num_window_blocks
     )
     return KernelLayers(model, layers)
+
+
+def _make_reader(
+    model: LoadedModel, layers: Layers, read_gguf: ReadGguf | None
+) -> AdapterReader | None:
+    """Make the reader of adapters, if the layers run any."""
+    if layers.adapters is None:
+        return None
+    return AdapterReader(
+        layers.adapters,
+        architecture=model.info.architecture,
+        head_dim=model.layers[0].key_dim if model.layers else 0,
+        read_gguf=read_gguf,
+    )

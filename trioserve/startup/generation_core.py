@@ -16,7 +16,13 @@ from ..types.gguf import GgufFile
 from ..types.logits import LogitsProcessor
 from ..types.model_info import ModelInfo
 from ..types.windows import CacheBlocks
-from ..weights import Weights, complete_weights, measure_weights, read_gguf
+from ..weights import (
+    Weights,
+    complete_weights,
+    measure_weights,
+    read_gguf,
+    read_gguf_adapter,
+)
 from .limits import (
     check_room,
     count_step_tokens,
@@ -76,6 +82,7 @@ def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
         num_checkpoints=config.cache.count_checkpoints(config.scheduler.max_num_seqs),
         logits_processors=processors,
         load_tokenizer=partial(load_grammar_tokenizer, source.weights.folder, info),
+        read_gguf_adapter=read_gguf_adapter,
     )
     runner.warm_up()
     _log_loaded(info, config, blocks)

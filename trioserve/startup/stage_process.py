@@ -53,7 +53,7 @@ from ..types.not_loaded import NotLoaded
 from ..types.output import StepResult
 from ..types.version import __version__
 from ..types.windows import CacheBlocks
-from ..weights import complete_weights
+from ..weights import complete_weights, read_gguf_adapter
 from .limits import (
     check_room,
     count_step_tokens,
@@ -215,6 +215,7 @@ class _Stage:
                 load_grammar_tokenizer, self.folder, self.model.info
             ),
             ends=ends,
+            read_gguf_adapter=read_gguf_adapter,
         )
         runner.warm_up()
         return runner

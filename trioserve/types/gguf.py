@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 import re
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from .gguf_rules import Rule, Rules, Unreadable
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Numbers: TypeAlias = NDArray[np.float32]
 
 _LAYER: Final = re.compile(r"blk\.(\d+)\.(.+)")
 
@@ -82,3 +88,19 @@ class GgufFile:
         for parts in found.values():
             parts.sort(key=lambda part: part.rule.part)
         return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufAdapter:
+    """The content of a GGUF file with a LoRA adapter.
+
+    Args:
+      architecture: of its model, in llama.cpp's spelling.
+      digest: of the file.
+      tensors: matrices, by llama.cpp's names.
+    """
+
+    architecture: str
+    alpha: float
+    digest: bytes
+    tensors: Mapping[str, Numbers]

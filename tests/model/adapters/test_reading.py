@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 import torch
 
 from trioserve.errors import InvalidAdapter
-from trioserve.model.adapters.read import read_adapter
+from trioserve.model.adapters.read import AdapterReader
 from trioserve.types.adapter import AdapterFacts, AdapterSource
+from trioserve.weights import read_gguf_adapter
 
 SIZE, RANK = 6, 2
 MODULE = "model.layers.{}.self_attn.{}_proj"
@@ -38,6 +39,14 @@ class Layers:
     def remove(self, number: int) -> None: ...
 
 
+READER = AdapterReader(
+    Layers(),
+    architecture="LlamaForCausalLM",
+    head_dim=SIZE,
+    read_gguf=read_gguf_adapter,
+)
+
+
 def write(
     folder: Path,
     fields: Mapping[str, object] = {},
@@ -57,7 +66,7 @@ def write(
 
 def read(folder: Path) -> AdapterFacts:
     source = AdapterSource(number=1, name="a", path=str(folder))
-    return read_adapter(source, Layers())[0]
+    return READER.read(source)[0]
 
 
 def explain(folder: Path) -> str:

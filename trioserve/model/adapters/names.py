@@ -23,7 +23,7 @@ class ModuleNames:
         self._names = frozenset(names)
         short: dict[str, list[str]] = {}
         for name in names:
-            short.setdefault(_shorten(name), []).append(name)
+            short.setdefault(shorten(name), []).append(name)
         # Two modules with one short name could be mistaken for each other.
         self._by_short = {
             key: found[0] for key, found in short.items() if len(found) == 1
@@ -33,9 +33,9 @@ class ModuleNames:
         """Return the model's name of a module; None if it has no such module."""
         if name in self._names:
             return name
-        return self._by_short.get(_shorten(name))
+        return self._by_short.get(shorten(name))
 
 
-def _shorten(name: str) -> str:
+def shorten(name: str) -> str:
     """Take the home of the text model from a name."""
     return name.removeprefix(next(each for each in _HOMES if name.startswith(each)))

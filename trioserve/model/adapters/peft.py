@@ -24,11 +24,14 @@ _NAME = re.compile(
 )
 
 
-def read_peft(folder: Path, layers: LayerAdapters) -> tuple[dict[str, LowRank], bytes]:
+def read_peft(
+    folder: Path, layers: LayerAdapters, max_bytes: int
+) -> tuple[dict[str, LowRank], bytes]:
     """Read an adapter.
 
     Args:
       layers: those that will run it.
+      max_bytes: more are refused.
 
     Returns:
       its changes, and the digest of its content
@@ -42,7 +45,7 @@ def read_peft(folder: Path, layers: LayerAdapters) -> tuple[dict[str, LowRank], 
         raise AdapterProblem(
             "adapter_model.bin may run code when it is read: save it as safetensors"
         )
-    data = read_file(folder / _WEIGHTS, folder, _find_max_bytes(layers))
+    data = read_file(folder / _WEIGHTS, folder, max_bytes)
     modules = _sort_tensors(load_tensors(data, _WEIGHTS))
     if not modules:
         raise AdapterProblem(f"{_WEIGHTS} has no tensors")
@@ -126,11 +129,3 @@ def _take(
             f"and adapter_config.json need {shape}"
         )
     return tensor
-
-
-def _find_max_bytes(layers: LayerAdapters) -> int:
-    """Return a size that no adapter of these layers has: more than the model's own."""
-    numbers = sum(outputs * inputs for outputs, inputs in layers.shapes.values())
-    ranks = sum(outputs + inputs for outputs, inputs in layers.shapes.values())
-    # Small models may have adapters of a rank above their own sizes.
-    return 8 * max(numbers, 512 * ranks) + 2**20

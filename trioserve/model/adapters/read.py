@@ -2,38 +2,88 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from ...errors import InvalidAdapter
+from ...errors import InvalidAdapter, WeightsBroken
 from ...types.adapter import AdapterFacts, AdapterSource
+from ...types.gguf import GgufAdapter
 from .config import AdapterProblem
 from .description import Changes, LayerAdapters
+from .gguf import match_gguf
 from .peft import read_peft
 
+# Reads a file that is not larger than a number of bytes; raises WeightsBroken.
+ReadGguf = Callable[[Path, int], GgufAdapter]
 
-@torch.inference_mode()
-def read_adapter(
-    source: AdapterSource, layers: LayerAdapters
-) -> tuple[AdapterFacts, Changes]:
-    """Read an adapter: a folder in peft's format, or a GGUF file.
+
+class AdapterReader:
+    """Reads adapters for a model.
 
     Args:
-      layers: those that will run it.
-
-    Raises:
-      InvalidAdapter: its files are wrong, or the layers cannot run it.
+      layers: those that will run them.
+      architecture: the model's class.
+      head_dim: of its keys.
+      read_gguf: reads a GGUF file; None refuses them.
     """
-    try:
-        changes, digest = read_peft(Path(source.path), layers)
-    except AdapterProblem as problem:
-        raise InvalidAdapter(source.name, str(problem)) from None
-    facts = AdapterFacts(
-        number=source.number,
-        name=source.name,
-        digest=digest,
-        rank=max(each.rank for each in changes.values()),
-        num_bytes=sum(each.num_bytes for each in changes.values()),
-    )
-    return facts, changes
+
+    def __init__(
+        self,
+        layers: LayerAdapters,
+        *,
+        architecture: str,
+        head_dim: int,
+        read_gguf: ReadGguf | None = None,
+    ) -> None:
+        self._layers = layers
+        self._architecture = architecture
+        self._head_dim = head_dim
+        self._read_gguf = read_gguf
+
+    @torch.inference_mode()
+    def read(self, source: AdapterSource) -> tuple[AdapterFacts, Any]:
+        """Read an adapter, a folder in peft's format or a GGUF file, and pack it.
+
+        Raises:
+          InvalidAdapter: its files are wrong, or the layers cannot run it.
+        """
+        try:
+            changes, digest = self._read(Path(source.path))
+        except AdapterProblem as problem:
+            raise InvalidAdapter(source.name, str(problem)) from None
+        except WeightsBroken as error:
+            raise InvalidAdapter(source.name, error.reason) from None
+        facts = AdapterFacts(
+            number=source.number,
+            name=source.name,
+            digest=digest,
+            rank=max(each.rank for each in changes.values()),
+            num_bytes=sum(each.num_bytes for each in changes.values()),
+        )
+        return facts, self._layers.pack(changes)
+
+    def _read(self, path: Path) -> tuple[Changes, bytes]:
+        max_bytes = _find_max_bytes(self._layers)
+        if path.suffix != ".gguf":
+            return read_peft(path, self._layers, max_bytes)
+        if self._read_gguf is None:
+            raise AdapterProblem("GGUF files are not read here")
+        adapter = self._read_gguf(path, max_bytes)
+        changes = match_gguf(
+            adapter,
+            self._layers,
+            architecture=self._architecture,
+            head_dim=self._head_dim,
+        )
+        return changes, adapter.digest
+
+
+def _find_max_bytes(layers: LayerAdapters) -> int:
+    """Return a size that no adapter of these layers has: more than the model's own."""
+    numbers = sum(outputs * inputs for outputs, inputs in layers.shapes.values())
+    ranks = sum(outputs + inputs for outputs, inputs in layers.shapes.values())
+    # Small models may have adapters of a rank above their own sizes.
+    return 8 * max(numbers, 512 * ranks) + 2**20
