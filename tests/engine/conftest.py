@@ -53,6 +53,7 @@ def make_core(depth: int, is_remote: bool) -> Callable[..., GenerationCore]:
         max_model_len: int = 64,
         max_step_seconds: float = math.inf,
         device: FakeDevice | None = None,
+        max_adapters: int = 4,
         **executor: Any,
     ) -> GenerationCore:
         core = LocalCore(
@@ -68,6 +69,7 @@ def make_core(depth: int, is_remote: bool) -> Callable[..., GenerationCore]:
                 (device or FakeDevice(block_size=4)).step, depth=depth, **executor
             ),
             info=make_info(max_model_len),
+            max_adapters=max_adapters,
         )
         return HostedCore(core) if is_remote else core
 

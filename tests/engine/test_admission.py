@@ -23,7 +23,6 @@ from trioserve.testing.fake_device import (
     make_info,
     make_pooling_info,
 )
-from trioserve.types.adapter import NO_ADAPTER, AdapterSource
 from trioserve.types.ids import SequenceId
 from trioserve.types.model_info import ModelInfo
 from trioserve.types.pooling import PoolingInput, PoolingParams, PoolingTask
@@ -430,12 +429,11 @@ async def test_a_sequence_starts_with_its_adapter() -> None:
     )
     executor = FakeExecutor(device.step)
     core = LocalCore(scheduler, executor, info=INFO)
-    source = AdapterSource(number=3, name="french", path="adapters/french")
-    facts = await core.load_adapter(source)
-    assert executor.adapters == {3: facts}
+    served = await core.adapters.load("french", "adapters/french")
+    assert executor.adapters == {1: served.facts}
     prompt = Prompt(token_ids=(1,) * 9)
     found = []
-    for number, adapter in enumerate((NO_ADAPTER, 3, NO_ADAPTER, 3)):
+    for number, adapter in enumerate(("", "french", "", "french")):
         await core.add(
             SequenceGroup(
                 first_id=SequenceId(number),
@@ -447,11 +445,12 @@ async def test_a_sequence_starts_with_its_adapter() -> None:
         )
         plan = scheduler.schedule()
         assert plan is not None
-        assert [start.adapter for start in plan.starts] == [adapter]
+        assert [start.adapter for start in plan.starts] == [int(bool(adapter))]
         outputs = scheduler.update(plan, device.step(plan))
+        core.adapters.leave([number])
         found += [output.num_cached_tokens for output in outputs]
     assert found == [0, 0, 8, 8], "prompts share blocks only with the same adapter"
-    core.drop_adapter(3)
+    await core.adapters.unload("french")
     assert not executor.adapters
 
 

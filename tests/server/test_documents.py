@@ -258,10 +258,13 @@ async def test_the_base_url_says_where_to_go(
         assert ("/docs" in message) == ui
 
 
-async def test_examples_are_answered(tokenizer_folder: Path) -> None:
+async def test_examples_are_answered(tokenizer_folder: Path, tmp_path: Path) -> None:
     asked = set()
+    (tmp_path / "french").mkdir()
+    (tmp_path / "french" / "answer.txt").write_text("Bonjour")
+    http = HttpConfig(adapter_folder=(str(tmp_path),))
     async with (
-        open_fake_server(tokenizer_folder) as server,
+        open_fake_server(tokenizer_folder, http=http) as server,
         httpx.AsyncClient(timeout=60) as client,
     ):
         with trio.fail_after(60):
@@ -273,7 +276,11 @@ async def test_examples_are_answered(tokenizer_folder: Path) -> None:
     for task, labels in tasks:
         async with (
             open_fake_pooling_server(
-                tokenizer_folder, task=task, labels=labels, num_outputs=len(labels) or 8
+                tokenizer_folder,
+                task=task,
+                labels=labels,
+                num_outputs=len(labels) or 8,
+                http=http,
             ) as pooling,
             httpx.AsyncClient(timeout=60) as client,
         ):

@@ -94,7 +94,8 @@ def test_every_post_takes_its_request_and_lists_its_errors(
     errors = {s: r for s, r in operation["responses"].items() if s != "200"}
     overloaded = "529" if route.dialect is ANTHROPIC else "503"
     assert set(errors) == {
-        *("400", "401", "404", "408", "413", "415", "429", "500", "504", overloaded)
+        *("400", "401", "404", "408", "413", "415", "429", "500", "504", overloaded),
+        *route.errors,
     }
     for response in errors.values():
         body = response["content"]["application/json"]["schema"]

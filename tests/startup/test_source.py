@@ -118,6 +118,8 @@ GENERATION: dict[str, Any] = {
     "tool_call_parser": "hermes",
     "quantization": "int8",
     "max_logprobs": 5,
+    "adapter": ("french=adapters/french",),
+    "max_adapters": 5,
     "attention_backend": "gather",
 }
 POOLING: dict[str, Any] = {

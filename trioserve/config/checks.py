@@ -71,6 +71,11 @@ class PathMark:
     """Marks a type whose values are paths: help calls them FILE, and shells complete them."""
 
 
+@dataclass(frozen=True, slots=True)
+class RepeatMark:
+    """Marks a list whose flag may be repeated: each one adds to the list."""
+
+
 # The text of a path, for checkers and for the command line; the mark is found by
 # options.list_options.
 FilePath = Annotated[str, PathMark()]

@@ -71,7 +71,8 @@ def read_command_line(
 
 
 class _Reader:
-    """Takes arguments apart, from left to right. Of a flag that is repeated the last wins.
+    """Takes arguments apart, from left to right. Of a flag that is repeated the last wins,
+    unless each adds to a list.
 
     Attributes:
       values: a text, a list of texts, or True or False for a switch, by the options' names.
@@ -140,6 +141,8 @@ class _Reader:
         if len(values) < least:
             count = "one value" if least == 1 else f"{least} values"
             raise InvalidConfig(name, f"expected {count}")
+        if option is not None and option.repeats:
+            values = [*self.values.get(name, ()), *values]
         self.values[name] = values if most > 1 else values[0]
 
     def _has_word(self) -> bool:

@@ -16,6 +16,8 @@ _RENAMED = {
     "enable-prefix-caching": "--prefix-caching",
     "no-enable-prefix-caching": "--no-prefix-caching",
     "logits-processors": "--logits-processor",
+    "lora-modules": "--adapter",
+    "max-cpu-loras": "--max-adapters",
     "uvicorn-log-level": "--log-level",
     "disable-frontend-multiprocessing": "--no-engine-process",
     "api-server-count": "--api-processes",
@@ -42,6 +44,8 @@ _RENAMED = {
     "disable-overlap-schedule": "--no-async-scheduling",
     "pp-size": "--pipeline-parallel-size",
     "tp-size": "--tensor-parallel-size",
+    "lora-paths": "--adapter",
+    "max-loaded-loras": "--max-adapters",
     "watchdog-timeout": "--progress-timeout",
     # TGI
     "model-id": "--model",
@@ -74,7 +78,15 @@ _NO_EXPERT_PARALLELISM = (
     "each expert is split by --tensor-parallel-size, and no process has whole experts"
 )
 _NO_REPLICAS = "one server runs one model once, so start several behind a balancer"
-_NO_LORA = "adapters (LoRA) are not supported, so merge them into the model before"
+_LORA_ON = (
+    "adapters need no switch: --adapter NAME=PATH loads one at the start, and "
+    "--adapter-folder lets clients load more"
+)
+_LORA_BATCH = (
+    "a step mixes requests of any loaded adapters, of which --max-adapters is the limit"
+)
+_LORA_RANK = "an adapter may have any rank, and takes the memory of its own"
+_LORA_NAMED = "a request names its adapter as its model"
 _ONE_GRAMMAR_LIBRARY = "llguidance compiles all grammars, so no choice is needed"
 _NO_CLIENT_CERTIFICATES = (
     "certificates of clients are not checked, so use --api-key-file, or put a proxy in "
@@ -125,10 +137,11 @@ _EXPLAINED = {
     "max-seq-len-to-capture": _NO_GRAPHS,
     "limit-mm-per-prompt": "--max-images takes the number of images, as 4",
     "mm-processor-cache-gb": "--processor-cache-memory takes it with a unit, as 4GiB",
-    "enable-lora": _NO_LORA,
-    "lora-modules": _NO_LORA,
-    "max-loras": _NO_LORA,
-    "max-lora-rank": _NO_LORA,
+    "enable-lora": _LORA_ON,
+    "max-loras": _LORA_BATCH,
+    "max-lora-rank": _LORA_RANK,
+    "lora-extra-vocab-size": "adapters with tokens of their own are refused",
+    "default-mm-loras": _LORA_NAMED,
     "speculative-config": _NO_SPECULATION,
     "speculative-model": _NO_SPECULATION,
     "num-speculative-tokens": _NO_SPECULATION,
@@ -171,6 +184,7 @@ _EXPLAINED = {
     "disable-fastapi-docs": "GET /openapi.json is the only description that is served",
     # SGLang
     "dp-size": _NO_REPLICAS,
+    "max-loras-per-batch": _LORA_BATCH,
     "is-embedding": "write --task embed",
     "disable-cuda-graph": _NO_GRAPHS,
     "log-requests": _ACCESS_LOG,
@@ -187,6 +201,9 @@ _EXPLAINED = {
     ),
     "huggingface-hub-cache": _HUB_FOLDER,
     # llama-server
+    "lora": "--adapter NAME=PATH loads an adapter, and requests name it as their model",
+    "lora-scaled": "an adapter has the scale of its files, so write --adapter NAME=PATH",
+    "lora-init-without-apply": _LORA_NAMED,
     "hf": _NO_HUB_FILES,
     "hf-repo": _NO_HUB_FILES,
     "hf-file": _NO_HUB_FILES,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from os.path import abspath, expanduser
+from typing import Annotated, Literal
 
 from ..errors import InvalidConfig, InvalidParameter
+from ..types.adapter import DEFAULT_MAX_ADAPTERS, explain_name
 from ..types.repetition import RepetitionDetection
 from ..types.sampling import DEFAULT_MAX_LOGPROBS
-from .checks import FilePath, check_at_least
+from .checks import FilePath, RepeatMark, check_at_least
 
 # SmolLM2-135M-Instruct, 98 MB: the smallest instruct model that a package index
 # carries, so that a fresh machine needs nothing but the index.
@@ -77,6 +79,11 @@ class ModelConfig:
       num_threads: Threads of one step on a CPU; by default one for each core that
         the process and its container may use. The stages of a pipeline share the cores
         equally.
+      adapter: Adapters (LoRA), each as NAME=PATH. PATH is a folder in peft's format, or a
+        GGUF file for a GGUF model. Requests name one as their model. The flag may be
+        repeated.
+      max_adapters: Most adapters that are loaded at once. Each takes memory, also one that
+        was unloaded and is still in use; a further one is refused.
       logits_processor: Plug-ins that may change logits, each as module:Class. Requests
         choose among them by name. Installed distributions may offer more.
     """
@@ -97,6 +104,8 @@ class ModelConfig:
     quantization: Literal["none", "int8"] = "none"
     dequantize: bool = False
     num_threads: int | None = None
+    adapter: Annotated[tuple[str, ...], RepeatMark()] = ()
+    max_adapters: int = DEFAULT_MAX_ADAPTERS
     logits_processor: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -118,7 +127,31 @@ class ModelConfig:
         check_at_least("max_model_len", self.max_model_len, 1)
         check_at_least("max_logprobs", self.max_logprobs, -1)
         check_at_least("num_threads", self.num_threads, 1)
+        check_at_least("max_adapters", self.max_adapters, 1)
+        self._check_adapters()
         _ = self.repetition_detection
+
+    def list_adapters(self) -> list[tuple[str, str]]:
+        """Return the names of adapters with absolute paths."""
+        pairs = (each.partition("=")[::2] for each in self.adapter)
+        return [(name, abspath(expanduser(path))) for name, path in pairs]
+
+    def _check_adapters(self) -> None:
+        seen = set()
+        for each in self.adapter:
+            name, _, path = each.partition("=")
+            if not path:
+                raise InvalidConfig("adapter", f"{each!r} is not NAME=PATH")
+            if fault := explain_name(name):
+                raise InvalidConfig("adapter", f"{each!r}: {fault}")
+            if name in (self.served_model_name or ()):
+                raise InvalidConfig("adapter", f"{name!r} is a name of the model")
+            if name in seen:
+                raise InvalidConfig("adapter", f"the name {name!r} comes twice")
+            seen.add(name)
+        if len(seen) > self.max_adapters:
+            reason = f"{len(seen)} are more than --max-adapters {self.max_adapters}"
+            raise InvalidConfig("adapter", reason)
 
     @property
     def has_own_defaults(self) -> bool:

@@ -27,7 +27,7 @@ from typing import (
 import msgspec
 
 from ..errors import ForeignOption, InvalidConfig
-from .checks import PathMark
+from .checks import PathMark, RepeatMark
 from .foreign import explain_foreign
 
 # "  name: text" below Args, and the lines that continue the text.
@@ -54,6 +54,7 @@ class Option:
       meaning: its explanation, as in docs/options.rst.
       topic: the first sentence of the docstring of its class.
       is_path: whether its values are paths of files or folders.
+      repeats: whether its flag may be repeated, and each one adds to its list.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Option:
     meaning: str
     topic: str
     is_path: bool = False
+    repeats: bool = False
 
     @property
     def flag(self) -> str:
@@ -196,14 +198,15 @@ def _read_options(config_type: type) -> Iterator[Option]:
                 default=field.default,
                 meaning=meanings.get(field.name, ""),
                 topic=_END.split(docstring, maxsplit=1)[0],
-                is_path=_is_path(marked[field.name]),
+                is_path=_has_mark(marked[field.name], PathMark),
+                repeats=_has_mark(marked[field.name], RepeatMark),
             )
 
 
-def _is_path(hint: Any) -> bool:
+def _has_mark(hint: Any, mark: type) -> bool:
     if get_origin(hint) is Annotated:
-        return any(isinstance(mark, PathMark) for mark in hint.__metadata__)
-    return any(map(_is_path, get_args(hint)))
+        return any(isinstance(each, mark) for each in hint.__metadata__)
+    return any(_has_mark(each, mark) for each in get_args(hint))
 
 
 def _read_meanings(docstring: str) -> dict[str, str]:

@@ -43,6 +43,9 @@ class HttpConfig:
         key. Other users of the machine can read it in the list of processes.
       api_key_file: File with a name and a key in each line; the key's weight and limits
         may follow. SIGHUP reads it again.
+      adapter_folder: Folders from which /v1/load_lora_adapter may load. It and
+        /v1/unload_lora_adapter are off without one. If clients need keys, they need the key
+        of an administrator.
       guard_metrics: Let /metrics need a key, too.
       request_timeout: Time limit of a request that names none, in seconds; by default
         there is none. A request that reaches its limit is answered 504, or its stream
@@ -106,6 +109,7 @@ class HttpConfig:
     body_timeout: float = 10.0
     api_key: tuple[str, ...] = ()
     api_key_file: FilePath | None = None
+    adapter_folder: tuple[FilePath, ...] = ()
     guard_metrics: bool = False
     request_timeout: float | None = None
     max_request_timeout: float | None = None
@@ -145,6 +149,8 @@ class HttpConfig:
             )
         if self.guard_metrics and not (self.api_key or self.api_key_file):
             raise InvalidConfig("guard_metrics", "needs --api-key or --api-key-file")
+        if not all(map(str.strip, self.adapter_folder)):
+            raise InvalidConfig("adapter_folder", "has an empty name")
         check_seconds("body_timeout", self.body_timeout)
         for name in ("request_timeout", "max_request_timeout"):
             if getattr(self, name) is not None:

@@ -274,6 +274,10 @@ class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
     def _forget_jobs(self) -> None:
         """Forget everything that a core has lost by its failure."""
 
+    def _note_restarted(self) -> None:
+        """Take requests again: the core that follows a failed one runs."""
+        self._requests.resume()
+
     async def _run_cores(self, task_status: trio.TaskStatus[None]) -> None:
         restarts = Restarts()
         while True:
@@ -289,4 +293,4 @@ class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
             self._pace = Pace()
             assert self._reopen is not None, "without it the failure was raised"
             self._core = await self._reopen()
-            task_status = StartedCall(self._requests.resume)
+            task_status = StartedCall(self._note_restarted)

@@ -6,7 +6,10 @@
       - ContextLengthExceeded       400
       - NotSupported                400
       - InvalidAdapter              400
+      - AdapterRefused              400
+      - AdapterNotFound             404
       - Unauthorized                401
+      - AdminKeyNeeded              403
       - ModelNotFound               404
       - ResponseNotFound            404
       - RequestNotFound             404
@@ -82,6 +85,9 @@ from .capacity import (
     Unavailable,
 )
 from .client import (
+    AdapterNotFound,
+    AdapterRefused,
+    AdminKeyNeeded,
     ContextLengthExceeded,
     EndpointOff,
     HostNotAllowed,
@@ -135,7 +141,10 @@ __all__ = [
     "ContextLengthExceeded",
     "NotSupported",
     "InvalidAdapter",
+    "AdapterRefused",
+    "AdapterNotFound",
     "Unauthorized",
+    "AdminKeyNeeded",
     "ModelNotFound",
     "ResponseNotFound",
     "RequestNotFound",

@@ -70,6 +70,28 @@ class InvalidAdapter(RequestError):
         self.reason = reason
 
 
+class AdapterRefused(RequestError, code="InvalidUserInput"):
+    """Raised when an adapter may not be loaded, whatever its files have; as vLLM's.
+
+    Args:
+      param: the field of the request.
+    """
+
+    def __init__(self, param: str, reason: str) -> None:
+        super().__init__(f"{param}: {reason}", param=param)
+        self.reason = reason
+
+
+class AdapterNotFound(RequestError, status=404, code="NotFoundError"):
+    """Raised when a request names an adapter that is not loaded, or not any more."""
+
+    def __init__(self, name: str, *, param: str = "model") -> None:
+        super().__init__(
+            f"The lora adapter '{name[:128]}' cannot be found.", param=param
+        )
+        self.name = name
+
+
 class Unauthorized(RequestError, status=401, code="AuthenticationError"):
     """Raised when a request has no key, or a wrong one."""
 
@@ -78,6 +100,16 @@ class Unauthorized(RequestError, status=401, code="AuthenticationError"):
             "The API key is not known here."
             if has_key
             else "This server needs an API key: Authorization: Bearer KEY, or X-Api-Key."
+        )
+
+
+class AdminKeyNeeded(RequestError, status=403, code="PermissionDeniedError"):
+    """Raised when a request changes what all clients share, and its key may not."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This needs the key of an administrator: a line of --api-key-file with the word "
+            "admin."
         )
 
 

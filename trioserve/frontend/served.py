@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 import math
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import trio
 
@@ -112,6 +112,13 @@ class TextRatio:
         return round(num_characters * self._num_tokens / self._num_characters)
 
 
+@dataclass(slots=True)
+class _LateCount:
+    """A count that the views of one model share."""
+
+    num_refused: int = 0
+
+
 class ServedModel(Generic[EngineT, RendererT]):
     """A model that takes requests: TextEngine or PoolingEngine.
 
@@ -121,20 +128,34 @@ class ServedModel(Generic[EngineT, RendererT]):
 
     Attributes:
       info: the facts about the model.
-      num_refused_late: requests that were refused with DeadlineUnreachable.
+      parent: the name of the model, if this is the view of an adapter; else None.
     """
 
     def __init__(self, engine: EngineT, renderer: RendererT) -> None:
         self.engine = engine
         self.info: ModelInfo = engine.info
         self.renderer = renderer
-        self.num_refused_late = 0
+        self.parent: str | None = None
         self._ratio = TextRatio()
+        self._late = _LateCount()
+
+    @property
+    def num_refused_late(self) -> int:
+        """Requests that were refused with DeadlineUnreachable."""
+        return self._late.num_refused
 
     @property
     def is_alive(self) -> bool:
         """True if the engine takes requests now."""
         return self.engine.is_alive
+
+    def find(self, name: str) -> Self | None:
+        """Return the engine of a name that clients may use; None if there is none."""
+        return self if self.info.has_name(name) else None
+
+    def list_names(self) -> tuple[str, ...]:
+        """Return the names that clients are told."""
+        return self.info.names
 
     def check_alive(self) -> None:
         """Raise the reason why the engine takes no requests now; see Engine."""
@@ -164,7 +185,7 @@ class ServedModel(Generic[EngineT, RendererT]):
         try:
             limits.check(forecast)
         except DeadlineUnreachable:
-            self.num_refused_late += 1
+            self._late.num_refused += 1
             raise
 
     def stalled_seconds(self) -> float:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import fields, replace
+from copy import copy
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from hashlib import blake2b
 import math
+from os.path import abspath, expanduser
+from pathlib import Path
 from typing import Final
 
 from ..engine.generation.engine import TokenEngine
@@ -20,8 +24,10 @@ from ..render import (
     ToolTable,
     count_characters,
 )
+from ..types.adapter import AdapterFacts, ServedAdapter
 from ..types.client import Client
 from ..types.logits import LogitsProcessor
+from ..types.model_info import strip_tag
 from ..types.prompt import Prompt, count_tokens
 from ..types.sampling import SamplingParams
 from .model_formats import ModelFormats
@@ -50,6 +56,79 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
         self._processors = {each.name: each for each in logits_processors}
         self._formats = ModelFormats(renderer)
         self._defaults = SamplingParams(**dict(engine.info.default_sampling))  # type: ignore[arg-type]
+        # The name of the adapter of a view.
+        self._adapter = ""
+        # Of the model: the views of adapters, by their names.
+        self._views: dict[str, tuple[ServedAdapter, TextEngine]] = {}
+
+    @property
+    def adapters(self) -> Mapping[str, ServedAdapter]:
+        """The loaded adapters, by their names."""
+        return self.engine.adapters
+
+    async def load_adapter(
+        self, name: str, path: str | Path, *, load_inplace: bool = False
+    ) -> AdapterFacts:
+        """Load an adapter (LoRA) beside the running requests, which may then name it.
+
+        Args:
+          name: no name of the model.
+          path: a folder in peft's format, or a GGUF file for a GGUF model.
+          load_inplace: the name may be loaded already. Its open requests go on as they began.
+
+        Raises:
+          AdapterRefused: the name cannot be used, or there are too many adapters.
+          InvalidAdapter: its files are wrong, or the model cannot run it.
+          EngineDied, EngineRestarting, ShuttingDown: no engine runs.
+        """
+        path = abspath(expanduser(path))
+        loaded = await self.engine.load_adapter(name, path, replaces=load_inplace)
+        return loaded.facts
+
+    async def unload_adapter(self, name: str) -> None:
+        """Take no further requests for an adapter.
+
+        Its memory is free when the last of its open requests has ended.
+
+        Raises:
+          AdapterNotFound
+          EngineDied, EngineRestarting, ShuttingDown: no engine runs.
+        """
+        await self.engine.unload_adapter(name)
+
+    def find(self, name: str) -> TextEngine | None:
+        """Return the engine of a name that clients may use, or the view of an adapter."""
+        if self.info.has_name(name):
+            return self
+        adapter = self.adapters.get(name) or self.adapters.get(strip_tag(name))
+        if adapter is None:
+            return None
+        kept, view = self._views.get(adapter.name, (None, self))
+        if kept is not adapter:
+            # Names may change for ever.
+            for gone in self._views.keys() - self.adapters.keys():
+                del self._views[gone]
+            view = self.with_adapter(adapter)
+            self._views[adapter.name] = adapter, view
+        return view
+
+    def with_adapter(self, adapter: ServedAdapter) -> TextEngine:
+        """Return a view whose requests use an adapter. It shares everything with this engine."""
+        view = copy(self)
+        seed = f"{self.info.fingerprint};{adapter.facts.digest.hex()}"
+        digest = blake2b(seed.encode(), digest_size=6)
+        view.info = replace(
+            self.info,
+            name=adapter.name,
+            other_names=(),
+            source=adapter.path,
+            fingerprint=f"fp_{digest.hexdigest()}",
+        )
+        view.parent, view._adapter = self.info.name, adapter.name
+        return view
+
+    def list_names(self) -> tuple[str, ...]:
+        return *self.info.names, *self.adapters
 
     @contextmanager
     def admit(
@@ -106,10 +185,12 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
         tools: Sequence[Mapping[str, object]] = (),
         limits: StreamLimits = StreamLimits(),
         client: Client = Client(),
+        adapter: str | None = None,
     ) -> AsyncIterator[TextStream]:
         """Generate from rendered prompts until the block is left.
 
         Args:
+          adapter: the name of a loaded one; by default a view's own, and else none.
           limits: the time that the stream may take.
           client: the one that it belongs to.
           splits_reasoning: separate reasoning from the answer, if the server has a parser
@@ -155,7 +236,11 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
             count_tokens(prompts), len(prompts), sampling, limits, client
         )
         async with self.engine.open_stream(
-            prompts, sampling, priority=priority, client=client
+            prompts,
+            sampling,
+            priority=priority,
+            client=client,
+            adapter=self._adapter if adapter is None else adapter,
         ) as tokens:
             yield TextStream(
                 tokens,
@@ -211,19 +296,23 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
 
         Args:
           prompt: the text; the tokenizer adds its special tokens before it.
-          options: fields of SamplingParams and TextParams, and `priority`; missing ones
-            come from the model's generation_config.
+          options: fields of SamplingParams and TextParams, `priority`, and `adapter`, the
+            name of a loaded one; missing ones come from the model's generation_config.
 
         Raises:
           TypeError: an option is unknown.
           TrioserveError: see errors/.
         """
-        sampling, text, priority = self._split(options)
+        sampling, text, others = self._split(options)
         with self.admit(1, len(prompt), sampling) as prompts:
             rendered = await self.renderer.render_text(prompt)
             prompts.append(rendered)
         async with self.open_text(
-            [rendered], sampling, text, priority=priority
+            [rendered],
+            sampling,
+            text,
+            priority=others.priority,
+            adapter=others.adapter,
         ) as stream:
             yield stream
 
@@ -244,7 +333,7 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
           tools: the tools that the model may call, in OpenAI's form.
           continues: the last message is the beginning of the answer.
         """
-        sampling, text, priority = self._split(options)
+        sampling, text, others = self._split(options)
         with self.admit(1, count_characters(messages), sampling) as prompts:
             rendered = await self.renderer.render_chat(
                 messages,
@@ -259,7 +348,8 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
             [rendered],
             sampling,
             text,
-            priority=priority,
+            priority=others.priority,
+            adapter=others.adapter,
             splits_reasoning=True,
             tools=tools,
         ) as stream:
@@ -299,11 +389,13 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
 
     def _split(
         self, options: Mapping[str, object]
-    ) -> tuple[SamplingParams, TextParams, int]:
+    ) -> tuple[SamplingParams, TextParams, _Others]:
         options = dict(options)
-        priority = options.pop("priority", 0)
+        priority, adapter = options.pop("priority", 0), options.pop("adapter", None)
         if not isinstance(priority, int):
             raise TypeError("priority must be an int")
+        if not isinstance(adapter, str | None):
+            raise TypeError("adapter must be the name of an adapter")
         text = TextParams(
             **{  # type: ignore[arg-type]
                 field.name: options.pop(field.name)
@@ -317,8 +409,16 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
         return (
             replace(self._defaults, **options),  # type: ignore[arg-type]
             text,
-            priority,
+            _Others(priority=priority, adapter=adapter),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Others:
+    """Options of a request besides its sampling and its text."""
+
+    priority: int
+    adapter: str | None
 
 
 def _make_demand(

@@ -225,6 +225,8 @@ class ServerState:
     ) -> TextEngine | PoolingEngine:
         """Return the engine if it takes requests, and serves the model if one is named.
 
+        The engine of an adapter is a view; see TextEngine.find.
+
         Args:
           hold: the request's; it keeps the model until the request has ended.
 
@@ -238,9 +240,10 @@ class ServerState:
         self.lifecycle.check_open()
         if self.engine is None:
             raise ModelLoading()
-        if model and not self.engine.info.has_name(model):
-            raise ModelNotFound(model, served=self.engine.info.names)
-        return self.engine
+        engine = self.engine.find(model) if model else self.engine
+        if engine is None:
+            raise ModelNotFound(model or "", served=self.engine.list_names())
+        return engine
 
     async def require_text(
         self, hold: ModelHold, model: str | None = None

@@ -14,6 +14,7 @@ from ..errors import StartupError
 from ..processes import MessageStream, run_as_child
 from ..processes.interpreter import settle_interpreter
 from ..types.not_loaded import NotLoaded
+from .adapters import load_adapters
 from .core import open_core
 from .loaded import LoadedCore
 from .log_lines import set_up_logging
@@ -26,21 +27,30 @@ async def main(stream: MessageStream[Any]) -> None:
     set_up_logging(begin.log_level)
     try:
         async with open_core(begin.config, begin.model_kind) as loaded:
-            await _host(loaded, stream, is_shared=begin.is_shared)
+            await _host(loaded, stream, begin)
     except StartupError as error:
-        stream.send_nowait(NotLoaded.of(error))
-        await stream.receive()
+        await _refuse(error, stream)
 
 
 async def _host(
-    loaded: LoadedCore, stream: MessageStream[Any], *, is_shared: bool
+    loaded: LoadedCore, stream: MessageStream[Any], begin: StartEngine
 ) -> None:
+    async def announce() -> None:
+        try:
+            await load_adapters(loaded, begin.config.model)
+        except StartupError as error:
+            await _refuse(error, stream)
+        stream.send_nowait(EngineLoaded(info=loaded.info, pooling=loaded.pooling))
+
     await settle_interpreter()
-    stream.send_nowait(EngineLoaded(info=loaded.info, pooling=loaded.pooling))
-    if is_shared:
-        await host_clients(loaded.core, stream)
-    else:
-        await host_core(loaded.core, stream)
+    host = host_clients if begin.is_shared else host_core
+    await host(loaded.core, stream, announce=announce)
+
+
+async def _refuse(error: StartupError, stream: MessageStream[Any]) -> None:
+    """Tell the parent that nothing is served; it ends this process."""
+    stream.send_nowait(NotLoaded.of(error))
+    await stream.receive()
 
 
 if __name__ == "__main__":

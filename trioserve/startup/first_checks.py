@@ -24,13 +24,16 @@ _NAMES_OF_TYPES = ("auto_mappings.py", "configuration_auto.py")
 
 
 def check_first(config: EngineConfig) -> None:
-    """Refuse a device that is not there, and a model on this machine that cannot run.
+    """Refuse a device or an adapter that is not there, and a model here that cannot run.
 
     Raises:
       InvalidConfig, UnsupportedModel
       WeightsNotFound: MODEL cannot be the name of a wheel.
     """
     check_device(config.model.device)
+    for name, path in config.model.list_adapters():
+        if not Path(path).exists():
+            raise InvalidConfig("adapter", f"{name}={path}: there is no such path")
     folder = find_local_description(config.model.model)
     if folder is not None:
         check_description(folder, config)

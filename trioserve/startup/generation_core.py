@@ -89,7 +89,9 @@ def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
     executor = make_local_executor(
         runner, model.device.type, depth=1 + config.scheduler.async_scheduling
     )
-    core = LocalCore(scheduler, executor, info=info)
+    core = LocalCore(
+        scheduler, executor, info=info, max_adapters=config.model.max_adapters
+    )
     return LoadedCore(core=core, info=info)
 
 
@@ -126,7 +128,9 @@ async def build_pipeline_core(
     executor = await pipeline.connect(config, info.max_model_len)
     scheduler = make_scheduler(config, info, blocks, pipeline.device_type)
     _log_loaded(info, config, blocks)
-    core = LocalCore(scheduler, executor, info=info)
+    core = LocalCore(
+        scheduler, executor, info=info, max_adapters=config.model.max_adapters
+    )
     return LoadedCore(core=core, info=info)
 
 

@@ -30,6 +30,7 @@ from ..frontend import PoolingEngine, TextEngine
 from ..processes import Child, PeerGone, open_child
 from ..render import open_template_processes
 from ..types.not_loaded import NotLoaded
+from .adapters import load_adapters
 from .core import open_core
 from .engine_task import open_engine_task
 from .frontend import Frontend, LoadedFrontend
@@ -110,13 +111,17 @@ async def _open(
     Args:
       naming: entered while the model is loaded; spells the options in errors.
     """
-    async with AsyncExitStack() as stack:
+    # The cores have a stack of their own, which is closed for each restart.
+    async with AsyncExitStack() as stack, AsyncExitStack() as running:
         frontend = Frontend(config, model_kind, is_checked=process)
         cores = _Cores(config, model_kind, process, stack, frontend)
         with naming, telling_shortage():
-            loaded = await frontend.finish(await cores.open(), cores.reopen)
-        async with _running(config, loaded):
-            yield loaded.served
+            core = await cores.open()
+            loaded = await frontend.finish(core, cores.reopen)
+            await running.enter_async_context(_running(config, loaded))
+            if not process:
+                await load_adapters(core, config.model)
+        yield loaded.served
 
 
 @asynccontextmanager
@@ -179,8 +184,11 @@ class _Cores:
 
     async def open(self) -> LoadedCore:
         core = await self._stack.enter_async_context(await self._choose())
-        # Later cores must take sequences as long as this one does.
-        model = replace(self._config.model, max_model_len=core.info.max_model_len)
+        # Later cores must take sequences as long as this one does. The engine loads the adapters
+        # again that it has then.
+        model = replace(
+            self._config.model, max_model_len=core.info.max_model_len, adapter=()
+        )
         self._config = replace(self._config, model=model)
         return core
 

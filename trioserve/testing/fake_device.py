@@ -7,7 +7,7 @@ clock, a test of a hundred virtual seconds takes a millisecond.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 import math
@@ -17,7 +17,7 @@ import outcome
 import trio
 
 from ..executor.protocol import Handle
-from ..types.adapter import AdapterFacts, AdapterSource
+from ..types.adapter import NO_ADAPTER, AdapterFacts, AdapterSource
 from ..types.ids import BlockId
 from ..types.model_info import ModelInfo
 from ..types.output import SequenceError, StepResult
@@ -65,6 +65,7 @@ def make_info(
 @dataclass(slots=True)
 class _Slot:
     seed: int
+    token: Callable[[int, int], int]
     num_prompt: int
     token_ids: list[int]
     block_ids: list[BlockId]
@@ -96,6 +97,7 @@ class FakeDevice:
       is_late: tells whether the grammar of a slot is late. Its rows are skipped then, and
         so are rows that were planned behind a skipped one.
       seed_of: the seed of a sequence, for `token` and `error`.
+      adapter_tokens: replace `token` for the sequences of adapters, by their numbers.
       error: why a sequence cannot have the output token with an index, if so; called with
         its seed and the index.
     """
@@ -110,10 +112,12 @@ class FakeDevice:
         keeps_states: bool = False,
         is_late: Callable[[int], bool] = lambda slot: False,
         seed_of: Callable[[SlotStart], int] = lambda start: start.seed,
+        adapter_tokens: Mapping[int, Callable[[int, int], int]] = {},
         error: Callable[[int, int], SequenceError | None] = lambda seed, index: None,
     ) -> None:
         self._token = token
         self._seed_of = seed_of
+        self._adapter_tokens = adapter_tokens
         self._error = error
         self._block_size = block_size
         self._reads_blocks = reads_blocks
@@ -132,6 +136,7 @@ class FakeDevice:
         for start in plan.starts:
             self._slots[start.slot] = _Slot(
                 seed=self._seed_of(start),
+                token=self._adapter_tokens.get(start.adapter, self._token),
                 num_prompt=len(start.prompt_token_ids),
                 token_ids=[*start.prompt_token_ids, *start.output_token_ids],
                 block_ids=[],
@@ -236,7 +241,7 @@ class FakeDevice:
         if slot.is_skipped:
             return ()
         assert row.end == num_tokens, "a row that samples ends at the last token"
-        token_id = self._token(slot.seed, num_tokens - slot.num_prompt)
+        token_id = slot.token(slot.seed, num_tokens - slot.num_prompt)
         slot.token_ids.append(token_id)
         return (token_id,)
 
@@ -388,6 +393,8 @@ class FakeExecutor(Generic[PlanT, ResultT]):
     ) -> None:
         self.depth = depth
         self.adapters: dict[int, AdapterFacts] = {}
+        # Those that the submitted steps may use.
+        self._on_device: set[int] = set()
         self._adapter_seconds = adapter_seconds
         self._read_adapter = read_adapter
         self.idle_seconds = 0.0
@@ -398,14 +405,18 @@ class FakeExecutor(Generic[PlanT, ResultT]):
         self._fail_at_step = fail_at_step
         self._free_at: float | None = None
         self._send, self._receive = trio.open_memory_channel[
-            tuple[PlanT, Handle[ResultT], float]
+            tuple[PlanT, Handle[ResultT], float] | int
         ](math.inf)
 
     async def run(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         task_status.started()
-        async for plan, handle, ready_at in self._receive:
+        async for item in self._receive:
+            if isinstance(item, int):
+                self._on_device.remove(item)
+                continue
+            plan, handle, ready_at = item
             await trio.sleep_until(ready_at)
             handle.set(outcome.capture(self._compute, plan))
 
@@ -421,12 +432,17 @@ class FakeExecutor(Generic[PlanT, ResultT]):
     async def load_adapter(self, source: AdapterSource) -> AdapterFacts:
         await trio.sleep(self._adapter_seconds)
         facts = self.adapters[source.number] = self._read_adapter(source)
+        self._on_device.add(source.number)
         return facts
 
     def drop_adapter(self, number: int) -> None:
         del self.adapters[number]
+        self._send.send_nowait(number)
 
     def _compute(self, plan: PlanT) -> ResultT:
         if plan.step_id == self._fail_at_step:
             raise RuntimeError("the device is broken")
+        for start in getattr(plan, "starts", ()):
+            used = {start.adapter} - {NO_ADAPTER}
+            assert used <= self._on_device, "an adapter was dropped too early"
         return self._step(plan)

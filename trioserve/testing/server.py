@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 import math
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from ..http.state import ServerState
 from ..scheduler.generation.scheduler import Scheduler
 from ..scheduler.pooling.scheduler import PoolingScheduler
 from ..server.app import create_http_app
+from ..types.adapter import AdapterFacts, AdapterSource
 from ..types.logits import LogitsProcessor
 from ..types.plan import StepPlan
 from ..types.pooling import LongText, PoolingTask
@@ -38,6 +40,7 @@ from .fake_device import (
     FakeDevice,
     FakeExecutor,
     FakePoolingDevice,
+    make_adapter,
     make_info,
     make_pooling_info,
 )
@@ -68,6 +71,10 @@ class FakeServer:
     device: FakeDevice
 
 
+def _read_answer(source: AdapterSource) -> str:
+    return Path(source.path, "answer.txt").read_text()
+
+
 @asynccontextmanager
 async def open_fake_server(
     tokenizer_folder: Path,
@@ -91,6 +98,7 @@ async def open_fake_server(
     eos_token: str | None = None,
     stop_repetition: RepetitionDetection | None = None,
     chat_template: str | None = None,
+    read_adapter: Callable[[AdapterSource], str] = _read_answer,
 ) -> AsyncIterator[FakeServer]:
     """Serve until the block is left; the device does not call the plug-ins.
 
@@ -98,13 +106,20 @@ async def open_fake_server(
       is_remote: the core is behind a connection, as in an engine process.
       answer: the text of every sequence, or the texts of successive sequences with
         different seeds; the last one is repeated.
+      read_adapter: returns the text of an adapter's sequences, or refuses to load it; by
+        default the text is in its file answer.txt.
       eos_token: the token that ends it; None repeats it until max_tokens.
     """
     answers = [answer] if isinstance(answer, str) else answer
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     texts = [tuple(tokenizer.encode(text).ids) for text in answers]
     ends = () if eos_token is None else tuple(tokenizer.encode(eos_token).ids)
-    device = FakeDevice(_make_writer([text + ends for text in texts]), block_size=16)
+    adapters = _FakeAdapters(tokenizer, read_adapter)
+    device = FakeDevice(
+        _make_writer([text + ends for text in texts]),
+        block_size=16,
+        adapter_tokens=adapters.writers,
+    )
     info = replace(
         make_info(
             max_model_len,
@@ -121,6 +136,8 @@ async def open_fake_server(
         step_seconds=step_seconds,
         seconds_of=seconds_of,
         fail_at_step=fail_at_step,
+        adapter_seconds=0.0,
+        read_adapter=adapters.read,
         depth=2,
     )
     scheduler = _make_scheduler(max_num_seqs, max_model_len, max_step_seconds)
@@ -151,6 +168,28 @@ async def open_fake_server(
             answer_ids=texts[0],
             device=device,
         )
+
+
+class _FakeAdapters:
+    """Adapters that answer with texts of their own.
+
+    Attributes:
+      writers: the tokens of each adapter for a FakeDevice, by its number.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, read: Callable[[AdapterSource], str]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._read = read
+        self.writers: dict[int, Callable[[int, int], int]] = {}
+
+    def read(self, source: AdapterSource) -> AdapterFacts:
+        text = self._read(source)
+        ids = tuple(self._tokenizer.encode(text).ids)
+        self.writers[source.number] = _make_writer([ids])
+        digest = blake2b(text.encode(), digest_size=16).digest()
+        return replace(make_adapter(source), digest=digest)
 
 
 def _make_writer(texts: Sequence[tuple[int, ...]]) -> Callable[[int, int], int]:

@@ -98,4 +98,9 @@ class ModelInfo:
     def has_name(self, name: str) -> bool:
         """Return whether clients may use a name, which may have Ollama's default tag."""
         known = {*self.names, self.source}
-        return name in known or name.removesuffix(_DEFAULT_TAG) in known
+        return name in known or strip_tag(name) in known
+
+
+def strip_tag(name: str) -> str:
+    """Return a name without Ollama's default tag."""
+    return name.removesuffix(_DEFAULT_TAG)

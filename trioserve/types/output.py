@@ -49,10 +49,12 @@ class SequenceError(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     Args:
       reason: a message for the client; empty if the fault is ours. Then the log has it.
       param: the field of the request that is the reason.
+      adapter: the name of its adapter, if that is not loaded any more.
     """
 
     reason: str = ""
     param: str | None = None
+    adapter: str = ""
 
     @classmethod
     def exclude_all(cls, names: Sequence[str]) -> SequenceError:
@@ -66,7 +68,7 @@ class SequenceError(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_internal(self) -> bool:
-        return not self.reason
+        return not (self.reason or self.adapter)
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -121,6 +123,11 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     error: SequenceError | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """True for the last delta of its sequence."""
+        return self.finish_reason is not None or self.error is not None
 
     @classmethod
     def join(cls, deltas: Sequence[TokenDelta]) -> TokenDelta:

@@ -126,21 +126,10 @@ class OllamaVersion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def answer_tags(state: ServerState, request: ScopedRequest) -> Response:
-    """List the one model that is served, once for each of its names."""
+    """List the one model that is served, once for each of its names, and its adapters."""
     engine = await state.require_engine(request.model)
-    info = engine.info
-    models = tuple(
-        ListedModel(
-            name=name,
-            model=name,
-            modified_at=_find_change(engine),
-            size=info.weights.num_bytes,
-            digest=_digest(engine),
-            details=_describe(engine),
-        )
-        for name in info.names
-    )
-    return respond_json(ModelTags(models=models))
+    models = (_list(engine.find(name) or engine, name) for name in engine.list_names())
+    return respond_json(ModelTags(models=tuple(models)))
 
 
 async def answer_loaded(state: ServerState, request: ScopedRequest) -> Response:
@@ -162,8 +151,9 @@ async def answer_loaded(state: ServerState, request: ScopedRequest) -> Response:
 
 async def answer_show(state: ServerState, request: ScopedRequest) -> Response:
     """Describe the model, and what it can do."""
-    body, engine = await read_ollama(state, request, SHOW_BODY, state.require_engine)
-    engine = await state.require_engine(request.model, body.name)
+    body, _ = await read_ollama(state, request, SHOW_BODY, state.require_engine)
+    # Older clients send the name alone.
+    engine = await state.require_engine(request.model, body.name or body.model)
     parameters = [
         f"{_OPTIONS.get(name, name):<30} {value:g}"
         for name, value in engine.info.default_sampling
@@ -186,9 +176,21 @@ async def answer_ollama_version(state: ServerState, request: ScopedRequest) -> R
     return respond_json(OllamaVersion(version=API_VERSION, trioserve=__version__))
 
 
+def _list(engine: TextEngine | PoolingEngine, name: str) -> ListedModel:
+    return ListedModel(
+        name=name,
+        model=name,
+        modified_at=_find_change(engine),
+        size=engine.info.weights.num_bytes,
+        digest=_digest(engine),
+        details=_describe(engine),
+    )
+
+
 def _describe(engine: TextEngine | PoolingEngine) -> ModelDetails:
     family, weights = _find_family(engine), engine.info.weights
     return ModelDetails(
+        parent_model=engine.parent or "",
         format=weights.form,
         family=family,
         families=(family,),

@@ -36,9 +36,7 @@ UNSUPPORTED: Final[Mapping[str, Neutral]] = {
 }
 
 _NO_SAMPLER: Final = "it samples by temperature, top_k, top_p and min_p alone"
-_NO_LORA: Final = (
-    "adapters (LoRA) are not supported, so merge them into the model before"
-)
+_AS_MODEL: Final = "send the name of a loaded adapter as model"
 SEND_SCHEMA: Final = "send response_format of the type json_schema"
 _NO_SEARCH: Final = "it does not search the web"
 _TOP_LEVEL: Final = "send its fields beside model"
@@ -75,7 +73,7 @@ FOREIGN: Final[Mapping[str, Refused]] = {
     "num_predict": ("send max_tokens", ()),
     "n_probs": ("send logprobs", (0,)),
     "image_data": ("send images in messages", ([],)),
-    "lora": (_NO_LORA, ([],)),
+    "lora": (_AS_MODEL, ([],)),
     "options": (_TOP_LEVEL, ({},)),
     "format": ("send response_format", ("",)),
     "template": ("send chat_template", ("",)),
@@ -85,7 +83,7 @@ FOREIGN: Final[Mapping[str, Refused]] = {
     "ebnf": ("send guided_grammar, which takes Lark", ()),
     "stop_regex": ("send stop", ([],)),
     "no_stop_trim": ("send include_stop_str_in_output", (False,)),
-    "lora_path": (_NO_LORA, ()),
+    "lora_path": (_AS_MODEL, ()),
     "session_params": ("it has no sessions", ({},)),
     "sampling_params": (_TOP_LEVEL, ({},)),
     "custom_logit_processor": ("send logits_processors", ()),
@@ -99,7 +97,7 @@ FOREIGN: Final[Mapping[str, Refused]] = {
     "top_n_tokens": ("send logprobs", (0,)),
     "return_full_text": ("send echo", (False,)),
     "watermark": ("it has no watermarks", (False,)),
-    "adapter_id": (_NO_LORA, ()),
+    "adapter_id": (_AS_MODEL, ()),
     # Mistral, Anthropic, Fireworks, DashScope, xAI
     "random_seed": ("send seed", ()),
     "safe_prompt": ("it has no guard", (False,)),

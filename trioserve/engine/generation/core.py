@@ -14,7 +14,7 @@ from ...scheduler.generation.scheduler import Scheduler
 from ...scheduler.generation.sequence import Flow, Sequence
 from ...scheduler.generation.spans import NO_SPANS, Spans
 from ...scheduler.step_cost import StepRates
-from ...types.adapter import NO_ADAPTER, AdapterFacts, AdapterSource
+from ...types.adapter import DEFAULT_MAX_ADAPTERS, NO_ADAPTER, AdapterFacts
 from ...types.client import Client
 from ...types.ids import SequenceId
 from ...types.model_info import ModelInfo
@@ -24,6 +24,7 @@ from ...types.prompt import Prompt, count_tokens, list_image_runs
 from ...types.sampling import SamplingParams
 from ..core import Core, CoreHoldings, HeldWork
 from ..loop import StepLoop
+from .adapters import AdapterView, CoreAdapters
 from .admission import resolve_sampling
 
 # The prompts of a request with more tokens are hashed in a thread. On the event loop this
@@ -41,7 +42,7 @@ class SequenceGroup:
       priority: requests with a lower number go first.
       request_id: for reports to people.
       client: the one that it belongs to.
-      adapter: the number of a loaded adapter.
+      adapter: the name of its adapter; empty without one.
     """
 
     first_id: SequenceId
@@ -51,7 +52,7 @@ class SequenceGroup:
     priority: int = 0
     request_id: str = ""
     client: Client = Client()
-    adapter: int = NO_ADAPTER
+    adapter: str = ""
 
     @property
     def num_sequences(self) -> int:
@@ -66,8 +67,17 @@ class GenerationCore(
 ):
     """The core of a TokenEngine."""
 
+    @property
+    def adapters(self) -> AdapterView:
+        """The adapters that requests may name."""
+
     async def add(self, group: SequenceGroup) -> None:
-        """Let sequences wait for admission. A cancelled call leaves none of them."""
+        """Let sequences wait for admission. A cancelled call leaves none of them.
+
+        Raises:
+          AdapterNotFound: the group's adapter is not loaded. A core in another process says
+            so in a delta.
+        """
 
     def abort(self, sequence_ids: Collection[SequenceId]) -> None:
         """End sequences; no output follows. An unknown one has ended already."""
@@ -80,6 +90,7 @@ class LocalCore:
       scheduler: plans steps.
       executor: runs them.
       info: the facts about the model.
+      max_adapters: the most adapters that the device holds.
     """
 
     def __init__(
@@ -88,14 +99,13 @@ class LocalCore:
         executor: Executor[StepPlan, StepResult],
         *,
         info: ModelInfo,
+        max_adapters: int = DEFAULT_MAX_ADAPTERS,
     ) -> None:
+        self.adapters = CoreAdapters(executor, info.has_name, max_adapters)
         self._scheduler = scheduler
         self._info = info
         self._preparing = trio.CapacityLimiter(1)
         self._num_arrived = 0
-        self._executor = executor
-        # Digests of loaded adapters, by number.
-        self._digests: dict[int, bytes] = {NO_ADAPTER: b""}
         self._loop = StepLoop(executor, scheduler)
 
     async def run(
@@ -104,7 +114,12 @@ class LocalCore:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        await self._loop.run(deliver, task_status=task_status)
+        def hand_out(deltas: Collection[TokenDelta]) -> None:
+            if self.adapters.has_users:
+                self.adapters.leave(each.sequence_id for each in deltas if each.is_last)
+            deliver(deltas)
+
+        await self._loop.run(hand_out, task_status=task_status)
 
     def take_place(self, group: SequenceGroup) -> int:
         """Return the first of the arrivals of a group that will be added.
@@ -121,16 +136,22 @@ class LocalCore:
         Args:
           place: see take_place; None takes the next one.
         """
-        sequences = self._make_sequences(
-            group, self.take_place(group) if place is None else place
-        )
-        if count_tokens(group.prompts) > LONG_PROMPT:
-            await trio.to_thread.run_sync(
-                self._scheduler.prepare,
-                sequences,
-                limiter=self._preparing,
-                abandon_on_cancel=True,
-            )
+        place = self.take_place(group) if place is None else place
+        facts = None
+        if group.adapter:
+            facts = self.adapters.use(group.adapter, group.list_ids())
+        try:
+            sequences = self._make_sequences(group, place, facts)
+            if count_tokens(group.prompts) > LONG_PROMPT:
+                await trio.to_thread.run_sync(
+                    self._scheduler.prepare,
+                    sequences,
+                    limiter=self._preparing,
+                    abandon_on_cancel=True,
+                )
+        except BaseException:
+            self.adapters.leave(group.list_ids())
+            raise
         for sequence in sequences:
             self._scheduler.add(sequence)
         self._loop.wake()
@@ -138,6 +159,7 @@ class LocalCore:
     def abort(self, sequence_ids: Collection[SequenceId]) -> None:
         for sequence_id in sequence_ids:
             self._scheduler.abort(sequence_id)
+        self.adapters.leave(sequence_ids)
         # An idle device may hold vectors that it must forget now.
         self._loop.wake()
 
@@ -145,17 +167,6 @@ class LocalCore:
         """End the sequences with the ids of a client that is gone."""
         held = self._scheduler.list_holdings().sequences
         self.abort([each.sequence_id for each in held if has_ended(each.sequence_id)])
-
-    async def load_adapter(self, source: AdapterSource) -> AdapterFacts:
-        """See Executor.load_adapter."""
-        facts = await self._executor.load_adapter(source)
-        self._digests[source.number] = facts.digest
-        return facts
-
-    def drop_adapter(self, number: int) -> None:
-        """See Executor.drop_adapter; no sequence may have it any more."""
-        del self._digests[number]
-        self._executor.drop_adapter(number)
 
     async def inspect(
         self, *, lost: bool = False, process: bool = False
@@ -190,7 +201,9 @@ class LocalCore:
     def stalled_seconds(self) -> float:
         return self._loop.step_age_seconds
 
-    def _make_sequences(self, group: SequenceGroup, place: int) -> list[Sequence]:
+    def _make_sequences(
+        self, group: SequenceGroup, place: int, adapter: AdapterFacts | None
+    ) -> list[Sequence]:
         samplings = resolve_sampling(group.prompts, group.sampling, self._info)
         resolved = [
             each
@@ -210,8 +223,8 @@ class LocalCore:
                 flow=flow,
                 eos_token_ids=self._info.eos_token_ids,
                 cache_salt=prompt.cache_salt,
-                adapter=group.adapter,
-                adapter_digest=self._digests[group.adapter],
+                adapter=NO_ADAPTER if adapter is None else adapter.number,
+                adapter_digest=b"" if adapter is None else adapter.digest,
                 embedded=prompt.embedded,
                 spans=self._find_spans(prompt) if prompt.embedded else NO_SPANS,
             )

@@ -5,16 +5,26 @@ open_stream --> core --> deltas --> stream
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+import logging
 import secrets
 
 import trio
 
 from ...config import SchedulingPolicy
+from ...errors import AdapterNotFound, EngineProcessDied, RequestError
 from ...observe import Owner, name_owner
 from ...scheduler.generation.counts import SchedulerCounters, SchedulerStatistics
+from ...types.adapter import ServedAdapter
 from ...types.client import Client
 from ...types.ids import SequenceId
 from ...types.model_info import ModelInfo
@@ -29,6 +39,8 @@ from .backlog import Backlog, BacklogStatistics
 from .core import GenerationCore, SequenceGroup
 from .forecast import Demand, Forecaster
 from .token_stream import TokenStream, WakeQueue
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +98,10 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         self._streams: dict[SequenceId, TokenStream] = {}
         self._wakes = WakeQueue()
         self._forecaster = Forecaster(self._backlog, max_num_running)
+        # The paths of adapters that the next core loads again, by their names.
+        self._lost_adapters: dict[str, str] = {}
+        self._num_failures = 0
+        self._has_restarted = trio.Event()
 
     def statistics(self) -> TokenEngineStatistics:
         """Return the present state."""
@@ -131,6 +147,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         *,
         priority: int = 0,
         client: Client = Client(),
+        adapter: str = "",
     ) -> AsyncIterator[TokenStream]:
         """Generate sampling.n sequences from each prompt, until the block is left.
 
@@ -138,9 +155,11 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
           prompts: sequence k of prompt i has the index i * n + k in the deltas.
           priority: requests with a lower number go first; see SchedulerConfig.
           client: the one that it belongs to.
+          adapter: the name of a loaded adapter; empty for the model as it is.
 
         Raises:
           InvalidParameter, ContextLengthExceeded: see check_priority and check_request.
+          AdapterNotFound: it is not loaded, or not any more.
           QueueFull: other requests have too many sequences or tokens.
           EngineDied, EngineRestarting, ShuttingDown: no engine runs.
         """
@@ -149,7 +168,9 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         lengths = [len(prompt.token_ids) for prompt in prompts]
         # Others may have come while a server prepared the prompts, whose lengths it guessed.
         self.check_room(len(prompts) * sampling.n, sum(lengths), client)
-        group = self._make_group(prompts, sampling, priority, client)
+        if adapter and adapter not in self.adapters:
+            raise AdapterNotFound(adapter)
+        group = self._make_group(prompts, sampling, priority, client, adapter)
         ids = [SequenceId(number) for number in group.list_ids()]
         stream = TokenStream(
             len(ids),
@@ -169,12 +190,79 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
             finally:
                 self._abort(ids)
 
+    @property
+    def adapters(self) -> Mapping[str, ServedAdapter]:
+        """The adapters that requests may name."""
+        return self._core.adapters.served
+
+    @property
+    def adapters_revision(self) -> int:
+        """The number of changes of `adapters`."""
+        return self._core.adapters.revision
+
+    async def wait_adapters(self, revision: int) -> None:
+        """Wait until so many changes of `adapters` are known here."""
+        await self._core.adapters.wait_revision(revision)
+
+    async def load_adapter(
+        self, name: str, path: str, *, replaces: bool = False
+    ) -> ServedAdapter:
+        """Load an adapter beside the running requests; see AdapterView.load.
+
+        Raises:
+          AdapterRefused, InvalidAdapter
+          EngineDied, EngineRestarting, ShuttingDown: no engine runs.
+        """
+        self._requests.check_alive()
+        return await self._core.adapters.load(name, path, replaces=replaces)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Take no further requests for an adapter; see AdapterView.unload.
+
+        Raises:
+          AdapterNotFound
+          EngineDied, EngineRestarting, ShuttingDown: no engine runs.
+        """
+        self._requests.check_alive()
+        await self._core.adapters.unload(name)
+
     def _list_work(self) -> dict[int, Owner | None]:
         return {number: stream.owner for number, stream in self._streams.items()}
 
     def _forget_jobs(self) -> None:
         self._streams.clear()
         self._backlog.clear()
+        self._num_failures += 1
+        for name, adapter in self.adapters.items():
+            self._lost_adapters[name] = adapter.path
+
+    def _note_restarted(self) -> None:
+        if self._lost_adapters:
+            self._has_restarted.set()
+        else:
+            super()._note_restarted()
+
+    async def _load_again(self) -> None:
+        """After each restart load the adapters of the lost core, until cancelled.
+
+        Requests are taken when all are there. One whose files are gone is not served any more.
+        """
+        while True:
+            await self._has_restarted.wait()
+            self._has_restarted = trio.Event()
+            num_failures = self._num_failures
+            for name, path in [*self._lost_adapters.items()]:
+                try:
+                    await self._core.adapters.load(name, path)
+                except EngineProcessDied:
+                    break
+                except RequestError as error:
+                    logger.error("after the restart: %s", error)
+                # Otherwise the core has failed meanwhile, and another restart follows.
+                if num_failures == self._num_failures:
+                    del self._lost_adapters[name]
+            if num_failures == self._num_failures and not self._lost_adapters:
+                super()._note_restarted()
 
     def _count_places(self, num_free: int, num_held: int) -> int:
         """Return how many sequences a request may have while others hold `num_held`.
@@ -195,6 +283,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         sampling: SamplingParams,
         priority: int,
         client: Client,
+        adapter: str,
     ) -> SequenceGroup:
         group = SequenceGroup(
             first_id=SequenceId(self._next_id),
@@ -204,6 +293,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
             priority=priority,
             request_id=name_owner(),
             client=client,
+            adapter=adapter,
         )
         self._next_id += group.num_sequences
         return group
@@ -227,6 +317,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
     ) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._wakes.run)
+            nursery.start_soon(self._load_again)
             await super().run(task_status=task_status)
             nursery.cancel_scope.cancel()
 
@@ -240,7 +331,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
                 continue
             stream.push_nowait(delta)
             self._backlog.note(delta)
-            if delta.finish_reason is not None or delta.error is not None:
+            if delta.is_last:
                 del self._streams[delta.sequence_id]
                 is_complete = delta.error is None
                 self._backlog.finish(delta.sequence_id, is_complete=is_complete)

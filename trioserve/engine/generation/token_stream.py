@@ -11,9 +11,14 @@ from typing import Final, Literal
 
 import trio
 
-from ...errors import InternalError, InvalidParameter
+from ...errors import (
+    AdapterNotFound,
+    InternalError,
+    InvalidParameter,
+    TrioserveError,
+)
 from ...observe import Owned
-from ...types.output import TokenDelta
+from ...types.output import SequenceError, TokenDelta
 
 # A stream waits for its turn on the device, then for its first token, then for the next.
 StreamPhase = Literal["queue", "prefill", "decode"]
@@ -144,11 +149,7 @@ class TokenStream(Owned):
             return
         if delta.error is not None:
             self._finish(index)
-            self.fail(
-                InternalError()
-                if delta.error.is_internal
-                else InvalidParameter(delta.error.param, delta.error.reason)
-            )
+            self.fail(_make_error(delta.error))
             return
         if delta.token_ids:
             self.phase = "decode"
@@ -175,6 +176,14 @@ class TokenStream(Owned):
         self._finished.add(index)
         self._num_open -= 1
         self._wake(self._changed)
+
+
+def _make_error(error: SequenceError) -> TrioserveError:
+    if error.adapter:
+        return AdapterNotFound(error.adapter)
+    if error.is_internal:
+        return InternalError()
+    return InvalidParameter(error.param, error.reason)
 
 
 def _weigh(delta: TokenDelta) -> int:

@@ -6,16 +6,17 @@ work, from a number that only it has (messages.py); so an output shows whose it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 import trio
 
+from ...errors import AdapterNotFound, AdapterRefused, InvalidAdapter
 from ...observe.process_holdings import inspect_process
 from ...processes import MessageStream, PeerGone, beat
 from ...types.ids import SequenceId
-from ...types.output import TokenDelta
+from ...types.output import SequenceError, TokenDelta
 from ...types.tensors import TensorBytes
 from ..core import CoreHoldings
 from ..generation.core import LocalCore, SequenceGroup
@@ -23,6 +24,9 @@ from ..pooling.core import JobId, LocalPoolingCore
 from .messages import (
     AbortInputs,
     AbortSequences,
+    AdapterDone,
+    AdapterRefusal,
+    AdaptersServed,
     AddClient,
     AddInputs,
     AddSequences,
@@ -30,8 +34,10 @@ from .messages import (
     GenerationReport,
     Inspect,
     Inspected,
+    LoadAdapter,
     PoolingReport,
     ToEngine,
+    UnloadAdapter,
     find_client,
 )
 
@@ -41,9 +47,15 @@ _STATE_SECONDS: Final = 0.05
 
 
 async def host_core(
-    core: LocalCore | LocalPoolingCore, stream: MessageStream[Any]
+    core: LocalCore | LocalPoolingCore,
+    stream: MessageStream[Any],
+    *,
+    announce: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
 ) -> None:
     """Serve a core until its only client is gone.
+
+    Args:
+      announce: is called when the core runs, and before the client is served.
 
     Raises:
       PeerGone: the client is gone.
@@ -52,13 +64,20 @@ async def host_core(
     host = CoreHost(core)
     async with trio.open_nursery() as nursery:
         await nursery.start(host.run)
+        await announce()
         await host.serve_alone(stream)
 
 
 async def host_clients(
-    core: LocalCore | LocalPoolingCore, stream: MessageStream[Any]
+    core: LocalCore | LocalPoolingCore,
+    stream: MessageStream[Any],
+    *,
+    announce: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
 ) -> None:
     """Serve a core to several clients, each of which comes by a message.
+
+    Args:
+      announce: see host_core.
 
     Raises:
       PeerGone: the process that sends these messages is gone.
@@ -67,6 +86,7 @@ async def host_clients(
     host = CoreHost(core)
     async with trio.open_nursery() as nursery:
         await nursery.start(host.run)
+        await announce()
         while True:
             message = await stream.receive()
             assert isinstance(message, AddClient), "nothing else comes from the parent"
@@ -91,6 +111,8 @@ class CoreHost:
         self._core: Any = core
         is_pooling = isinstance(core, LocalPoolingCore)
         self._client_type = _PoolingClient if is_pooling else _GenerationClient
+        if isinstance(core, LocalCore):
+            core.adapters.on_change = self._tell_adapters
         # The only client, or all clients by their numbers.
         self._only: _Client | None = None
         self._clients: dict[int, _Client] = {}
@@ -154,6 +176,10 @@ class CoreHost:
         for client in self._list_clients():
             client.report()
 
+    def _tell_adapters(self) -> None:
+        for client in self._list_clients():
+            client.tell_adapters()
+
     def _list_clients(self) -> Iterator[_Client]:
         if self._only is not None:
             yield self._only
@@ -191,6 +217,7 @@ class _Client:
         Raises:
           PeerGone
         """
+        self.tell_adapters()
         self.report()
         gone: PeerGone | None = None
         async with trio.open_nursery() as nursery:
@@ -221,6 +248,9 @@ class _Client:
                 stalled_seconds=self._core.stalled_seconds(),
             )
         )
+
+    def tell_adapters(self) -> None:
+        """Send the adapters that requests may name."""
 
     def _take(self, message: object, nursery: trio.Nursery) -> None:
         """Carry out a message of the client."""
@@ -263,6 +293,8 @@ class _GenerationClient(_Client):
                 nursery.start_soon(self._add, group, place, scope)
             case AbortSequences(sequence_ids=sequence_ids):
                 self._abort(sequence_ids)
+            case LoadAdapter() | UnloadAdapter():
+                nursery.start_soon(self._change_adapters, message)
             case _:
                 raise AssertionError(f"{message} is not for this engine")
 
@@ -271,8 +303,36 @@ class _GenerationClient(_Client):
     ) -> None:
         with scope:
             await trio.lowlevel.checkpoint_if_cancelled()
-            await self._core.add(group, place)
+            try:
+                await self._core.add(group, place)
+            except AdapterNotFound:
+                # It was unloaded while the request was on its way.
+                self.report(_refuse(group))
         del self._adding[group.first_id]
+
+    def tell_adapters(self) -> None:
+        adapters = self._core.adapters
+        self._stream.send_nowait(
+            AdaptersServed(
+                revision=adapters.revision, served=tuple(adapters.served.values())
+            )
+        )
+
+    async def _change_adapters(self, message: LoadAdapter | UnloadAdapter) -> None:
+        adapters = self._core.adapters
+        done = AdapterDone(number=message.number)
+        try:
+            if isinstance(message, LoadAdapter):
+                loaded = await adapters.load(
+                    message.name, message.path, replaces=message.replaces
+                )
+                done = AdapterDone(number=message.number, loaded=loaded)
+            else:
+                await adapters.unload(message.name)
+        except (InvalidAdapter, AdapterRefused, AdapterNotFound) as error:
+            refusal = AdapterRefusal.of(error)
+            done = AdapterDone(number=message.number, refusal=refusal)
+        self._stream.send_nowait(done)
 
     def _abort(self, sequence_ids: tuple[SequenceId, ...]) -> None:
         for sequence_id in sequence_ids:
@@ -280,6 +340,15 @@ class _GenerationClient(_Client):
                 scope.cancel()
         self._core.abort(sequence_ids)
         self._report_abort()
+
+
+def _refuse(group: SequenceGroup) -> list[TokenDelta]:
+    """Return the end of each sequence of a group whose adapter is not loaded."""
+    error = SequenceError(adapter=group.adapter)
+    return [
+        TokenDelta(sequence_id=SequenceId(number), index=index, error=error)
+        for index, number in enumerate(group.list_ids())
+    ]
 
 
 class _PoolingClient(_Client):

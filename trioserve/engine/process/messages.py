@@ -2,7 +2,9 @@
 
 StartEngine -->                        the configuration; the first message
             <-- EngineLoaded           after seconds or minutes; or NotLoaded
-AddSequences, AbortSequences, ... -->  at any time; none has an answer, but for Inspect
+AddSequences, AbortSequences, ... -->  at any time; Inspect, LoadAdapter and UnloadAdapter
+                                       have answers, with their numbers
+            <-- AdaptersServed         at first, and after each change
             <-- GenerationReport       after each step, and once a second;
                                        or PoolingReport
 
@@ -16,13 +18,20 @@ second.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 from ...config import EngineConfig
+from ...errors import (
+    AdapterNotFound,
+    AdapterRefused,
+    InvalidAdapter,
+    RequestError,
+)
 from ...processes import Descriptor, Message
 from ...scheduler.generation.counts import SchedulerCounters, SchedulerStatistics
 from ...scheduler.pooling.scheduler import PoolingCounters, PoolingStatistics
 from ...scheduler.step_cost import StepRates
+from ...types.adapter import ServedAdapter
 from ...types.ids import SequenceId
 from ...types.model_info import ModelInfo
 from ...types.not_loaded import NotLoaded
@@ -89,6 +98,74 @@ class AbortSequences(Message, frozen=True, kw_only=True):
     """See GenerationCore.abort."""
 
     sequence_ids: tuple[SequenceId, ...]
+
+
+class LoadAdapter(Message, frozen=True, kw_only=True):
+    """See AdapterView.load; AdapterDone with the same number is the answer."""
+
+    number: int
+    name: str
+    path: str
+    replaces: bool
+
+
+class UnloadAdapter(Message, frozen=True, kw_only=True):
+    """See AdapterView.unload; AdapterDone with the same number is the answer."""
+
+    number: int
+    name: str
+
+
+class AdaptersServed(Message, frozen=True, kw_only=True):
+    """The adapters that requests may name; see AdapterView."""
+
+    revision: int
+    served: tuple[ServedAdapter, ...]
+
+
+class AdapterRefusal(Message, frozen=True, kw_only=True):
+    """The error of a load or an unload.
+
+    Args:
+      subject: the name of the adapter, or of the field of AdapterRefused.
+    """
+
+    kind: Literal["invalid", "refused", "not found"]
+    subject: str
+    reason: str = ""
+
+    @classmethod
+    def of(cls, error: InvalidAdapter | AdapterRefused | AdapterNotFound) -> Self:
+        match error:
+            case InvalidAdapter():
+                return cls(kind="invalid", subject=error.name, reason=error.reason)
+            case AdapterRefused():
+                param = error.param or ""
+                return cls(kind="refused", subject=param, reason=error.reason)
+            case AdapterNotFound():
+                return cls(kind="not found", subject=error.name)
+
+    def restore(self) -> RequestError:
+        """Return the error."""
+        match self.kind:
+            case "invalid":
+                return InvalidAdapter(self.subject, self.reason)
+            case "refused":
+                return AdapterRefused(self.subject, self.reason)
+            case "not found":
+                return AdapterNotFound(self.subject, param="lora_name")
+
+
+class AdapterDone(Message, frozen=True, kw_only=True):
+    """The answer to LoadAdapter or UnloadAdapter; AdaptersServed has come before it.
+
+    Args:
+      loaded: the adapter, if LoadAdapter has succeeded.
+    """
+
+    number: int
+    loaded: ServedAdapter | None = None
+    refusal: AdapterRefusal | None = None
 
 
 class AddInputs(Message, frozen=True, kw_only=True):
@@ -160,5 +237,15 @@ ToEngine = (
     | AbortInputs
     | CloseFlow
     | Inspect
+    | LoadAdapter
+    | UnloadAdapter
 )
-FromEngine = EngineLoaded | NotLoaded | GenerationReport | PoolingReport | Inspected
+FromEngine = (
+    EngineLoaded
+    | NotLoaded
+    | GenerationReport
+    | PoolingReport
+    | Inspected
+    | AdaptersServed
+    | AdapterDone
+)

@@ -14,23 +14,29 @@ from ...processes.questions import OpenQuestions
 from ...scheduler.generation.counts import SchedulerCounters, SchedulerStatistics
 from ...scheduler.pooling.scheduler import PoolingCounters, PoolingStatistics
 from ...scheduler.step_cost import StepRates
+from ...types.adapter import ServedAdapter
 from ...types.ids import SequenceId
 from ...types.output import TokenDelta
 from ...types.pooling import QueryKey
 from ...types.prompt import count_tokens
 from ..core import CoreHoldings
+from ..generation.adapters import AdapterView
 from ..generation.core import LONG_PROMPT, SequenceGroup
 from ..pooling.core import FlowId, JobId, PoolingBatch, PoolingOutputs
 from .messages import (
     AbortInputs,
     AbortSequences,
+    AdapterDone,
+    AdaptersServed,
     AddInputs,
     AddSequences,
     CloseFlow,
     GenerationReport,
     Inspect,
     Inspected,
+    LoadAdapter,
     PoolingReport,
+    UnloadAdapter,
 )
 
 # A request with more bytes of tensors is packed in a thread. Starting the thread takes as
@@ -86,10 +92,7 @@ class _RemoteCore(Generic[OutputsT, StatisticsT, CountersT]):
             except PeerGone:
                 raise EngineProcessDied(await self._describe_end()) from None
             finally:
-                # The process ends, and all that it held is free.
-                self._has_ended = True
-                self._make_calls(self._num_aborts)
-                self._questions.end_all()
+                self._end()
 
     async def inspect(
         self, *, lost: bool = False, process: bool = False
@@ -127,15 +130,27 @@ class _RemoteCore(Generic[OutputsT, StatisticsT, CountersT]):
         return seconds + trio.current_time() - self._heard_at
 
     async def _receive(self) -> None:
-        while isinstance(report := await self._stream.receive(), Inspected):
-            if question := self._questions.find(report.number):
-                question.take(report.holdings)
-        assert isinstance(
-            report, (GenerationReport, PoolingReport)
-        ), "a core that runs sends reports only"
+        """Receive the next report, and what comes before it."""
+        while True:
+            report = await self._stream.receive()
+            if isinstance(report, (GenerationReport, PoolingReport)):
+                break
+            self._take(report)
         self._report = report
         self._heard_at = trio.current_time()
         self._make_calls(report.num_aborts)
+
+    def _take(self, message: object) -> None:
+        """Take a message that is not a report."""
+        assert isinstance(message, Inspected), "a core that runs sends nothing else"
+        if question := self._questions.find(message.number):
+            question.take(message.holdings)
+
+    def _end(self) -> None:
+        """Note that the process ends, and that all that it held is free."""
+        self._has_ended = True
+        self._make_calls(self._num_aborts)
+        self._questions.end_all()
 
     def _send_abort(self, message: AbortSequences | AbortInputs | CloseFlow) -> None:
         self._num_aborts += 1
@@ -145,6 +160,65 @@ class _RemoteCore(Generic[OutputsT, StatisticsT, CountersT]):
         """Make the calls that wait for so many aborts, or for fewer."""
         while self._after_aborts and self._after_aborts[0][0] <= num_aborts:
             self._after_aborts.popleft()[1]()
+
+
+class RemoteAdapters(AdapterView):
+    """The adapters of an engine process.
+
+    Args:
+      stream: connection to the process.
+    """
+
+    def __init__(self, stream: MessageStream[Any]) -> None:
+        super().__init__()
+        self._stream = stream
+        self._questions = OpenQuestions[AdapterDone]()
+        self._has_ended = False
+
+    async def load(
+        self, name: str, path: str, *, replaces: bool = False
+    ) -> ServedAdapter:
+        done = await self._ask(
+            lambda number: LoadAdapter(
+                number=number, name=name, path=path, replaces=replaces
+            )
+        )
+        # Not from `served`: it may be unloaded already.
+        assert done.loaded is not None, "it was not refused"
+        return done.loaded
+
+    async def unload(self, name: str) -> None:
+        await self._ask(lambda number: UnloadAdapter(number=number, name=name))
+
+    async def _ask(
+        self, make: Callable[[int], LoadAdapter | UnloadAdapter]
+    ) -> AdapterDone:
+        """Send a message, and wait until the process has done it.
+
+        Raises:
+          AdapterRefused, InvalidAdapter, AdapterNotFound, EngineProcessDied
+        """
+        with self._questions.open() as question:
+            if not self._has_ended:
+                self._stream.send_nowait(make(question.number))
+                await question.wait()
+        if not question.answers:
+            raise EngineProcessDied("the engine process has ended")
+        if (refusal := question.answers[0].refusal) is not None:
+            raise refusal.restore()
+        return question.answers[0]
+
+    def take(self, message: AdaptersServed | AdapterDone) -> None:
+        """Take a message of the process."""
+        if isinstance(message, AdaptersServed):
+            self._show(message.served, message.revision)
+        elif question := self._questions.find(message.number):
+            question.take(message)
+
+    def end(self) -> None:
+        """Note that the process has ended; no answers follow."""
+        self._has_ended = True
+        self._questions.end_all()
 
 
 class RemoteCore(
@@ -157,6 +231,11 @@ class RemoteCore(
     ) -> None:
         super().__init__(stream, describe_end)
         self._packing = trio.CapacityLimiter(1)
+        self._adapters = RemoteAdapters(stream)
+
+    @property
+    def adapters(self) -> AdapterView:
+        return self._adapters
 
     async def add(self, group: SequenceGroup) -> None:
         message = AddSequences(group=group)
@@ -169,6 +248,16 @@ class RemoteCore(
 
     def abort(self, sequence_ids: Collection[SequenceId]) -> None:
         self._send_abort(AbortSequences(sequence_ids=tuple(sequence_ids)))
+
+    def _take(self, message: object) -> None:
+        if isinstance(message, (AdaptersServed, AdapterDone)):
+            self._adapters.take(message)
+        else:
+            super()._take(message)
+
+    def _end(self) -> None:
+        super()._end()
+        self._adapters.end()
 
 
 class RemotePoolingCore(

@@ -16,7 +16,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from ...config import HttpConfig, check_plain_file
-from ...errors import InvalidConfig, Unauthorized
+from ...errors import AdminKeyNeeded, InvalidConfig, Unauthorized
 from ...types.client import Client
 
 if TYPE_CHECKING:
@@ -79,6 +79,16 @@ def may_see(asker: Key | None, owner: str | None) -> bool:
     A key of an administrator sees all. Without keys, everybody sees all.
     """
     return asker is None or asker.is_admin or asker.name == owner
+
+
+def check_admin(asker: Key | None) -> None:
+    """Refuse a client that may not change what all clients share.
+
+    Raises:
+      AdminKeyNeeded: its key is not an administrator's. Without keys, everybody is one.
+    """
+    if asker is not None and not asker.is_admin:
+        raise AdminKeyNeeded()
 
 
 def is_sendable(key: str) -> bool:

@@ -58,6 +58,12 @@ class ReadMetrics(msgspec.Struct, frozen=True, tag=True):
     """Return the samples of all metrics."""
 
 
+class AwaitAdapters(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Answer true when so many changes of adapters are known."""
+
+    revision: int
+
+
 class Details(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to DescribeRequests.
 
@@ -70,7 +76,7 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Cards = list[RequestCard]
-Question = ListRequests | DescribeRequests | ReadMetrics
+Question = ListRequests | DescribeRequests | ReadMetrics | AwaitAdapters
 
 
 async def ask_siblings(

@@ -19,6 +19,7 @@ JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
 # Lines of JSON.
 LINES: Final = "application/x-ndjson"
+TEXT: Final = "text/plain"
 BYTES: Final = "application/octet-stream"
 
 # Each entry takes one or two microseconds to write.

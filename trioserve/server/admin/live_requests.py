@@ -16,8 +16,10 @@ import trio
 
 from ...api.shared.sse import respond_stream, send_log
 from ...errors import InvalidParameter, RequestNotFound
+from ...frontend import TextEngine
 from ...http.keys.keys import name_key
 from ...http.keys.siblings import (
+    AwaitAdapters,
     Cards,
     DescribeRequests,
     Details,
@@ -168,6 +170,10 @@ async def answer_sibling(state: ServerState, question: bytes) -> bytes:
             answer = await _describe(state, describing)
         case ReadMetrics():
             answer = list_samples(state)
+        case AwaitAdapters(revision=revision):
+            if isinstance(state.engine, TextEngine):
+                await state.engine.engine.wait_adapters(revision)
+            answer = True
     return msgspec.msgpack.encode(answer)
 
 

@@ -39,14 +39,19 @@ class ModelArchitecture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that is served."""
+    """A model that is served, or an adapter of it.
+
+    Args:
+      root: the first name of the model, or the path of the adapter.
+      parent: the model of an adapter.
+    """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: Literal["trioserve"] = "trioserve"
     root: str
-    parent: None = None
+    parent: str | None = None
     max_model_len: int
     architecture: ModelArchitecture
 
@@ -59,11 +64,12 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def answer_models(state: ServerState, request: ScopedRequest) -> Response:
-    """List the one model that is served, once for each of its names."""
+    """List the one model that is served, once for each of its names, and its adapters."""
     engine = await state.require_engine(request.model)
-    return respond_json(
-        ModelList(data=tuple(_describe(engine, name) for name in engine.info.names))
+    cards = (
+        _describe(engine.find(name) or engine, name) for name in engine.list_names()
     )
+    return respond_json(ModelList(data=tuple(cards)))
 
 
 async def answer_model(state: ServerState, request: ScopedRequest) -> Response:
@@ -83,7 +89,8 @@ def _describe(engine: TextEngine | PoolingEngine, name: str) -> ModelCard:
     return ModelCard(
         id=name,
         created=_STARTED_AT,
-        root=info.name,
+        root=info.name if engine.parent is None else info.source,
+        parent=engine.parent,
         max_model_len=info.max_model_len,
         architecture=ModelArchitecture(
             input_modalities=("text", "image") if info.takes_images else ("text",),

@@ -15,7 +15,13 @@ from ...api.pooling.body import (
 )
 from ...http.record.cards import RequestDetailsList, RequestList
 from ...http.route import Route
-from ...http.wire.respond import BYTES, EVENTS, JSON
+from ...http.wire.respond import BYTES, EVENTS, JSON, TEXT
+from .adapters import (
+    LOAD_BODY,
+    UNLOAD_BODY,
+    answer_load_adapter,
+    answer_unload_adapter,
+)
 from .invocations import answer_invocation
 from .live_requests import (
     answer_cancel_request,
@@ -36,6 +42,7 @@ from .status import (
 
 _WRONG_QUERY: Final = {"400": "The query has something else than one key."}
 _OF_KEY: Final = {"key": "The name of a key; only its requests."}
+_NOT_ADMIN: Final = {"403": "The key is not an administrator's."}
 _NO_REQUEST: Final = {"404": "No such request is being answered."}
 
 ROUTES: Final = (
@@ -60,16 +67,42 @@ ROUTES: Final = (
         method="GET",
         paths=("/v1/models",),
         handler=answer_models,
-        summary="List the model that is served, once for each of its names.",
+        summary="List the model that is served, once for each of its names, and its adapters.",
         answers={JSON: ModelList},
     ),
     Route(
         method="GET",
         paths=("/v1/models/<name:model>",),
         handler=answer_model,
-        summary="Describe a model.",
+        summary="Describe a model, or an adapter.",
         answers={JSON: ModelCard},
         errors={"404": "The model is not served here."},
+    ),
+    Route(
+        method="POST",
+        paths=("/v1/load_lora_adapter",),
+        handler=answer_load_adapter,
+        summary="Load an adapter (LoRA) beside the running requests.",
+        bodies=(LOAD_BODY,),
+        example={"lora_name": "french", "lora_path": "french"},
+        answers={TEXT: str},
+        errors={
+            **_NOT_ADMIN,
+            "404": "Nothing is there, or --adapter-folder is not set.",
+        },
+    ),
+    Route(
+        method="POST",
+        paths=("/v1/unload_lora_adapter",),
+        handler=answer_unload_adapter,
+        summary="Take no further requests for an adapter, and free its memory.",
+        bodies=(UNLOAD_BODY,),
+        example={"lora_name": "french"},
+        answers={TEXT: str},
+        errors={
+            **_NOT_ADMIN,
+            "404": "It is not loaded, or --adapter-folder is not set.",
+        },
     ),
     Route(
         method="GET",
@@ -137,7 +170,7 @@ ROUTES: Final = (
         paths=("/metrics",),
         handler=answer_metrics,
         summary="Report metrics for Prometheus.",
-        answers={"text/plain": str},
+        answers={TEXT: str},
     ),
     Route(
         method="GET",
