@@ -20,7 +20,7 @@ from .building import NATIVE, build
 FLAGS: dict[str, list[str]] = json.loads((NATIVE / "flags.json").read_bytes())
 ALL = FLAGS.pop("all")
 # What the doors call, without the decoder, which takes the compiler long.
-_COMPILED = ("api_logits", "attention", "encoder", "matrix", "pool")
+_COMPILED = ("adapters", "api_logits", "attention", "encoder", "matrix", "pool")
 
 
 @pytest.fixture(scope="session", params=FLAGS)

@@ -76,6 +76,8 @@ class Library:
         self.pack = declare(
             "pack", None, c_void_p, matrix, POINTER(SourceSpec), c_int32, c_void_p
         )
+        self.unpack = declare("unpack", None, matrix, c_int32, c_int32, c_void_p)
+        self.count_outputs = declare("count_outputs", c_int32)
         self.count_cache = declare(
             "count_cache", c_int64, POINTER(AttentionSpec), c_int32
         )

@@ -2,7 +2,7 @@
 
 They stand in native/matrix.h, native/pack.h, native/experts.h, native/states.h,
 native/latents.h,
-native/decoder.h, native/encoder.h, native/logits.h and native/exchange.h.
+native/adapters.h, native/decoder.h, native/encoder.h, native/logits.h and native/exchange.h.
 """
 
 from __future__ import annotations
@@ -126,6 +126,33 @@ class DecoderSpec(Structure):
     ]
 
 
+class ExpandSpec(Structure):
+    """What an adapter adds to one block of outputs."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("weights", "scales")),
+        *((name, c_int32) for name in ("first_rank", "num_ranks")),
+    ]
+
+
+class AdditionSpec(Structure):
+    """What an adapter adds to one product."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("shrink", "blocks")),
+        *((name, c_int32) for name in ("rank", "num_inputs")),
+    ]
+
+
+class AdapterRun(Structure):
+    """Tokens that follow each other, and have the same adapter."""
+
+    _fields_ = [
+        ("additions", c_void_p),
+        *((name, c_int32) for name in ("first_token", "num_tokens")),
+    ]
+
+
 class StepSpec(Structure):
     """One step."""
 
@@ -133,9 +160,10 @@ class StepSpec(Structure):
         *((name, c_void_p) for name in ("hidden", "blocks", "window_blocks")),
         *((name, c_void_p) for name in ("rows", "wanted")),
         *((name, c_void_p) for name in ("logits", "lookups", "cos", "sin")),
-        *((name, c_void_p) for name in ("deepstack", "key_ends")),
+        *((name, c_void_p) for name in ("deepstack", "key_ends", "adapters")),
         *((name, c_int32) for name in ("num_tokens", "num_rows", "num_wanted")),
         *((name, c_int32) for name in ("max_blocks", "num_deepstack")),
+        *((name, c_int32) for name in ("num_adapters", "adapter_format")),
     ]
 
 
@@ -196,14 +224,6 @@ class ExchangeSpec(Structure):
 # As native/api.cpp lists them.
 SPECS = (
     *(MatrixSpec, SourceSpec, ExpertSpec, MixtureSpec, StateSpec, LatentSpec),
-    *(
-        AttentionSpec,
-        SublayerSpec,
-        DecoderSpec,
-        StepSpec,
-        EncoderLayerSpec,
-        EncoderSpec,
-        TextsSpec,
-    ),
-    *(LogitsSpec, ExchangeSpec),
+    *(AttentionSpec, SublayerSpec, DecoderSpec, ExpandSpec, AdditionSpec, AdapterRun),
+    *(StepSpec, EncoderLayerSpec, EncoderSpec, TextsSpec, LogitsSpec, ExchangeSpec),
 )

@@ -44,6 +44,9 @@ extern "C" {
 Pool* trioserve_open_pool(std::int32_t num_threads) { return new Pool(num_threads); }
 void trioserve_close_pool(Pool* pool) { delete pool; }
 
+// Outputs of a packed block.
+std::int32_t trioserve_count_outputs() { return kBlock; }
+
 // Bytes of a packed matrix.
 std::int64_t trioserve_count_packed(const MatrixSpec* spec) {
   return with_format(spec->format, [&](auto format) -> std::int64_t {
@@ -64,6 +67,20 @@ void trioserve_pack(Pool* pool, const MatrixSpec* spec, const SourceSpec* source
     pool->run(matrix.num_blocks(), [&](int block, int) {
       pack_block(matrix, rows, block, static_cast<typename Format::Weight*>(to));
     });
+  });
+}
+
+// Reads blocks of a packed matrix, in the calling thread.
+//
+//   to: (outputs of these blocks, num_inputs)
+void trioserve_unpack(const MatrixSpec* spec, std::int32_t first_block, std::int32_t last_block,
+                      float* to) {
+  with_format(spec->format, [&](auto format) {
+    const auto matrix = spec->as<decltype(format)>();
+    for (int block = first_block; block < last_block; ++block) {
+      unpack_block(matrix, block, to);
+      to += static_cast<std::ptrdiff_t>(kBlock) * spec->num_inputs;
+    }
   });
 }
 
@@ -103,8 +120,9 @@ void trioserve_list_sizes(std::int32_t* to) {
   for (std::size_t size :
        {sizeof(MatrixSpec), sizeof(SourceSpec), sizeof(ExpertSpec), sizeof(MixtureSpec),
         sizeof(StateSpec), sizeof(LatentSpec), sizeof(AttentionSpec), sizeof(SublayerSpec),
-        sizeof(DecoderSpec), sizeof(StepSpec), sizeof(EncoderLayerSpec), sizeof(EncoderSpec),
-        sizeof(TextsSpec), sizeof(LogitsSpec), sizeof(ExchangeSpec)}) {
+        sizeof(DecoderSpec), sizeof(ExpandSpec), sizeof(AdditionSpec), sizeof(AdapterRun),
+        sizeof(StepSpec), sizeof(EncoderLayerSpec), sizeof(EncoderSpec), sizeof(TextsSpec),
+        sizeof(LogitsSpec), sizeof(ExchangeSpec)}) {
     *to++ = static_cast<std::int32_t>(size);
   }
 }

@@ -75,6 +75,7 @@ void Decoder<Format>::prepare(const StepSpec& step, int num_threads) {
     state_rows_.push_back({row[0], row[1], row[3], row[2] == 0, row[4]});
     row_of_token_.insert(row_of_token_.end(), static_cast<std::size_t>(row[1]), i);
   }
+  adapters_.begin(step.adapters, step.num_adapters, step.adapter_format, step.num_tokens);
   for (PlannedAttention& each : attentions_) each.attention.plan(each.shape, rows_, num_threads);
   std::ptrdiff_t tokens = std::max(step.num_tokens, step.num_wanted);
   fit(normed_, tokens * row_stride(spec_.hidden_size));
@@ -103,6 +104,7 @@ void Decoder<Format>::run_sublayer(Pool& pool, const SublayerSpec& sublayer,
 template <class Format>
 void Decoder<Format>::read_inputs(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step) {
   const std::ptrdiff_t width = sublayer.width();
+  Addition addition = shrink(pool, sublayer, kInputProduct, normed(step));
   int begin = 0;  // of a matrix's outputs
   for (int i = 0; i < sublayer.num_inputs; ++i) {
     const float* scale = sublayer.inputs_scale ? sublayer.inputs_scale + begin : nullptr;
@@ -115,8 +117,9 @@ void Decoder<Format>::read_inputs(Pool& pool, const SublayerSpec& sublayer, cons
                  to[j] = value + (bias ? bias[first + j] : 0.0f);
                }
              },
-             sublayer.inputs[i]);
+             sublayer.inputs[i], addition);
     begin += sublayer.inputs[i].num_outputs;
+    addition = addition.skip(sublayer.inputs[i].num_outputs);
   }
 }
 
@@ -130,7 +133,9 @@ void Decoder<Format>::attend(Pool& pool, const SublayerSpec& sublayer, const Ste
   std::ptrdiff_t mixed_stride = row_stride(size);
   if (latent) {
     latents_.absorb(pool, operands_, *latent, shape.num_heads, inputs_.data(),
-                    sublayer.inputs_size(), step.num_tokens);
+                    sublayer.inputs_size(), step.num_tokens, [&](const Rows& x) {
+                      return shrink(pool, sublayer, kMiddleProduct, x);
+                    });
     mixed = latents_.mixed();
     mixed_stride = shape.num_heads * shape.value_dim;
   }
@@ -233,8 +238,9 @@ void Decoder<Format>::mix_states(Pool& pool, const SublayerSpec& sublayer, const
 template <class Format>
 void Decoder<Format>::activate_network(Pool& pool, const SublayerSpec& sublayer,
                                        const StepSpec& step) {
+  const Addition up = shrink(pool, sublayer, kInputProduct, normed(step));
   multiply_gated(pool, operands_, normed(step), activation(), sublayer.gate_scale, sublayer.gate,
-                 *sublayer.inputs, mixed_.data());
+                 *sublayer.inputs, mixed_.data(), up.skip(sublayer.inputs->num_outputs), up);
 }
 
 template <class Format>
@@ -259,11 +265,13 @@ void Decoder<Format>::add_beside(Pool& pool, const SublayerSpec& sublayer, const
   const MatrixSpec& output = sublayer.output;
   const std::ptrdiff_t size = spec_.hidden_size, stride = row_stride(spec_.hidden_size);
   activate_network(pool, sublayer, step);
-  multiply(pool, operands_, {mixed_.data(), row_stride(output.num_inputs), step.num_tokens},
+  const Rows mixed{mixed_.data(), row_stride(output.num_inputs), step.num_tokens};
+  const Addition addition = shrink(pool, sublayer, kOutputProduct, mixed);
+  multiply(pool, operands_, mixed,
            [&](int row, int first, int count, const float* values) {
              std::copy_n(values, count, &added_[row * size + first]);
            },
-           output);
+           output, addition);
   fit(routed_, step.num_tokens * stride);
   fit(chosen_, step.num_tokens * size);
   auto norm = [&](const float* from, const float* weight, float* to) {
@@ -292,7 +300,9 @@ void Decoder<Format>::weigh_lookups(Pool& pool, const SublayerSpec& sublayer,
                                     const StepSpec& step) {
   const std::ptrdiff_t size = sublayer.inputs->num_outputs, stride = row_stride(size);
   const float* lookups = step.lookups + sublayer.layer * size;
-  multiply(pool, operands_, {step.hidden, spec_.hidden_size, step.num_tokens},
+  const Rows hidden{step.hidden, spec_.hidden_size, step.num_tokens};
+  const Addition addition = shrink(pool, sublayer, kInputProduct, hidden);
+  multiply(pool, operands_, hidden,
            [&](int row, int first, int count, const float* values) {
              float gates[kBlock];
              for (int i = 0; i < kBlock; i += Vec::kLanes) {
@@ -302,7 +312,7 @@ void Decoder<Format>::weigh_lookups(Pool& pool, const SublayerSpec& sublayer,
              float* to = &mixed_[row * stride + first];
              for (int i = 0; i < count; ++i) to[i] = gates[i] * lookup[i];
            },
-           *sublayer.inputs);
+           *sublayer.inputs, addition);
 }
 
 // hidden = (hidden + scale * post_norm(mixed W^T + bias)) * output_scale
@@ -317,7 +327,9 @@ void Decoder<Format>::add_product(Pool& pool, const SublayerSpec& sublayer, cons
     for (int row = 0; row < step.num_tokens; ++row) mixed_[row * row_stride(end) + end] = 0.0f;
   }
   const bool is_apart = sublayer.post_norm || spec_.sum || sublayer.output_scale != 1.0f;
-  multiply(pool, operands_, {mixed_.data(), row_stride(output.num_inputs), step.num_tokens},
+  const Rows mixed{mixed_.data(), row_stride(output.num_inputs), step.num_tokens};
+  const Addition addition = shrink(pool, sublayer, kOutputProduct, mixed);
+  multiply(pool, operands_, mixed,
            [&](int row, int first, int count, const float* values) {
              float* to = (is_apart ? added_.data() : step.hidden) +
                          static_cast<std::ptrdiff_t>(row) * size + first;
@@ -326,7 +338,7 @@ void Decoder<Format>::add_product(Pool& pool, const SublayerSpec& sublayer, cons
                to[i] = is_apart ? value : to[i] + scale * value;
              }
            },
-           output);
+           output, addition);
   if (is_apart) add_sums(pool, sublayer, step);
 }
 
@@ -372,7 +384,10 @@ void Decoder<Format>::write_logits(Pool& pool, const StepSpec& step) {
     normalize(step.hidden + step.wanted[i] * size, spec_.final_norm, spec_.hidden_size,
               spec_.epsilon, &normed_[i * row_stride(spec_.hidden_size)]);
   });
-  multiply(pool, operands_, {normed_.data(), row_stride(spec_.hidden_size), step.num_wanted},
+  const Rows rows{normed_.data(), row_stride(spec_.hidden_size), step.num_wanted};
+  adapters_.choose(step.wanted, step.num_wanted);
+  const Addition addition = adapters_.shrink(pool, rows, spec_.num_sublayers * kNumProducts);
+  multiply(pool, operands_, rows,
            [&](int row, int first, int count, const float* values) {
              float* to = step.logits + static_cast<std::ptrdiff_t>(row) * spec_.vocab_size + first;
              if (spec_.logit_softcap > 0.0f) {
@@ -383,7 +398,7 @@ void Decoder<Format>::write_logits(Pool& pool, const StepSpec& step) {
                std::copy_n(values, count, to);
              }
            },
-           spec_.head);
+           spec_.head, addition);
 }
 
 template class Decoder<Float32Format>;

@@ -113,7 +113,10 @@ struct StepSpec {
   // (num_tokens,) the end of the keys that a token sees in layers that join images; null: behind
   // itself
   const std::int32_t* key_ends;
+  const AdapterRun* adapters;  // (num_adapters,), in the order of tokens
   std::int32_t num_tokens, num_rows, num_wanted, max_blocks, num_deepstack;
+  std::int32_t num_adapters;
+  std::int32_t adapter_format;  // of all, kFloat32 or kBfloat16
 };
 
 inline AttentionShape shape_of(const AttentionSpec& spec, int block_size) {
@@ -156,6 +159,13 @@ class Decoder {
   void normalize_rows(Pool& pool, const StepSpec& step, const float* weight);
   void write_logits(Pool& pool, const StepSpec& step);
 
+  // What adapters add to a product of a sublayer that reads x.
+  Addition shrink(Pool& pool, const SublayerSpec& sublayer, SublayerProduct product,
+                  const Rows& x) {
+    const auto place = static_cast<int>(&sublayer - spec_.sublayers);
+    return adapters_.shrink(pool, x, place * kNumProducts + product);
+  }
+
   Rows normed(const StepSpec& step) const {
     return {normed_.data(), row_stride(spec_.hidden_size), step.num_tokens};
   }
@@ -182,6 +192,7 @@ class Decoder {
   std::vector<float> normed_, inputs_, mixed_, added_, routed_, chosen_;
   std::vector<typename Format::Operand> queries_;
   OperandBuffer operands_;
+  Adapters adapters_;
   Mixture mixture_;
   StateMixer states_;
   LatentProducts latents_;

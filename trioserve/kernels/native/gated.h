@@ -9,9 +9,12 @@ namespace trioserve {
 //   gate, up: of the same format and shape; without a gate, activation(x U^T)
 //   gate_scale: factor of gates before the activation
 //   to: (x.num_rows, row_stride(up.num_outputs))
+//   gate_addition, up_addition: of adapters
 inline void multiply_gated(Pool& pool, OperandBuffer& buffer, const Rows& x,
                            Activation activation, float gate_scale, const MatrixSpec& gate,
-                           const MatrixSpec& up, float* to) {
+                           const MatrixSpec& up, float* to,
+                           const Addition& gate_addition = {},
+                           const Addition& up_addition = {}) {
   const int size = up.num_outputs;
   const std::ptrdiff_t stride = row_stride(size);
   auto put = [&](int row, int first, int count, const float* product) {
@@ -29,7 +32,7 @@ inline void multiply_gated(Pool& pool, OperandBuffer& buffer, const Rows& x,
                }
                put(row, first, count, product);
              },
-             up);
+             up, up_addition);
     return;
   }
   const Vec scale = Vec::all(gate_scale);
@@ -42,7 +45,7 @@ inline void multiply_gated(Pool& pool, OperandBuffer& buffer, const Rows& x,
              }
              put(row, first, count, product);
            },
-           gate, up);
+           gate, up, gate_addition, up_addition);
 }
 
 }  // namespace trioserve

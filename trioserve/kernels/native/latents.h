@@ -35,8 +35,11 @@ class LatentProducts {
  public:
   // Turns the inputs of a layer, (num_tokens, size), into queries of latents, without their
   // shared numbers.
+  //
+  //   shrink: gives what adapters add to the product of queries, from its rows
+  template <class Shrink>
   void absorb(Pool& pool, OperandBuffer& buffer, const LatentSpec& spec, int num_heads,
-              float* inputs, std::ptrdiff_t size, int num_tokens) {
+              float* inputs, std::ptrdiff_t size, int num_tokens, Shrink&& shrink) {
     num_heads_ = num_heads;
     rank_ = spec.absorb->num_outputs;
     width_ = rank_ + spec.shared_dim;
@@ -51,11 +54,13 @@ class LatentProducts {
       stride_ = num_heads * head;
       fit(heads_, num_tokens * stride_ + 2);
       own_ = heads_.data();
-      multiply(pool, buffer, {inputs, size, num_tokens},
+      const Rows x{inputs, size, num_tokens};
+      const Addition addition = shrink(x);
+      multiply(pool, buffer, x,
                [&](int row, int first, int count, const float* values) {
                  std::copy_n(values, count, &heads_[row * stride_ + first]);
                },
-               spec.queries);
+               spec.queries, addition);
     }
     fit(queries_, static_cast<std::ptrdiff_t>(num_tokens) * num_heads * width_);
     fit(mixed_, static_cast<std::ptrdiff_t>(num_tokens) * num_heads * rank_ + 2);

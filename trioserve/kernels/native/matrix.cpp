@@ -32,18 +32,30 @@ Operands<Format> OperandBuffer::convert(Pool& pool, const Rows& x, const Matrix<
 }
 
 void multiply(Pool& pool, OperandBuffer& buffer, const Rows& x, Finish finish,
-              const MatrixSpec& spec) {
+              const MatrixSpec& spec, const Addition& addition) {
   with_format(spec.format, [&](auto format) {
     const auto matrix = spec.as<decltype(format)>();
-    multiply(pool, buffer.convert(pool, x, matrix), finish, matrix);
+    multiply(pool, buffer.convert(pool, x, matrix),
+             [&](int row, int num_rows, int first, int count, float* values, float*) {
+               addition.add(row, num_rows, first, values);
+               finish(row, num_rows, first, count, values, values);
+             },
+             matrix);
   });
 }
 
 void multiply(Pool& pool, OperandBuffer& buffer, const Rows& x, Finish finish,
-              const MatrixSpec& spec, const MatrixSpec& other) {
+              const MatrixSpec& spec, const MatrixSpec& other, const Addition& addition,
+              const Addition& other_addition) {
   with_format(spec.format, [&](auto format) {
     const auto matrix = spec.as<decltype(format)>();
-    multiply(pool, buffer.convert(pool, x, matrix), finish, matrix, other.as<decltype(format)>());
+    multiply(pool, buffer.convert(pool, x, matrix),
+             [&](int row, int num_rows, int first, int count, float* values, float* others) {
+               addition.add(row, num_rows, first, values);
+               other_addition.add(row, num_rows, first, others);
+               finish(row, num_rows, first, count, values, others);
+             },
+             matrix, other.as<decltype(format)>());
   });
 }
 

@@ -4,6 +4,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "adapters.h"
 #include "buffers.h"
 #include "linear.h"
 
@@ -38,14 +39,6 @@ struct MatrixSpec {
     return {static_cast<const typename Format::Weight*>(weights), num_outputs, num_inputs,
             group_size};
   }
-};
-
-// Rows of float32 numbers, which products read. Two numbers beyond the inputs may be read;
-// they must be finite.
-struct Rows {
-  const float* first;
-  std::ptrdiff_t stride;
-  int num_rows;
 };
 
 // Memory for the operands of one product at a time.
@@ -95,9 +88,12 @@ class Finish {
 };
 
 // As multiply in linear.h. Two matrices have the same format and shape.
+//
+//   addition: what adapters add to the values before they are finished
 void multiply(Pool& pool, OperandBuffer& buffer, const Rows& x, Finish finish,
-              const MatrixSpec& spec);
+              const MatrixSpec& spec, const Addition& addition = {});
 void multiply(Pool& pool, OperandBuffer& buffer, const Rows& x, Finish finish,
-              const MatrixSpec& spec, const MatrixSpec& other);
+              const MatrixSpec& spec, const MatrixSpec& other, const Addition& addition = {},
+              const Addition& other_addition = {});
 
 }  // namespace trioserve

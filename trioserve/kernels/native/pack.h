@@ -144,4 +144,39 @@ void pack_block(const Matrix<Format>& matrix, const SourceRows& rows, int block,
   }
 }
 
+// Reads the weights of one block.
+//
+//   to: (outputs of the block, num_inputs)
+template <class Format>
+void unpack_block(const Matrix<Format>& matrix, int block, float* to) {
+  const auto* weights = matrix.weights + block * matrix.block_size();
+  const int count = std::min(kBlock, matrix.num_outputs - block * kBlock);
+  for (int output = 0; output < count; ++output) {
+    for (int input = 0; input < matrix.num_inputs; ++input, ++to) {
+      if constexpr (Format::kIsQuantised) {
+        const int group = input / matrix.group_size, i = input % matrix.group_size;
+        const std::uint8_t* begin = weights + group * group_bytes<Format>(matrix.group_size);
+        const auto* scales = reinterpret_cast<const Float16*>(begin);
+        const int step = i / Format::kInputs, place = i % Format::kInputs;
+        const std::uint8_t byte = begin[2 * kBlock * sizeof(Float16) + output * 4 +
+                                        step * kBlock * kStepBytes + Format::byte_of(place)];
+        int code = static_cast<std::int8_t>(byte);
+        if (Format::kInputs == 8) code = Format::is_upper_half(place) ? byte >> 4 : byte & 15;
+        *to = widen_half(scales[output]) * static_cast<float>(code) +
+              widen_half(scales[kBlock + output]);
+      } else {
+        const int step = input / Format::kInputs, place = input % Format::kInputs;
+        const auto weight =
+            weights[(static_cast<std::ptrdiff_t>(step) * kBlock + output) * Format::kInputs +
+                    place];
+        if constexpr (sizeof(weight) == sizeof(float)) {
+          *to = weight;
+        } else {
+          *to = widen(weight);
+        }
+      }
+    }
+  }
+}
+
 }  // namespace trioserve

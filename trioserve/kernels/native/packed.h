@@ -60,6 +60,27 @@ struct Float32Format {
   }
 };
 
+// Weights of bfloat16, which are widened in registers. Inputs stay float32.
+struct WidenedFormat {
+  using Weight = Bfloat16;
+  using Operand = float;
+  static constexpr bool kIsQuantised = false;
+  static constexpr int kRows = kMaxRows;
+  static constexpr int kInputs = 2;
+
+  template <int R, int V>
+  static inline void multiply(const Operand* x, std::ptrdiff_t stride, const Weight* w,
+                              Vec (&sums)[R][V]) {
+    Vec weights[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) weights[v] = Vec::load_low(w + 2 * v * Vec::kLanes);
+    add_products(x, stride, weights, sums);
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) weights[v] = Vec::load_high(w + 2 * v * Vec::kLanes);
+    add_products(x + 1, stride, weights, sums);
+  }
+};
+
 #if defined(__AVX512BF16__)
 
 struct Bfloat16Format {
@@ -92,26 +113,7 @@ struct Bfloat16Format {
 
 #else
 
-// Without the instruction, weights are widened in registers and inputs stay float32.
-struct Bfloat16Format {
-  using Weight = Bfloat16;
-  using Operand = float;
-  static constexpr bool kIsQuantised = false;
-  static constexpr int kRows = kMaxRows;
-  static constexpr int kInputs = 2;
-
-  template <int R, int V>
-  static inline void multiply(const Operand* x, std::ptrdiff_t stride, const Weight* w,
-                              Vec (&sums)[R][V]) {
-    Vec weights[V];
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) weights[v] = Vec::load_low(w + 2 * v * Vec::kLanes);
-    add_products(x, stride, weights, sums);
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) weights[v] = Vec::load_high(w + 2 * v * Vec::kLanes);
-    add_products(x + 1, stride, weights, sums);
-  }
-};
+using Bfloat16Format = WidenedFormat;
 
 #endif
 

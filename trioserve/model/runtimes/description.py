@@ -6,7 +6,7 @@ in native/ and fused/, which compute it. transformers' modules (modules/) need n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -342,6 +342,7 @@ class DecoderParts:
         (num_tokens, hidden_size); returns (num_tokens, num_layers, size) float32
       plane_rotary: turns positions on three axes into rotary angles; None if the model
         places nothing in a plane.
+      names: of the products, as transformers names its modules.
     """
 
     layers: tuple[LayerParts, ...]
@@ -353,6 +354,7 @@ class DecoderParts:
     logit_softcap: float | None = None
     look_up: Callable[[Tensor, Tensor], Tensor] | None = None
     plane_rotary: nn.Module | None = None
+    names: Mapping[nn.Module, str]
 
     @property
     def hidden_size(self) -> int:

@@ -30,6 +30,7 @@ class PartsBuilder:
 
     Attributes:
       sources: the weights of its products, which have none themselves.
+      names: of its products.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class PartsBuilder:
         num_positions: int,
     ) -> None:
         self.sources: dict[nn.Linear, Weights] = {}
+        self.names: dict[nn.Module, str] = {}
         self._described = described
         self._shapes = list_shapes(described)
         self._tensors = tensors
@@ -58,9 +60,10 @@ class PartsBuilder:
                 self._build_layer(name_layer(i), call) for i, call in zip(layers, calls)
             ),
             final_norm=self._tensors.read_vector(FINAL_NORM) if has_head else None,
-            head=self._multiply(name_head(self._described)) if has_head else None,
+            head=self._multiply_head() if has_head else None,
             activation="silu",
             epsilon=self._described.rms_norm_eps,
+            names=self.names,
         )
 
     def _build_layer(self, name: str, call: LayerSpec) -> LayerParts:
@@ -92,12 +95,19 @@ class PartsBuilder:
         )
         return LayerParts(sublayers=(attention, network))
 
+    def _multiply_head(self) -> nn.Linear:
+        head = self._multiply(name_head(self._described))
+        # Its weights may be the vectors of tokens.
+        self.names[head] = "lm_head"
+        return head
+
     def _multiply(self, name: str) -> nn.Linear:
         """Return a product without weights of its own; `sources` gets them."""
         num_outputs, num_inputs = self._shapes[name]
         product = nn.Linear(num_inputs, num_outputs, bias=False, device="meta")
         product.weight = make_empty((num_outputs, num_inputs), self._dtype)
         self.sources[product] = self._tensors.find_weights(name)
+        self.names[product] = name
         return product
 
 

@@ -5,7 +5,7 @@ They may be some of a model's layers: one stage of a pipeline.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import ctypes
 import weakref
 
@@ -34,6 +34,8 @@ from ..description import (
     release,
 )
 from ..recognise.formulas import ACTIVATION_CODES
+from .adapters import NativeAdapters
+from .joined import NUM_PRODUCTS, JoinedProduct, Places, join, list_joined
 from .layers import NativeLayers
 from .packer import NUMBERS, Packer, Rows
 from .scans import NativeScans
@@ -78,6 +80,8 @@ class NativeDecoder:
         self._shares = _list_shared(parts)
         self._windowed = _list_windowed(parts)
         self._sublayers = (SublayerSpec * len(self._shares))()
+        # Of the outputs of bodies; a released product has no rows.
+        columns = [sublayers.find_columns(each) for each in parts.bodies]
         place = 0
         for i, layer in enumerate(parts.layers):
             last = layer.sublayers[-1]
@@ -87,10 +91,33 @@ class NativeDecoder:
                 _release(sublayer.body)
                 place += 1
         self._spec = self._make_spec(parts, packer, sublayers)
+        self._joined = self._list_joined(parts, columns)
+        self._names = parts.names
+        # Half of the bytes, where weights are rounded as much or more.
+        is_exact = self._dtype == torch.float32 and not int8 and not sources
+        self._adapter_dtype = torch.float32 if is_exact else torch.bfloat16
         if parts.head is not None:
             release([parts.head])
         # What the structures point to. A file that the weights came from need not stay mapped.
         self._held = packer, sublayers.held
+
+    def _list_joined(
+        self, parts: DecoderParts, columns: Sequence[Places | None]
+    ) -> dict[int, JoinedProduct]:
+        """Return the products that adapters may change, by their places for the kernels.
+
+        Args:
+          columns: as SublayerPacker.find_columns returns them, of each body.
+        """
+        block_size = self._library.count_outputs()
+        products: dict[int, JoinedProduct] = {}
+        for i, body in enumerate(parts.bodies):
+            joined = list_joined(body, self._sublayers[i], block_size, columns[i])
+            products |= {i * NUM_PRODUCTS + place: each for place, each in joined}
+        if parts.head is not None:
+            head = join([parts.head], [self._spec.head], block_size)
+            products[len(self._sublayers) * NUM_PRODUCTS] = head
+        return products
 
     @property
     def description(self) -> str:
@@ -141,6 +168,9 @@ class NativeDecoder:
             spec,
             tables,
             self._embedding_scale,
+            adapters=NativeAdapters(
+                self._library, self._joined, self._names, self._adapter_dtype
+            ),
             look_up=self._look_up,
             plane_rotary=self._plane_rotary,
             dtype=self._dtype,

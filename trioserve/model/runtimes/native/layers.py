@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from ....kernels.library import Library
 from ....kernels.structs import DecoderSpec, StepSpec
 from ....types.plan import StepRow
-from ...adapters.description import LayerAdapters
 from ...states.pool import StateCopies
 from ...step.layout import StepInputs
 from ...step.slots import SlotTables
+from .adapters import NativeAdapters
+from .packer import NUMBERS
 from .sums import NativeSums
 
 
@@ -41,6 +42,7 @@ class NativeLayers:
         tables: SlotTables,
         embedding_scale: float,
         *,
+        adapters: NativeAdapters,
         look_up: Callable[[Tensor, Tensor], Tensor] | None,
         plane_rotary: nn.Module | None,
         dtype: torch.dtype,
@@ -62,12 +64,14 @@ class NativeLayers:
         self._held = held
         copies = StateCopies(states, first=len(tables.block_ids))
         self.copies = copies if states else None
-        self.adapters: LayerAdapters | None = None
+        self.adapters = adapters
         weakref.finalize(self, library.close_decoder, handle)
 
     def order(self, rows: Sequence[StepRow]) -> list[int]:
-        """Keep the order of the plan."""
-        return list(range(len(rows)))
+        """Keep the order of the plan, but put rows of the same adapter side by side."""
+        numbers = self._tables.find_adapters(rows)
+        places = range(len(rows))
+        return sorted(places, key=numbers.__getitem__) if numbers else [*places]
 
     def prepare(self, max_num_seqs: int) -> None:
         """Do nothing: a CPU needs no preparation."""
@@ -100,6 +104,7 @@ class NativeLayers:
         if self._look_up is not None:
             lookups = self._look_up(inputs.input_ids, vectors)
         key_ends = inputs.key_ends
+        runs = self.adapters.list_runs(inputs)
         if deepstack is not None:
             deepstack = deepstack.to(torch.float32).contiguous()
         window_ids = self._tables.window_ids
@@ -115,11 +120,14 @@ class NativeLayers:
             sin=None if sin is None else sin.data_ptr(),
             deepstack=None if deepstack is None else deepstack.data_ptr(),
             key_ends=None if key_ends is None else key_ends.data_ptr(),
+            adapters=ctypes.addressof(runs),
             num_tokens=len(hidden),
             num_rows=len(rows),
             num_wanted=len(tokens),
             max_blocks=self._tables.block_ids.shape[1],
             num_deepstack=0 if deepstack is None else len(deepstack),
+            num_adapters=len(runs),
+            adapter_format=NUMBERS[self.adapters.dtype],
         )
         self._library.run_decoder(self._pool, self._handle, ctypes.byref(step))
         if self._sums is not None:

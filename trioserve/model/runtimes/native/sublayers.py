@@ -7,6 +7,8 @@ import ctypes
 from ctypes import Array, Structure
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 import torch
 from torch import Tensor, nn
 
@@ -30,6 +32,7 @@ from ..description import (
     StateParts,
     SublayerParts,
 )
+from .gguf_matrix import GgufMatrix
 from .latents import make_latent
 from .packer import Packer, Rows, has_other_columns, split, take
 from .states import find_places, make_state
@@ -135,6 +138,17 @@ class SublayerPacker:
                 joins_images=call.joins_images,
             )
         )
+
+    def find_columns(self, body: Body) -> NDArray[np.int64] | None:
+        """Return the order of the inputs of a body's output, among those that its rows have.
+
+        Returns:
+          (num_inputs,); None if they are in order
+        """
+        if isinstance(body, MlpParts | MixtureParts | BesideParts | LookupParts):
+            return None
+        matrix = self._find_output(body)[0]
+        return matrix.columns if isinstance(matrix, GgufMatrix) else None
 
     def _make_state(self, mixer: StateParts) -> int:
         places = find_places(mixer, self._find_output(mixer))

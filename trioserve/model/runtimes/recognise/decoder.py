@@ -79,6 +79,7 @@ def find_parts(
         logit_softcap=_find_softcap(model),
         look_up=find_token_lookup(body, layers),
         plane_rotary=find_plane_rotary(body, everywhere, size) if has_plane else None,
+        names={module: each for each, module in model.named_modules()},
     )
     _check_products(parts, model.dtype)
     if not begin:

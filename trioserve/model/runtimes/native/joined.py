@@ -1,0 +1,173 @@
+"""The products of a sublayer that adapters may change, as the kernels have joined them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+import ctypes
+from dataclasses import dataclass
+from itertools import accumulate, groupby, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from ....kernels.structs import AttentionSpec, LatentSpec, MatrixSpec, SublayerSpec
+from ..description import (
+    BesideParts,
+    Body,
+    LatentParts,
+    LookupParts,
+    MixtureParts,
+    MlpParts,
+)
+
+# SublayerProduct of native/adapters.h.
+INPUT, MIDDLE, OUTPUT, NUM_PRODUCTS = range(4)
+
+Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRun:
+    """Blocks whose outputs come from the same modules.
+
+    Args:
+      first_module, last_module: those, and all between them.
+      outputs: (num_blocks * block_size,) places among the outputs of these modules, which
+        follow each other; their number stands for an output that is not there.
+    """
+
+    first_module: int
+    last_module: int
+    outputs: Places
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedProduct:
+    """Modules that read the same numbers, whose outputs the kernels compute together.
+
+    Args:
+      modules: the products.
+      matrices: as they are packed.
+      order: (num_outputs,) the places of the outputs of all matrices among those of the
+        modules.
+      runs: the blocks of all matrices, in order.
+      block_size: outputs of a block.
+      columns: (num_inputs,) the place of each input of the modules among those that the
+        kernels read; None if they are in order.
+    """
+
+    modules: tuple[nn.Linear, ...]
+    matrices: tuple[MatrixSpec, ...]
+    order: Places
+    runs: tuple[BlockRun, ...]
+    block_size: int
+    columns: Places | None
+
+    @property
+    def num_inputs(self) -> int:
+        return self.modules[0].in_features
+
+
+def join(
+    modules: Sequence[nn.Linear],
+    matrices: Sequence[MatrixSpec],
+    block_size: int,
+    *,
+    order: Places | None = None,
+    columns: Places | None = None,
+) -> JoinedProduct:
+    """Find the modules of each block of outputs; see JoinedProduct."""
+    begins = [0, *accumulate(each.out_features for each in modules)]
+    outputs = np.arange(begins[-1]) if order is None else order
+    ends = accumulate(each.num_outputs for each in matrices)
+    blocks = [
+        outputs[first : min(first + block_size, end)]
+        for begin, end in pairwise([0, *ends])
+        for first in range(begin, end, block_size)
+    ]
+    runs = []
+    for (first, last), group in groupby(blocks, lambda each: _find_ends(each, begins)):
+        begin, end = begins[first], begins[last + 1]
+        # The last block of a matrix may be shorter.
+        filled = [
+            np.pad(
+                each - begin,
+                (0, block_size - len(each)),
+                constant_values=end - begin,
+            )
+            for each in group
+        ]
+        run = BlockRun(
+            first_module=first, last_module=last, outputs=np.concatenate(filled)
+        )
+        runs.append(run)
+    return JoinedProduct(
+        modules=tuple(modules),
+        matrices=tuple(matrices),
+        order=outputs,
+        runs=tuple(runs),
+        block_size=block_size,
+        columns=columns,
+    )
+
+
+def _find_ends(outputs: Places, begins: Sequence[int]) -> tuple[int, int]:
+    """Return the first and the last module of a block."""
+    owners = np.searchsorted(begins, (outputs.min(), outputs.max()), side="right") - 1
+    return int(owners[0]), int(owners[1])
+
+
+def list_joined(
+    body: Body,
+    spec: SublayerSpec,
+    block_size: int,
+    columns: Places | None = None,
+) -> Iterator[tuple[int, JoinedProduct]]:
+    """List the products of a sublayer, with their places.
+
+    Args:
+      spec: the sublayer, packed.
+      columns: of its output.
+    """
+    match body:
+        case BesideParts():
+            yield from list_joined(body.network, spec, block_size)
+            return
+        case LookupParts():
+            yield INPUT, join([body.gate], _list_inputs(spec), block_size)
+        case MlpParts():
+            yield INPUT, _join_gated(body, spec, block_size)
+        case MixtureParts():
+            # The products of experts read other rows.
+            if body.output is None:
+                return
+            yield INPUT, join(body.inputs, _list_inputs(spec), block_size)
+        case _:
+            order = None if body.order is None else body.order.numpy()
+            yield INPUT, join(body.inputs, _list_inputs(spec), block_size, order=order)
+    if isinstance(body, LatentParts) and body.query is not None:
+        order = None if body.query_order is None else body.query_order.numpy()
+        queries = _find_latent(spec).queries
+        yield MIDDLE, join([body.query], [queries], block_size, order=order)
+    yield OUTPUT, join([body.output], [spec.output], block_size, columns=columns)
+
+
+def _join_gated(body: MlpParts, spec: SublayerSpec, block_size: int) -> JoinedProduct:
+    """Join a network's products: what its gate weighs comes before the gate."""
+    inputs = _list_inputs(spec)
+    if not body.has_gate:
+        return join(body.inputs, inputs, block_size)
+    (up,) = inputs
+    order = np.roll(np.arange(2 * up.num_outputs), up.num_outputs)
+    return join(body.inputs, [up, spec.gate], block_size, order=order)
+
+
+def _list_inputs(spec: SublayerSpec) -> list[MatrixSpec]:
+    inputs = ctypes.cast(spec.inputs, ctypes.POINTER(MatrixSpec))
+    return inputs[: spec.num_inputs]
+
+
+def _find_latent(spec: SublayerSpec) -> LatentSpec:
+    attention = ctypes.cast(spec.attention, ctypes.POINTER(AttentionSpec)).contents
+    return ctypes.cast(attention.latent, ctypes.POINTER(LatentSpec)).contents
