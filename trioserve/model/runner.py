@@ -21,6 +21,7 @@ from ..types.logits import LogitsProcessor
 from ..types.output import StepResult
 from ..types.plan import SlotStart, StepPlan, StepRow
 from ..types.sampling import SamplingParams
+from .adapters.part import ModelPart
 from .adapters.read import AdapterReader, ReadGguf
 from .device.torch_threads import torch_threads
 from .ends.protocols import StepEnds
@@ -248,7 +249,7 @@ def _make_reader(
     if layers.adapters is None:
         return None
     return AdapterReader(
-        layers.adapters,
+        ModelPart(layers.adapters, model.cuts, has_all=model.has_all_layers),
         architecture=model.info.architecture,
         head_dim=model.layers[0].key_dim if model.layers else 0,
         read_gguf=read_gguf,

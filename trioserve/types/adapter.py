@@ -37,6 +37,7 @@ class AdapterFacts:
       digest: of its content: adapters with the same digest compute the same.
       rank: the largest one of its modules.
       num_bytes: of its numbers in memory.
+      unmatched: tensors for which this process has no module; another stage may have it.
     """
 
     number: int
@@ -44,6 +45,7 @@ class AdapterFacts:
     digest: bytes
     rank: int
     num_bytes: int
+    unmatched: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

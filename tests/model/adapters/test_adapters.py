@@ -11,13 +11,9 @@ from typing import Any
 import pytest
 
 from ..planning import Planner, make_prompt
-from .trained import ATTENTION, Adapted, train
+from .trained import ATTENTION, IGNORED, Adapted, train
 
-# peft asks transformers in a way that transformers will drop, and advises against some settings.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning:peft"),
-]
+pytestmark = IGNORED
 
 NETWORK = ["gate_proj", "up_proj", "down_proj"]
 

@@ -18,11 +18,9 @@ from trioserve.types.adapter import AdapterSource
 from trioserve.weights import read_gguf_adapter
 
 from ..planning import Planner, make_prompt
-from .trained import Adapted, train
+from .trained import IGNORED, Adapted, train
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.is_gradient_checkpointing:FutureWarning"
-)
+pytestmark = IGNORED
 
 ENDS = {"lora_A.weight": "weight.lora_a", "lora_B.weight": "weight.lora_b"}
 Tensors = dict[str, NDArray[np.float32]]

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 import torch
 
 from trioserve.errors import InvalidAdapter
+from trioserve.model.adapters.part import ModelPart
 from trioserve.model.adapters.read import AdapterReader
 from trioserve.types.adapter import AdapterFacts, AdapterSource
 from trioserve.weights import read_gguf_adapter
@@ -40,7 +41,7 @@ class Layers:
 
 
 READER = AdapterReader(
-    Layers(),
+    ModelPart(Layers(), {}, has_all=True),
     architecture="LlamaForCausalLM",
     head_dim=SIZE,
     read_gguf=read_gguf_adapter,

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from peft import LoraConfig, PeftModel, get_peft_model
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from trioserve.model.runner import ModelRunner
+from trioserve.model.runtimes.loaded import LoadedModel
 from trioserve.types.adapter import AdapterFacts, AdapterSource
 
 from ..conftest import Oracle
-from ..planning import PlannedSequence
+from ..planning import PlannedSequence, Planner
+
+# peft asks transformers in a way that transformers will drop, and advises against some settings.
+IGNORED = [
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning:peft"),
+]
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
@@ -60,6 +69,21 @@ class Adapted:
         facts, weights = runner.read_adapter(source)
         runner.add_adapter(number, weights)
         return facts
+
+    def write(
+        self, model: LoadedModel, prompts: list[list[int]], adapters: Sequence[int]
+    ) -> dict[int, list[int]]:
+        """Return what a whole model writes here, after it was compared with peft."""
+        planner = Planner(model)
+        for number in self.adapters:
+            self.load(planner.runner, number)
+        sequences = [
+            planner.begin(prompt, slot=slot, adapter=adapters[slot % len(adapters)])
+            for slot, prompt in enumerate(prompts)
+        ]
+        planner.run(*sequences, num_tokens=6)
+        self.check(*sequences)
+        return {each.slot: each.outputs for each in sequences}
 
     def check(self, *sequences: PlannedSequence) -> None:
         """Assert that sequences have the greedy outputs of peft."""

@@ -96,6 +96,7 @@ def make_sequences(
     sampling: SamplingParams = GREEDY,
     embedded: Sequence[tuple[Any, ...]] = (),
     joins_images: bool = False,
+    adapters: Sequence[int] = (0,),
 ) -> list[Scheduled]:
     items = list(embedded) or [()] * len(prompts)
     return [
@@ -107,6 +108,8 @@ def make_sequences(
             arrival=number,
             embedded=item,
             spans=Spans(list_image_runs(item) if joins_images else ()),
+            adapter=adapters[number % len(adapters)],
+            adapter_digest=bytes([adapters[number % len(adapters)]]),
         )
         for number, (prompt, item) in enumerate(zip(prompts, items))
     ]

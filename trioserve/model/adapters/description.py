@@ -39,6 +39,20 @@ class LowRank:
 Changes = Mapping[str, LowRank]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadAdapter:
+    """The content of an adapter.
+
+    Args:
+      digest: of its files.
+      unmatched: see AdapterFacts.
+    """
+
+    changes: Changes
+    digest: bytes
+    unmatched: tuple[str, ...] = ()
+
+
 class LayerAdapters(Protocol):
     """The adapters that the layers of a model run.
 

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from ...types.gguf import GgufAdapter
 from .config import AdapterProblem
-from .description import LayerAdapters, LowRank
+from .description import LowRank, ReadAdapter
 from .files import check_numbers
 from .names import shorten
+from .part import ModelPart
 
 # transformers' classes -> llama.cpp's names of architectures whose products have, but for the
 # order of rows below, the weights of transformers.
@@ -30,9 +31,9 @@ _A, _B = ".weight.lora_a", ".weight.lora_b"
 
 
 def match_gguf(
-    adapter: GgufAdapter, layers: LayerAdapters, *, architecture: str, head_dim: int
-) -> dict[str, LowRank]:
-    """Return the changes of an adapter.
+    adapter: GgufAdapter, part: ModelPart, *, architecture: str, head_dim: int
+) -> ReadAdapter:
+    """Find the changes of an adapter.
 
     Args:
       architecture: the class of the model.
@@ -49,7 +50,7 @@ def match_gguf(
             f"general.architecture is {adapter.architecture!r}, and the model's is "
             f"{wanted!r}"
         )
-    names = _map_names(wanted, layers.shapes)
+    names = _map_names(wanted, part.shapes)
     tensors = {
         name: check_numbers(name, torch.from_numpy(numbers))
         for name, numbers in adapter.tensors.items()
@@ -60,18 +61,19 @@ def match_gguf(
     if others := tensors.keys() - {m + end for m in modules for end in (_A, _B)}:
         raise AdapterProblem(f"the tensor {min(others)} is not supported")
     changes: dict[str, LowRank] = {}
+    unmatched = []
     for module in sorted(modules):
         if module not in names:
             first = min(name for name in tensors if name.startswith(f"{module}."))
-            raise AdapterProblem(
-                f"the tensor {first} belongs to no module that adapters may change"
-            )
+            part.refuse_unknown(first)
+            unmatched.append(first)
+            continue
         a, b = (tensors.get(module + end) for end in (_A, _B))
         if a is None or b is None:
             raise AdapterProblem(
                 f"the tensor {module}{_A if a is None else _B} is missing"
             )
-        num_outputs, num_inputs = layers.shapes[names[module]]
+        num_outputs, num_inputs = part.shapes[names[module]]
         rank = len(a)
         if a.shape[1] != num_inputs or b.shape != (num_outputs, rank) or not rank:
             raise AdapterProblem(
@@ -83,8 +85,11 @@ def match_gguf(
             b = _order_rows(b, head_dim)
         # As in llama.cpp, an alpha of 0 stands for no scale.
         scale = adapter.alpha / rank if adapter.alpha else 1.0
-        changes[names[module]] = LowRank(a=a, b=b * scale)
-    return changes
+        change = LowRank(a=a, b=b * scale)
+        changes[names[module]] = part.take(names[module], change)
+    return ReadAdapter(
+        changes=changes, digest=adapter.digest, unmatched=tuple(unmatched)
+    )
 
 
 def _map_names(architecture: str, names: Iterable[str]) -> dict[str, str]:

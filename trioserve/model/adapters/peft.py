@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 import re
 
 from torch import Tensor
 
 from .config import AdapterProblem, PeftConfig, read_config
-from .description import LayerAdapters, LowRank
-from .dora import find_output_scale
+from .description import LowRank, ReadAdapter
+from .dora import divide_magnitude
 from .files import digest, load_tensors, read_config_file, read_file
 from .names import ModuleNames
+from .part import ModelPart
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -24,20 +26,15 @@ _NAME = re.compile(
 )
 
 
-def read_peft(
-    folder: Path, layers: LayerAdapters, max_bytes: int
-) -> tuple[dict[str, LowRank], bytes]:
+def read_peft(folder: Path, part: ModelPart, max_bytes: int) -> ReadAdapter:
     """Read an adapter.
 
     Args:
-      layers: those that will run it.
+      part: runs it.
       max_bytes: more are refused.
 
-    Returns:
-      its changes, and the digest of its content
-
     Raises:
-      AdapterProblem: its files are wrong, or the layers cannot run it.
+      AdapterProblem: its files are wrong, or the model cannot run it.
     """
     described = read_config_file(folder / _CONFIG, folder)
     config = read_config(described)
@@ -49,19 +46,22 @@ def read_peft(
     modules = _sort_tensors(load_tensors(data, _WEIGHTS))
     if not modules:
         raise AdapterProblem(f"{_WEIGHTS} has no tensors")
-    names = ModuleNames(layers.shapes)
+    names = ModuleNames(part.shapes)
     changes: dict[str, LowRank] = {}
+    unmatched = []
     for module, tensors in modules.items():
         name = names.find(module)
         if name is None or name in changes:
             first = f"base_model.model.{module}.{min(tensors)}"
-            raise AdapterProblem(
-                f"the tensor {first} belongs to no module that adapters may change"
-            )
+            part.refuse_unknown(first)
+            unmatched.append(first)
+            continue
         if reason := config.explain_foreign(module):
             raise AdapterProblem(f"there are tensors of {module}, but {reason}")
-        changes[name] = _make_change(config, module, name, tensors, layers)
-    return changes, digest(described, data)
+        changes[name] = _make_change(config, module, name, tensors, part)
+    return ReadAdapter(
+        changes=changes, digest=digest(described, data), unmatched=tuple(unmatched)
+    )
 
 
 def _sort_tensors(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -91,7 +91,7 @@ def _make_change(
     module: str,
     name: str,
     tensors: Mapping[str, Tensor],
-    layers: LayerAdapters,
+    part: ModelPart,
 ) -> LowRank:
     if "lora_embedding_A" in tensors or "lora_embedding_B" in tensors:
         raise AdapterProblem(
@@ -99,7 +99,7 @@ def _make_change(
             "tokens stay the model's"
         )
     rank = config.find_rank(module)
-    num_outputs, num_inputs = layers.shapes[name]
+    num_outputs, num_inputs = part.shapes[name]
     a = _take(tensors, module, "lora_A", (rank, num_inputs))
     b = _take(tensors, module, "lora_B", (num_outputs, rank))
     change = LowRank(a=a, b=b * config.find_scale(module))
@@ -108,13 +108,10 @@ def _make_change(
             raise AdapterProblem(
                 f"there is {module}.lora_magnitude_vector, but use_dora is false"
             )
-        return change
+        return part.take(name, change)
     magnitude = _take(tensors, module, "lora_magnitude_vector", (num_outputs,))
-    return LowRank(
-        a=change.a,
-        b=change.b,
-        output_scale=find_output_scale(change, magnitude, name, layers),
-    )
+    change = part.take(name, replace(change, output_scale=magnitude))
+    return divide_magnitude(change, name, part)
 
 
 def _take(

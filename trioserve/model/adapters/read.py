@@ -12,8 +12,9 @@ from ...errors import InvalidAdapter, WeightsBroken
 from ...types.adapter import AdapterFacts, AdapterSource
 from ...types.gguf import GgufAdapter
 from .config import AdapterProblem
-from .description import Changes, LayerAdapters
+from .description import ReadAdapter
 from .gguf import match_gguf
+from .part import ModelPart
 from .peft import read_peft
 
 # Reads a file that is not larger than a number of bytes; raises WeightsBroken.
@@ -24,7 +25,7 @@ class AdapterReader:
     """Reads adapters for a model.
 
     Args:
-      layers: those that will run them.
+      part: runs them.
       architecture: the model's class.
       head_dim: of its keys.
       read_gguf: reads a GGUF file; None refuses them.
@@ -32,13 +33,13 @@ class AdapterReader:
 
     def __init__(
         self,
-        layers: LayerAdapters,
+        part: ModelPart,
         *,
         architecture: str,
         head_dim: int,
         read_gguf: ReadGguf | None = None,
     ) -> None:
-        self._layers = layers
+        self._part = part
         self._architecture = architecture
         self._head_dim = head_dim
         self._read_gguf = read_gguf
@@ -51,7 +52,7 @@ class AdapterReader:
           InvalidAdapter: its files are wrong, or the layers cannot run it.
         """
         try:
-            changes, digest = self._read(Path(source.path))
+            adapter = self._read(Path(source.path))
         except AdapterProblem as problem:
             raise InvalidAdapter(source.name, str(problem)) from None
         except WeightsBroken as error:
@@ -59,31 +60,31 @@ class AdapterReader:
         facts = AdapterFacts(
             number=source.number,
             name=source.name,
-            digest=digest,
-            rank=max(each.rank for each in changes.values()),
-            num_bytes=sum(each.num_bytes for each in changes.values()),
+            digest=adapter.digest,
+            rank=max((each.rank for each in adapter.changes.values()), default=0),
+            num_bytes=sum(each.num_bytes for each in adapter.changes.values()),
+            unmatched=adapter.unmatched,
         )
-        return facts, self._layers.pack(changes)
+        return facts, self._part.layers.pack(adapter.changes)
 
-    def _read(self, path: Path) -> tuple[Changes, bytes]:
-        max_bytes = _find_max_bytes(self._layers)
+    def _read(self, path: Path) -> ReadAdapter:
+        max_bytes = _find_max_bytes(self._part)
         if path.suffix != ".gguf":
-            return read_peft(path, self._layers, max_bytes)
+            return read_peft(path, self._part, max_bytes)
         if self._read_gguf is None:
             raise AdapterProblem("GGUF files are not read here")
         adapter = self._read_gguf(path, max_bytes)
-        changes = match_gguf(
+        return match_gguf(
             adapter,
-            self._layers,
+            self._part,
             architecture=self._architecture,
             head_dim=self._head_dim,
         )
-        return changes, adapter.digest
 
 
-def _find_max_bytes(layers: LayerAdapters) -> int:
-    """Return a size that no adapter of these layers has: more than the model's own."""
-    numbers = sum(outputs * inputs for outputs, inputs in layers.shapes.values())
-    ranks = sum(outputs + inputs for outputs, inputs in layers.shapes.values())
+def _find_max_bytes(part: ModelPart) -> int:
+    """Return a size that no adapter of a model has: more than the model's own."""
+    numbers = sum(outputs * inputs for outputs, inputs in part.shapes.values())
+    ranks = sum(outputs + inputs for outputs, inputs in part.shapes.values())
     # Small models may have adapters of a rank above their own sizes.
     return 8 * max(numbers, 512 * ranks) + 2**20

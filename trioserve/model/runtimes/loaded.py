@@ -14,6 +14,7 @@ from ...types.model_info import ModelInfo
 from ..attention.bridge import AttentionContext, StepAttention
 from ..attention.probe import LayerSpec
 from ..device.tensors import send_ids
+from ..shards.cuts import Cut
 from ..shards.group import TensorGroup
 from ..states.modules import StatefulModules, StepStates
 from ..states.spec import StateSpec
@@ -46,6 +47,8 @@ class LoadedModel:
       tensor_group: the processes that share its layers; None if they are whole.
       wants_native: whether the options let this project's kernels run.
       products: those of its modules that adapters may change; see LayerAdapters.
+      cuts: of their weights, in which the outputs come first, if other processes have the
+        rest.
       native: its layers on this project's kernels, which run it in place of the modules.
     """
 
@@ -61,7 +64,9 @@ class LoadedModel:
     attention_backend: str = "auto"
     tensor_group: TensorGroup | None = None
     wants_native: bool = True
-    products: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    # Mappings have no hash.
+    products: Mapping[str, tuple[int, int]] = field(default_factory=dict, hash=False)
+    cuts: Mapping[str, Cut] = field(default_factory=dict, hash=False)
     native: DecoderOnKernels | None = None
 
     @property
@@ -83,6 +88,11 @@ class LoadedModel:
     def end(self) -> int | None:
         """The place behind its last layer; None if that is the whole model's last."""
         return None
+
+    @property
+    def has_all_layers(self) -> bool:
+        """True if no other stage has layers."""
+        return True
 
     @property
     def has_head(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -48,6 +48,18 @@ class ShardBuilder:
     def cut(self, model: nn.Module) -> None:
         """Leave this shard's part of a model whose weights have no numbers yet."""
         cut_model(model, self._plan, self._cuts, self.group)
+
+    def find_cuts(self, products: Iterable[str]) -> dict[str, Cut]:
+        """Return the cuts of the weights of products, as if all had their outputs first."""
+        found = {}
+        for name in products:
+            cut = self._cuts.get(f"{name}.weight")
+            if cut is not None:
+                assert cut.axis is not None, "the weight of a product is cut"
+                is_transposed = _is_transposed(self._whole.get_submodule(name))
+                axis = -3 - cut.axis if is_transposed else cut.axis
+                found[name] = replace(cut, axis=axis)
+        return found
 
     def take_parts(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Replace sliceable weights of files by this shard's parts."""
@@ -101,8 +113,7 @@ def _cut(
         name, _, attribute = split.name.rpartition(".")
         yield split.name, _cut_experts(getattr(modules[name], attribute), split, shard)
         return
-    # The weights of GPT-2's products have inputs in front: (inputs, outputs).
-    is_transposed = type(module).__name__ == "Conv1D"
+    is_transposed = _is_transposed(module)
     if split.style == "rows":
         axis = -2 if is_transposed else -1
         size = module.weight.shape[axis]
@@ -123,6 +134,11 @@ def _cut(
     yield f"{split.name}.weight", Cut(axis=axis, **place)
     if module.bias is not None:
         yield f"{split.name}.bias", Cut(axis=-1, **place)
+
+
+def _is_transposed(module: nn.Module) -> bool:
+    """Return whether a product's weight is (inputs, outputs), as in GPT-2."""
+    return type(module).__name__ == "Conv1D"
 
 
 def _cut_experts(weight: object, split: Split, shard: Shard) -> Cut:

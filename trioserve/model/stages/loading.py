@@ -143,13 +143,20 @@ def _load(
         hidden_width=skeleton.hidden_width,
         embedding_width=skeleton.embedding_width,
     )
-    layers, states = probe_stage(loaded)
+    layers, states, products = probe_stage(loaded)
     check_causality(layers)
     check_windows(facts.config, layers, slice(partition.begin, partition.end))
     info = describe_model(
         model, facts, name=name, layers=layers, states=states, whole=whole
     )
-    return replace(loaded, layers=facts.mark(layers), states=states, info=info)
+    return replace(
+        loaded,
+        layers=facts.mark(layers),
+        states=states,
+        info=info,
+        products=products,
+        cuts={} if builder is None else builder.find_cuts(products),
+    )
 
 
 def _check_reach(facts: ModelFacts, place: StagePlace) -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import shorten_message
+from ..adapters.products import recording_products
 from ..attention.bridge import AttentionCall
 from ..attention.masks import probe_decoder
 from ..attention.probe import LayerSpec, UnfitLayer
@@ -17,8 +18,11 @@ _NUM_TOKENS = 2
 
 def probe_stage(
     stage: LoadedStage,
-) -> tuple[tuple[LayerSpec, ...], tuple[StateSpec, ...]]:
+) -> tuple[tuple[LayerSpec, ...], tuple[StateSpec, ...], dict[str, tuple[int, int]]]:
     """Return the calls of attention and the states of a stage's layers, in order.
+
+    Returns:
+      both, and the shapes of the products that adapters may change
 
     Raises:
       UnfitLayer: the stage cannot run, or computes something else than in the whole
@@ -26,7 +30,10 @@ def probe_stage(
     """
     assert stage.stateful is not None, "its modules are looked at"
     try:
-        with stage.stateful.record() as recorder:
+        with (
+            stage.stateful.record() as recorder,
+            recording_products(stage.model, _NUM_TOKENS) as products,
+        ):
             layers = probe_decoder(
                 stage.model,
                 stage.attention,
@@ -41,7 +48,7 @@ def probe_stage(
         raise UnfitLayer(
             f"it needs more than its layers ({shorten_message(error)})"
         ) from error
-    return layers, recorder.states
+    return layers, recorder.states, products
 
 
 def _run(

@@ -52,6 +52,10 @@ class LoadedStage(LoadedModel):
         return self.partition.end
 
     @property
+    def has_all_layers(self) -> bool:
+        return self.partition.num_stages == 1
+
+    @property
     def has_head(self) -> bool:
         return self.partition.is_last
 
