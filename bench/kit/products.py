@@ -94,15 +94,20 @@ def open_kernels() -> Iterator[Kernels]:
       CalledProcessError: it fails.
     """
     name = open_library().name
+    by_tiles = name == "amx"
     flags = json.loads((NATIVE / "flags.json").read_bytes())
     sources = [*NATIVE.glob("*.cpp"), Path(__file__).with_name("products.cpp")]
     with TemporaryDirectory() as folder:
         path = Path(folder) / "products.so"
-        options = [*flags["all"], *flags[name], "-fPIC", "-shared", "-pthread"]
+        own = flags["avx512_bf16" if by_tiles else name]
+        options = [*flags["all"], *own, "-fPIC", "-shared", "-pthread"]
         subprocess.run(
             ["g++", *options, f"-I{NATIVE}", "-o", path, *sources], check=True
         )
-        yield Kernels(name, path)
+        kernels = Kernels(name, path)
+        if by_tiles:
+            kernels.use_tiles()
+        yield kernels
 
 
 class Products:

@@ -6,35 +6,67 @@ then be started with the library of the first one in LD_PRELOAD; .ci/run shows h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import ctypes
 import json
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from trioserve.kernels.library import find_instruction_sets
+from trioserve.kernels.library import ask_for_tiles, find_instruction_sets
 
 from .building import NATIVE, build
 
+_FOLDER = Path(__file__).parent
+
 FLAGS: dict[str, list[str]] = json.loads((NATIVE / "flags.json").read_bytes())
 ALL = FLAGS.pop("all")
+# The instructions of tiles, so that a machine without them tests what is done with them.
+_STAND_IN = _FOLDER / "tiles_stand_in.h"
 # What the doors call, without the decoder, which takes the compiler long.
-_COMPILED = ("adapters", "api_logits", "attention", "encoder", "matrix", "pool")
+_COMPILED = [
+    NATIVE / f"{name}.cpp"
+    for name in ("adapters", "api_logits", "attention", "encoder", "matrix", "pool")
+]
+
+
+class Products(NamedTuple):
+    """The library of doors. Its products of four rows and more use tiles, or not."""
+
+    kernels: ctypes.CDLL
+    by_tiles: bool
 
 
 @pytest.fixture(scope="session", params=FLAGS)
 def kernels(request: pytest.FixtureRequest) -> ctypes.CDLL:
     """The library of doors, for each instruction set of this processor."""
-    if request.param not in find_instruction_sets():
-        pytest.skip(f"the processor has no {request.param}")
+    return _open_doors(request.param)
+
+
+@pytest.fixture(scope="session", params=[*FLAGS, "amx", "tiles"])
+def products(request: pytest.FixtureRequest) -> Products:
+    """The library of doors, for each way to multiply."""
+    kind = request.param
+    by_tiles = kind not in FLAGS
+    if kind == "amx" and not (kind in find_instruction_sets() and ask_for_tiles()):
+        pytest.skip("the processor has no amx")
+    extra = ["-include", str(_STAND_IN)] if kind == "tiles" else []
+    names = {"amx": "avx512_bf16", "tiles": "avx2"}
+    doors = _open_doors(names.get(kind, kind), extra)
+    if hasattr(doors, "test_use_tiles"):
+        doors.test_use_tiles(by_tiles)
+    return Products(doors, by_tiles)
+
+
+def _open_doors(instructions: str, extra: Sequence[str] = ()) -> ctypes.CDLL:
+    if instructions not in find_instruction_sets():
+        pytest.skip(f"the processor has no {instructions}")
     sanitizers = os.environ.get("KERNEL_SANITIZERS")
     # The sizes are small, so that to optimise takes longer than it saves. Sanitizers see
     # optimised code, and tests/model/ runs the best library of this processor.
     checks = ["-O1", f"-fsanitize={sanitizers}", "-g"] if sanitizers else ["-O0"]
-    sources = [
-        *sorted(Path(__file__).parent.glob("door*.cpp")),
-        *(NATIVE / f"{name}.cpp" for name in _COMPILED),
-    ]
-    flags = [*ALL, "-fPIC", "-shared", *FLAGS[request.param], *checks]
+    sources = [*sorted(_FOLDER.glob("door*.cpp")), *_COMPILED]
+    flags = [*ALL, "-fPIC", "-shared", *FLAGS[instructions], *checks, *extra]
     return ctypes.CDLL(str(build(flags, sources)))

@@ -29,6 +29,10 @@ std::vector<Operand> to_operands(const float* from, int rows, int size, int stri
 
 extern "C" {
 
+#if defined(TRIOSERVE_TILES)
+void test_use_tiles(int use) { has_tiles = use; }
+#endif
+
 void test_exp(const float* x, int size, float* out) {
   for (int i = 0; i < size; ++i) {
     float lanes[Vec::kLanes];

@@ -48,21 +48,23 @@ struct TestAdapter {
 
 std::int32_t test_count_outputs() { return kBlock; }
 
-// y = x W^T, and what the adapters of rows add; their number is -1 for those that have none.
+// y = x W^T in the format of the adapters, and what the adapters of rows add; their number is -1
+// for those that have none.
 void test_add_adapters(int format, int num_threads, const SourceSpec* source, int num_inputs,
                        const float* x, int num_rows, const TestAdapter* adapters,
                        int num_adapters, const std::int32_t* numbers,
                        const std::int32_t* chosen, int num_chosen, float* y) {
   const int num_outputs = source->num_outputs;
   const int num_blocks = (num_outputs + kBlock - 1) / kBlock;
-  std::vector<float> weights(static_cast<std::size_t>(num_blocks) * kBlock * num_inputs);
-  MatrixSpec spec{weights.data(), kFloat32, num_outputs, num_inputs, 0};
+  MatrixSpec spec{nullptr, format, num_outputs, num_inputs, 0};
   SourceRows rows(source, 1, num_inputs);
-  for (int block = 0; block < num_blocks; ++block) {
-    pack_block(spec.as<Float32Format>(), rows, block, weights.data());
-  }
   auto run = [&](auto adapter_format) {
     using Format = decltype(adapter_format);
+    std::vector<typename Format::Weight> weights(spec.as<Format>().size());
+    spec.weights = weights.data();
+    for (int block = 0; block < num_blocks; ++block) {
+      pack_block(spec.as<Format>(), rows, block, weights.data());
+    }
     std::vector<Packed<Format>> packed(num_adapters);
     for (int i = 0; i < num_adapters; ++i) {
       const TestAdapter& from = adapters[i];

@@ -14,6 +14,7 @@ from torch import Tensor
 from trioserve.kernels.structs import SourceSpec
 
 from .chance import FORMATS, by_chance, make_numbers
+from .conftest import Products
 
 
 class Adapter(Structure):
@@ -41,7 +42,7 @@ class Adapter(Structure):
     seed=st.integers(0, 99),
 )
 def test_rows_get_what_their_adapters_add(
-    kernels: ctypes.CDLL,
+    products: Products,
     dtype: torch.dtype,
     num_outputs: int,
     num_inputs: int,
@@ -53,14 +54,14 @@ def test_rows_get_what_their_adapters_add(
 ) -> None:
     chance = np.random.default_rng(seed)
     # Numbers that the formats hold exactly.
-    x = make_numbers(seed, num_rows, num_inputs)
-    weights = make_numbers(seed + 1, num_outputs, num_inputs)
+    x = make_numbers(seed, num_rows, num_inputs).to(dtype).float()
+    weights = make_numbers(seed + 1, num_outputs, num_inputs).to(dtype).float()
     rows = torch.from_numpy(chance.integers(-1, len(ranks), num_rows).astype(np.int32))
     if chance.random() < 0.5:
         rows = rows.sort().values
     chosen = torch.from_numpy(chance.integers(0, num_rows, 7).astype(np.int32))
     # A block has 16 outputs, or 32 with wide vectors.
-    block = kernels.test_count_outputs()
+    block = products.kernels.test_count_outputs()
     middle = -(-(-(-num_outputs // block)) // 2) * block
     expected = x.double() @ weights.double().T
     structures, held = [], []
@@ -95,7 +96,7 @@ def test_rows_get_what_their_adapters_add(
         kind=0,
         num_outputs=num_outputs,
     )
-    kernels.test_add_adapters(
+    products.kernels.test_add_adapters(
         *(FORMATS[dtype], num_threads, ctypes.byref(source), num_inputs),
         *(point(x), num_rows, (Adapter * len(ranks))(*structures), len(ranks)),
         *(point(rows), point(chosen) if chooses else None, len(chosen), point(actual)),

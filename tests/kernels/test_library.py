@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+import ctypes
+import errno
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from trioserve.kernels.library import NoKernels, find_instruction_sets, open_lib
 
 _AVX2 = "avx2 fma f16c"
 _AVX512 = f"{_AVX2} avx512f avx512bw avx512vl avx512dq"
+_BF16 = f"{_AVX512} avx512_bf16 avx512_vnni"
 
 
 @pytest.fixture
@@ -33,7 +36,9 @@ def processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]
         (f"{_AVX2} avx512f", ["avx2"]),
         (_AVX512, ["avx512", "avx2"]),
         (f"{_AVX512} avx512_bf16", ["avx512", "avx2"]),
-        (f"{_AVX512} avx512_bf16 avx512_vnni", ["avx512_bf16", "avx512", "avx2"]),
+        (_BF16, ["avx512_bf16", "avx512", "avx2"]),
+        (f"{_BF16} amx_bf16", ["avx512_bf16", "avx512", "avx2"]),
+        (f"{_BF16} amx_bf16 amx_tile", ["amx", "avx512_bf16", "avx512", "avx2"]),
     ],
 )
 def test_instruction_sets_come_from_the_processor(
@@ -69,6 +74,52 @@ def test_the_next_library_is_loaded_if_the_best_was_not_built(
         library, "_find", lambda name: find(name) if name == "avx2" else None
     )
     assert open_library().name == "avx2"
+
+
+class FakeLibrary:
+    def __init__(self, name: str, path: Path) -> None:
+        self.name, self.path = name, path
+
+    def use_tiles(self) -> int:
+        # A compiler may not know them.
+        return self.path.name == "with tiles"
+
+
+@pytest.mark.parametrize(
+    ("answer", "file", "expected"),
+    [
+        (0, "with tiles", "amx"),
+        (0, "without tiles", "avx512_bf16"),
+        (-1, "with tiles", "avx512_bf16"),
+    ],
+)
+def test_tiles_are_used_if_the_system_gives_them_and_the_compiler_knew_them(
+    processor: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    answer: int,
+    file: str,
+    expected: str,
+) -> None:
+    processor.write_text(f"flags : {_BF16} amx_bf16 amx_tile\n")
+    calls = []
+
+    class FakeSystem:
+        def syscall(self, *arguments: int) -> int:
+            calls.append(arguments)
+            ctypes.set_errno(errno.ENOSPC)
+            return answer
+
+    monkeypatch.setattr(library, "Library", FakeLibrary)
+    monkeypatch.setattr(
+        library, "_find", lambda name: Path(file) if name == "avx512_bf16" else None
+    )
+    monkeypatch.setattr(library.ctypes, "CDLL", lambda *_, **__: FakeSystem())
+    assert open_library().name == expected
+    # ARCH_REQ_XCOMP_PERM of XTILEDATA.
+    assert calls == [(158, 0x1023, 18)]
+    refusal = "the system gives no tiles: No space left on device"
+    assert (refusal in caplog.text) == (answer != 0)
 
 
 def test_a_library_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,8 @@ import ctypes
 from ctypes import POINTER, c_int32, c_int64, c_void_p
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
+import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +30,21 @@ from .structs import (
     TextsSpec,
 )
 
+logger = logging.getLogger(__name__)
+
 _CPU_INFO = Path("/proc/cpuinfo")
+
+# The number of the call on x86-64, and its arguments ARCH_REQ_XCOMP_PERM and XTILEDATA.
+_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA = 158, 0x1023, 18
 
 _AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "f16c"}
 
+_BF16 = {*_AVX512, "avx512_bf16", "avx512_vnni"}
+
 # Name of a library -> the flags of /proc/cpuinfo that it needs, best first.
 _INSTRUCTION_SETS = {
-    "avx512_bf16": {*_AVX512, "avx512_bf16", "avx512_vnni"},
+    "amx": {*_BF16, "amx_tile", "amx_bf16"},
+    "avx512_bf16": _BF16,
     "avx512": _AVX512,
     "avx2": {"avx2", "fma", "f16c"},
 }
@@ -101,6 +111,7 @@ class Library:
         self.gather_shared = declare(
             "gather_shared", c_int32, exchange, c_void_p, c_int64, c_void_p
         )
+        self.use_tiles = declare("use_tiles", c_int32)
         logits = POINTER(LogitsSpec)
         self.find_best = declare("find_best", None, c_void_p, logits, c_void_p)
         self.find_top = declare(
@@ -137,9 +148,13 @@ def open_library() -> Library:
     if not usable:
         raise NoKernels("the processor has no AVX2 with FMA and F16C")
     for name in usable:
-        path = _find(name)
-        if path is not None:
-            return Library(name, path)
+        # Only some functions differ, so there is no library of its own for tiles.
+        path = _find("avx512_bf16" if name == "amx" else name)
+        if path is None or (name == "amx" and not ask_for_tiles()):
+            continue
+        library = Library(name, path)
+        if name != "amx" or library.use_tiles():
+            return library
     raise NoKernels("trioserve was installed without a C++ compiler")
 
 
@@ -147,6 +162,22 @@ def find_instruction_sets() -> list[str]:
     """Return the names of the instruction sets of this processor, best first."""
     flags = _read_flags()
     return [name for name, needed in _INSTRUCTION_SETS.items() if needed <= flags]
+
+
+def ask_for_tiles() -> bool:
+    """Ask the system for the tiles of AMX, which it gives to processes that ask.
+
+    Source: Linux, Documentation/arch/x86/xstate.rst. A container may forbid the call, and
+    a thread with a small signal stack is a reason to refuse.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA) == 0:
+        return True
+    reason = os.strerror(ctypes.get_errno())
+    logger.warning(
+        "products use AVX-512, because the system gives no tiles: %s", reason
+    )
+    return False
 
 
 def _find(name: str) -> Path | None:

@@ -138,7 +138,8 @@ void Adapters::add_as(const Addition& addition, int row, int num_rows, int first
   const int block = addition.first_block + first_output / kBlock;
   for (int begin = row, end; begin < row + num_rows; begin = end) {
     const AdditionSpec* additions = of_row_[begin];
-    for (end = begin + 1; end < row + num_rows && of_row_[end] == additions; ++end) {
+    const int last = std::min(begin + kMaxRows, row + num_rows);
+    for (end = begin + 1; end < last && of_row_[end] == additions; ++end) {
     }
     if (!additions || !additions[addition.product].shrink) continue;
     const ExpandSpec& expand = additions[addition.product].blocks[block];

@@ -41,6 +41,17 @@ struct EncoderOf : AnyEncoder {
 
 extern "C" {
 
+// Lets products use tiles, which the system has given to this process. Returns 0 if they were
+// not compiled.
+std::int32_t trioserve_use_tiles() {
+#if defined(TRIOSERVE_TILES)
+  has_tiles = true;
+  return 1;
+#else
+  return 0;
+#endif
+}
+
 Pool* trioserve_open_pool(std::int32_t num_threads) { return new Pool(num_threads); }
 void trioserve_close_pool(Pool* pool) { delete pool; }
 

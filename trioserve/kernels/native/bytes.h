@@ -17,8 +17,12 @@ struct Ints {
   static Ints all(int value) { return {_mm512_set1_epi32(value)}; }
   static Ints load(const std::uint8_t* from) { return {_mm512_loadu_si512(from)}; }
   Vec to_float() const { return {_mm512_cvtepi32_ps(lanes)}; }
+  void store(void* to) const { _mm512_storeu_si512(to, lanes); }
 };
 
+inline Ints bits_of(Vec numbers) { return {_mm512_castps_si512(numbers.lanes)}; }
+inline Ints operator|(Ints a, Ints b) { return {_mm512_or_si512(a.lanes, b.lanes)}; }
+inline Ints operator^(Ints a, Ints b) { return {_mm512_xor_si512(a.lanes, b.lanes)}; }
 inline Ints operator&(Ints a, Ints b) { return {_mm512_and_si512(a.lanes, b.lanes)}; }
 inline Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.lanes, b.lanes)}; }
 inline Ints operator>>(Ints a, int bits) { return {_mm512_srli_epi32(a.lanes, bits)}; }
@@ -44,8 +48,12 @@ struct Ints {
     return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))};
   }
   Vec to_float() const { return {_mm256_cvtepi32_ps(lanes)}; }
+  void store(void* to) const { _mm256_storeu_si256(static_cast<__m256i*>(to), lanes); }
 };
 
+inline Ints bits_of(Vec numbers) { return {_mm256_castps_si256(numbers.lanes)}; }
+inline Ints operator|(Ints a, Ints b) { return {_mm256_or_si256(a.lanes, b.lanes)}; }
+inline Ints operator^(Ints a, Ints b) { return {_mm256_xor_si256(a.lanes, b.lanes)}; }
 inline Ints operator&(Ints a, Ints b) { return {_mm256_and_si256(a.lanes, b.lanes)}; }
 inline Ints operator+(Ints a, Ints b) { return {_mm256_add_epi32(a.lanes, b.lanes)}; }
 inline Ints operator>>(Ints a, int bits) { return {_mm256_srli_epi32(a.lanes, bits)}; }

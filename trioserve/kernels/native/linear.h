@@ -40,17 +40,26 @@ struct Operands {
   const InputGroup* groups = nullptr;  // (num_rows, num_groups) if operands are int8
 };
 
+// Blocks [first_block, last_block) times rows [first_row, last_row) of a product.
+struct Piece {
+  int first_block, last_block, first_row, last_row;
+  // Begins the piece that this thread will probably take next.
+  int next_block;
+};
+
 // How a product is cut into pieces for the threads: groups of blocks times groups of rows.
 struct Pieces {
+  int num_blocks, num_rows, num_threads;
   int blocks, rows;              // of one piece
   int block_groups, row_groups;  // of all
 
-  // tile_rows: rows that are multiplied at once
+  // tile_rows: rows that are multiplied at once; most_rows: of one piece
   Pieces(int num_blocks, int num_rows, int tile_rows, std::ptrdiff_t block_bytes,
-         int num_threads) {
+         int num_threads, int most_rows = 8 * kMaxRows)
+      : num_blocks(num_blocks), num_rows(num_rows), num_threads(num_threads) {
     // A piece's rows are read again for every block, so they should stay in L2. One piece
     // takes about a microsecond at least, and each thread gets several.
-    row_groups = (num_rows + kPieceRows - 1) / kPieceRows;
+    row_groups = (num_rows + most_rows - 1) / most_rows;
     rows = round_up((num_rows + row_groups - 1) / row_groups, tile_rows);
     row_groups = (num_rows + rows - 1) / rows;
     int most = static_cast<int>(std::max<std::ptrdiff_t>(1, kPieceBytes / block_bytes));
@@ -60,7 +69,16 @@ struct Pieces {
   }
   int count() const { return block_groups * row_groups; }
 
-  static constexpr int kPieceRows = 8 * kMaxRows;
+  Piece operator[](int i) const {
+    Piece piece;
+    piece.first_block = i / row_groups * blocks;
+    piece.last_block = std::min(piece.first_block + blocks, num_blocks);
+    piece.first_row = i % row_groups * rows;
+    piece.last_row = std::min(piece.first_row + rows, num_rows);
+    piece.next_block = std::min((i + num_threads) / row_groups * blocks, num_blocks - 1);
+    return piece;
+  }
+
   static constexpr std::ptrdiff_t kPieceBytes = 128 * 1024;
 };
 
@@ -88,13 +106,6 @@ inline void multiply_rows(const Matrix<Format>& matrix, const Operands<Format>& 
     }
   });
 }
-
-// Blocks [first_block, last_block) times rows [first_row, last_row) of a product.
-struct Piece {
-  int first_block, last_block, first_row, last_row;
-  // Begins the piece that this thread will probably take next.
-  int next_block;
-};
 
 // Computes one piece. The matrices begin with the piece's first block.
 template <class Format, class Finish, class... Matrices>
@@ -149,13 +160,7 @@ void multiply(Pool& pool, const Operands<Format>& x, Finish&& finish,
   Pieces pieces(matrix.num_blocks(), x.num_rows, Format::kRows,
                 block_bytes * (1 + sizeof...(others)), pool.num_threads());
   pool.run(pieces.count(), [&](int i, int) {
-    Piece piece;
-    piece.first_block = i / pieces.row_groups * pieces.blocks;
-    piece.last_block = std::min(piece.first_block + pieces.blocks, matrix.num_blocks());
-    piece.first_row = i % pieces.row_groups * pieces.rows;
-    piece.last_row = std::min(piece.first_row + pieces.rows, x.num_rows);
-    const int next = (i + pool.num_threads()) / pieces.row_groups * pieces.blocks;
-    piece.next_block = std::min(next, matrix.num_blocks() - 1);
+    const Piece piece = pieces[i];
     multiply_piece(piece, x, finish, skip_blocks(matrix, piece.first_block),
                    skip_blocks(others, piece.first_block)...);
   });

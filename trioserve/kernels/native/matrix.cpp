@@ -1,6 +1,7 @@
 // The products of all formats, which take the compiler the longest.
 
 #include "matrix.h"
+#include "tile_products.h"
 #include "tokens.h"
 
 namespace trioserve {
@@ -31,16 +32,45 @@ Operands<Format> OperandBuffer::convert(Pool& pool, const Rows& x, const Matrix<
   }
 }
 
+#if defined(TRIOSERVE_TILES)
+
+TileOperands OperandBuffer::convert_for_tiles(Pool& pool, const Rows& x, int num_inputs) {
+  const std::ptrdiff_t stride = round_up(num_inputs, kTileInputs);
+  fit(bytes_, round_up(x.num_rows, kTileRows) * stride * sizeof(Bfloat16));
+  auto* to = reinterpret_cast<Bfloat16*>(bytes_.data());
+  run_tokens(pool, x.num_rows, [&](std::ptrdiff_t row) {
+    trioserve::convert(x.first + row * x.stride, num_inputs, to + row * stride);
+    std::fill(to + row * stride + num_inputs, to + (row + 1) * stride, 0);
+  });
+  return {to, stride, x.num_rows};
+}
+
+#endif
+
+template <class Take, class Format, class... Matrices>
+void OperandBuffer::multiply(Pool& pool, const Rows& x, const Take& take,
+                             const Matrix<Format>& matrix, const Matrices&... others) {
+#if defined(TRIOSERVE_TILES)
+  if constexpr (kTakesTiles<Format>) {
+    if (has_tiles && x.num_rows >= kFewestTileRows) {
+      multiply_by_tiles(pool, convert_for_tiles(pool, x, matrix.num_inputs), take, matrix,
+                        others...);
+      return;
+    }
+  }
+#endif
+  trioserve::multiply(pool, convert(pool, x, matrix), take, matrix, others...);
+}
+
 void multiply(Pool& pool, OperandBuffer& buffer, const Rows& x, Finish finish,
               const MatrixSpec& spec, const Addition& addition) {
   with_format(spec.format, [&](auto format) {
-    const auto matrix = spec.as<decltype(format)>();
-    multiply(pool, buffer.convert(pool, x, matrix),
-             [&](int row, int num_rows, int first, int count, float* values, float*) {
-               addition.add(row, num_rows, first, values);
-               finish(row, num_rows, first, count, values, values);
-             },
-             matrix);
+    buffer.multiply(pool, x,
+                    [&](int row, int num_rows, int first, int count, float* values, float*) {
+                      addition.add(row, num_rows, first, values);
+                      finish(row, num_rows, first, count, values, values);
+                    },
+                    spec.as<decltype(format)>());
   });
 }
 
@@ -48,14 +78,14 @@ void multiply(Pool& pool, OperandBuffer& buffer, const Rows& x, Finish finish,
               const MatrixSpec& spec, const MatrixSpec& other, const Addition& addition,
               const Addition& other_addition) {
   with_format(spec.format, [&](auto format) {
-    const auto matrix = spec.as<decltype(format)>();
-    multiply(pool, buffer.convert(pool, x, matrix),
-             [&](int row, int num_rows, int first, int count, float* values, float* others) {
-               addition.add(row, num_rows, first, values);
-               other_addition.add(row, num_rows, first, others);
-               finish(row, num_rows, first, count, values, others);
-             },
-             matrix, other.as<decltype(format)>());
+    using Format = decltype(format);
+    buffer.multiply(pool, x,
+                    [&](int row, int num_rows, int first, int count, float* values, float* others) {
+                      addition.add(row, num_rows, first, values);
+                      other_addition.add(row, num_rows, first, others);
+                      finish(row, num_rows, first, count, values, others);
+                    },
+                    spec.as<Format>(), other.as<Format>());
   });
 }
 

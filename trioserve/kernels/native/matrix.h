@@ -41,14 +41,24 @@ struct MatrixSpec {
   }
 };
 
+struct TileOperands;
+
 // Memory for the operands of one product at a time.
 class OperandBuffer {
  public:
+  // As the functions below; the values of a tile may be changed.
+  //
+  //   take(row, num_rows, first output, number of outputs, values, values of the other)
+  template <class Take, class Format, class... Matrices>
+  void multiply(Pool& pool, const Rows& x, const Take& take, const Matrix<Format>& matrix,
+                const Matrices&... others);
+
+ private:
   // Converts rows to the operands of a format; float32 operands are the rows themselves.
   template <class Format>
   Operands<Format> convert(Pool& pool, const Rows& x, const Matrix<Format>& matrix);
+  TileOperands convert_for_tiles(Pool& pool, const Rows& x, int num_inputs);
 
- private:
   std::vector<std::uint8_t> bytes_;
   std::vector<InputGroup> groups_;
 };

@@ -103,6 +103,7 @@ void Pool::work(int thread) {
       });
       if (stopping_) return;
     }
+    TileScope tiles;
     Spin spin;
     while (awake_.load(std::memory_order_relaxed)) {
       if (take_piece(thread)) {

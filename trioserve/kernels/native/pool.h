@@ -18,6 +18,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "tile_scope.h"
+
 namespace trioserve {
 
 class Pool {
@@ -39,6 +41,7 @@ class Pool {
     Step& operator=(const Step&) = delete;
 
    private:
+    TileScope tiles_;
     Pool& pool_;
   };
 
