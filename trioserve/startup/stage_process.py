@@ -23,11 +23,15 @@ import outcome
 import trio
 
 from ..config import EngineConfig, ModelConfig
-from ..errors import InvalidConfig, StagesNotMet, StartupError
+from ..errors import InvalidAdapter, InvalidConfig, StagesNotMet, StartupError
 from ..executor import StepHandle, make_local_executor
 from ..executor.pipeline.messages import (
+    AdapterLoaded,
+    AdapterNotLoaded,
     Allocate,
+    DropAdapter,
     Load,
+    LoadAdapter,
     Prepare,
     Prepared,
     Ready,
@@ -49,8 +53,10 @@ from ..processes import (
 )
 from ..processes.interpreter import settle_interpreter
 from ..processes.threads.fresh_thread import run_in_fresh_thread
+from ..types.adapter import AdapterSource
 from ..types.not_loaded import NotLoaded
 from ..types.output import StepResult
+from ..types.plan import StepPlan
 from ..types.version import __version__
 from ..types.windows import CacheBlocks
 from ..weights import complete_weights, read_gguf_adapter
@@ -240,6 +246,8 @@ class _Steps:
         )
         self._in_flight: deque[StepHandle[StepResult]] = deque()
         self._has_done = trio.Event()
+        # Whether an adapter is loaded, or still being read, by number.
+        self._adapters: dict[int, bool] = {}
 
     async def run(self) -> None:
         """Run plans until cancelled; raises the error of a step."""
@@ -248,11 +256,41 @@ class _Steps:
             nursery.start_soon(beat, self._tell_of_life)
             nursery.start_soon(self._answer)
             while True:
-                step = await self._stream.receive()
-                assert isinstance(step, Step), "only steps come after Allocate"
-                # A lambda, because the event is replaced by a new one each time.
-                handle = self._executor.submit(step.plan, lambda: self._has_done.set())
-                self._in_flight.append(handle)
+                match await self._stream.receive():
+                    case Step(plan=plan):
+                        self._submit(plan)
+                    case LoadAdapter(source=source):
+                        nursery.start_soon(self._load_adapter, source)
+                    case DropAdapter(number=number):
+                        self._drop_adapter(number)
+                    case message:
+                        raise AssertionError(f"{message} came after Allocate")
+
+    def _submit(self, plan: StepPlan) -> None:
+        # A lambda, because the event is replaced by a new one each time.
+        handle = self._executor.submit(plan, lambda: self._has_done.set())
+        self._in_flight.append(handle)
+
+    async def _load_adapter(self, source: AdapterSource) -> None:
+        self._adapters[source.number] = False
+        try:
+            facts = await self._executor.load_adapter(source)
+        except InvalidAdapter as error:
+            self._adapters.pop(source.number, None)
+            self._stream.send_nowait(
+                AdapterNotLoaded(number=source.number, reason=error.reason)
+            )
+            return
+        if source.number in self._adapters:
+            self._adapters[source.number] = True
+            self._stream.send_nowait(AdapterLoaded(facts=facts))
+        else:
+            self._executor.drop_adapter(source.number)
+
+    def _drop_adapter(self, number: int) -> None:
+        # One that is still being read is dropped afterwards.
+        if self._adapters.pop(number, False):
+            self._executor.drop_adapter(number)
 
     async def _answer(self) -> None:
         while True:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 import os
 from typing import Any
 
+import outcome
 import psutil
 import pytest
 import trio
@@ -15,11 +17,15 @@ import trio.testing
 from warm_start import WarmClient
 
 from trioserve.config import EngineConfig, build_config
-from trioserve.errors import WeightsNotFound
+from trioserve.errors import InvalidAdapter, WeightsNotFound
 from trioserve.executor.pipeline.executor import PipelineExecutor, StageDied, StagePeer
 from trioserve.executor.pipeline.messages import (
+    AdapterLoaded,
+    AdapterNotLoaded,
     Allocate,
+    DropAdapter,
     FromStage,
+    LoadAdapter,
     Ready,
     Step,
     Stepped,
@@ -29,6 +35,7 @@ from trioserve.executor.pipeline.pipeline import Pipeline, open_pipeline
 from trioserve.processes import Alive, MessageStream
 from trioserve.testing.fake_device import make_info
 from trioserve.testing.processes import open_streams
+from trioserve.types.adapter import AdapterFacts, AdapterSource
 from trioserve.types.output import StepResult
 from trioserve.types.plan import SlotStart, StepPlan
 from trioserve.types.prompt import EmbeddedInput
@@ -47,6 +54,7 @@ class FakeStage:
 
     Attributes:
       plans: all plans that came.
+      adapters: all messages about adapters that came.
       allocated: the Allocate message, if one came.
     """
 
@@ -59,6 +67,7 @@ class FakeStage:
         step_seconds: float,
     ) -> None:
         self.plans: list[StepPlan] = []
+        self.adapters: list[LoadAdapter | DropAdapter] = []
         self.allocated: Allocate | None = None
         self._stream = stream
         self._is_ready = is_ready
@@ -80,6 +89,9 @@ class FakeStage:
         # The end of a process closes its connection, too.
         self._stream.close()
 
+    def answer(self, message: AdapterLoaded | AdapterNotLoaded) -> None:
+        self._stream.send_nowait(message)
+
     def hang_up(self) -> None:
         self._life.cancel()
 
@@ -87,7 +99,9 @@ class FakeStage:
         self._beats.cancel()
 
     async def _take(self, message: Any) -> None:
-        assert isinstance(message, Step)
+        if not isinstance(message, Step):
+            self.adapters.append(message)
+            return
         self.plans.append(message.plan)
         await trio.sleep(self._step_seconds)
         if self._answers:
@@ -319,6 +333,80 @@ async def test_an_engine_that_was_stopped_for_a_while_does_not_blame_the_stages(
             await trio.testing.wait_all_tasks_blocked(0.001)
             mock_clock.jump(0.1)
         await trio.testing.wait_all_tasks_blocked(0.001)
+        assert handle.is_done
+        nursery.cancel_scope.cancel()
+
+
+FRENCH = AdapterSource(number=4, name="french", path="adapters/french")
+LOAD, DROP = LoadAdapter(source=FRENCH), DropAdapter(number=4)
+
+
+def loaded(**changes: Any) -> AdapterLoaded:
+    facts = AdapterFacts(number=4, name="french", digest=b"1", rank=8, num_bytes=10)
+    return AdapterLoaded(facts=replace(facts, **changes))
+
+
+ANSWERS: list[tuple[AdapterLoaded | AdapterNotLoaded, str]] = [
+    (loaded(rank=16, unmatched=("layers.0",)), ""),
+    (AdapterNotLoaded(number=4, reason="r must be"), "r must be"),
+    (loaded(unmatched=("layers.0", "layers.9")), "the tensor layers.9 belongs to no"),
+    (loaded(digest=b"2"), "its files differ"),
+]
+
+
+async def test_an_adapter_is_loaded_by_all_stages_or_by_none(
+    autojump_clock: object,
+) -> None:
+    for last, reason in ANSWERS:
+        async with open_stages(3) as stages, trio.open_nursery() as nursery:
+            executor = drive(stages)
+            await nursery.start(executor.run)
+            outcomes: list[outcome.Outcome[AdapterFacts]] = []
+
+            async def load() -> None:
+                outcomes.append(await outcome.acapture(executor.load_adapter, FRENCH))
+
+            nursery.start_soon(load)
+            await trio.sleep(1)
+            assert [fake.adapters for fake in stages.fakes] == [[LOAD]] * 3
+            # Steps run meanwhile.
+            handle = executor.submit(plan_of(0), ignore)
+            await trio.sleep(1)
+            assert handle.is_done and not outcomes
+            stages.fakes[0].answer(loaded(unmatched=("layers.9", "layers.8")))
+            stages.fakes[1].answer(loaded(unmatched=("layers.0", "layers.9")))
+            await trio.sleep(1)
+            assert not outcomes
+            stages.fakes[2].answer(last)
+            await trio.sleep(1)
+            if reason:
+                with pytest.raises(InvalidAdapter, match=reason):
+                    outcomes[0].unwrap()
+                assert [fake.adapters for fake in stages.fakes] == [[LOAD, DROP]] * 3
+            else:
+                facts = outcomes[0].unwrap()
+                assert facts == loaded(rank=16, num_bytes=30).facts
+                executor.drop_adapter(4)
+                await trio.sleep(1)
+                assert [fake.adapters for fake in stages.fakes] == [[LOAD, DROP]] * 3
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_cancelled_load_leaves_nothing_and_late_answers_change_nothing(
+    autojump_clock: object,
+) -> None:
+    async with open_stages(2) as stages, trio.open_nursery() as nursery:
+        executor = drive(stages)
+        await nursery.start(executor.run)
+        with trio.move_on_after(1) as scope:
+            await executor.load_adapter(FRENCH)
+        assert scope.cancelled_caught
+        await trio.sleep(1)
+        assert [fake.adapters for fake in stages.fakes] == [[LOAD, DROP]] * 2
+        for fake in stages.fakes:
+            fake.answer(loaded())
+        handle = executor.submit(plan_of(0), ignore)
+        await trio.sleep(1)
         assert handle.is_done
         nursery.cancel_scope.cancel()
 

@@ -18,14 +18,21 @@ from typing import Any
 import outcome
 import trio
 
-from ...errors import InvalidAdapter
 from ...processes import Alive, MessageStream, PeerGone, pack
 from ...processes.silence import SilenceWatch
 from ...types.adapter import AdapterFacts, AdapterSource
 from ...types.output import StepResult
 from ...types.plan import StepPlan
 from ..protocol import Handle
-from .messages import Step, Stepped
+from .adapter_answers import AdapterAnswers
+from .messages import (
+    AdapterLoaded,
+    AdapterNotLoaded,
+    DropAdapter,
+    LoadAdapter,
+    Step,
+    Stepped,
+)
 
 # A stage that is alive sends Alive every second, even while it computes.
 _MAX_SILENCE_SECONDS = 5
@@ -95,6 +102,8 @@ class PipelineExecutor:
         self._stages = stages
         self._step_timeout = step_timeout
         self._in_flight: deque[Handle[StepResult]] = deque()
+        # The answers about adapters that are being loaded, by number.
+        self._adapters: dict[int, AdapterAnswers] = {}
         # The time since which the last stage may have worked on the oldest step.
         self._waiting_since = 0.0
 
@@ -121,7 +130,11 @@ class PipelineExecutor:
             self._waiting_since = trio.current_time()
         handle = Handle[StepResult](notify)
         self._in_flight.append(handle)
-        message = Step(plan=plan)
+        self._post(Step(plan=plan))
+        return handle
+
+    def _post(self, message: object) -> None:
+        """Send a message to all processes."""
         # Pack once for all stages that share memory with us, and once for the others.
         packed = {
             shares: pack(message, shares_memory=shares)
@@ -131,16 +144,22 @@ class PipelineExecutor:
             stage.stream.post_nowait(packed[stage.stream.shares_memory].copy())
         for each in packed.values():
             each.close()
-        return handle
 
     async def load_adapter(self, source: AdapterSource) -> AdapterFacts:
-        await trio.lowlevel.checkpoint()
-        raise InvalidAdapter(
-            source.name, "a model that several processes share runs no adapters"
-        )
+        answers = self._adapters[source.number] = AdapterAnswers(len(self._stages))
+        self._post(LoadAdapter(source=source))
+        try:
+            await answers.wait_complete()
+            return answers.join(source.name)
+        except BaseException:
+            # A process that still reads it drops it afterwards.
+            self.drop_adapter(source.number)
+            raise
+        finally:
+            del self._adapters[source.number]
 
     def drop_adapter(self, number: int) -> None:
-        raise AssertionError("no adapter was loaded")
+        self._post(DropAdapter(number=number))
 
     async def _listen(self, stage: StagePeer, watch: SilenceWatch) -> None:
         while True:
@@ -150,10 +169,19 @@ class PipelineExecutor:
                 case Stepped(result=result):
                     self._waiting_since = trio.current_time()
                     self._in_flight.popleft().set(outcome.Value(result))
+                case AdapterLoaded(facts=facts):
+                    self._note_adapter(facts.number, facts)
+                case AdapterNotLoaded(number=number, reason=reason):
+                    self._note_adapter(number, reason)
                 case Alive():
                     pass
                 case _:
                     raise AssertionError(f"{stage.name} sent {message}")
+
+    def _note_adapter(self, number: int, answer: AdapterFacts | str) -> None:
+        # Nobody waits for an adapter whose loading was cancelled.
+        if number in self._adapters:
+            self._adapters[number].add(answer)
 
     async def _limit_step(self) -> None:
         while True:

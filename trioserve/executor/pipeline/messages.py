@@ -10,6 +10,9 @@ Allocate -->            when all are loaded
      <-- Ready          when all are warm
 Step -->                each plan, to each stage
      <-- Stepped        its result, from the one process that samples
+LoadAdapter -->         to each process, which reads its part beside the steps
+     <-- AdapterLoaded | AdapterNotLoaded
+DropAdapter -->         behind the steps that use it
      <-- Alive          every second, from all processes
 """
 
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 from ...config import EngineConfig
 from ...processes import Alive, Message
+from ...types.adapter import AdapterFacts, AdapterSource
 from ...types.model_info import ModelInfo
 from ...types.not_loaded import NotLoaded
 from ...types.output import StepResult
@@ -108,5 +112,43 @@ class Stepped(Message, frozen=True, kw_only=True):
     result: StepResult
 
 
-ToStage = Prepare | Load | Allocate | Step
-FromStage = Prepared | StageLoaded | NotLoaded | Ready | Stepped | Alive
+class LoadAdapter(Message, frozen=True, kw_only=True):
+    """Read an adapter; plans behind the answer may name its number."""
+
+    source: AdapterSource
+
+
+class AdapterLoaded(Message, frozen=True, kw_only=True):
+    """The process runs its part of an adapter."""
+
+    facts: AdapterFacts
+
+
+class AdapterNotLoaded(Message, frozen=True, kw_only=True):
+    """The process has nothing of an adapter.
+
+    Args:
+      reason: as in InvalidAdapter.
+    """
+
+    number: int
+    reason: str
+
+
+class DropAdapter(Message, frozen=True, kw_only=True):
+    """Forget an adapter, if it is there."""
+
+    number: int
+
+
+ToStage = Prepare | Load | Allocate | Step | LoadAdapter | DropAdapter
+FromStage = (
+    Prepared
+    | StageLoaded
+    | NotLoaded
+    | Ready
+    | Stepped
+    | AdapterLoaded
+    | AdapterNotLoaded
+    | Alive
+)
