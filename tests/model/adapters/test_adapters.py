@@ -48,9 +48,9 @@ def adapted(
 
 
 def test_each_field_computes_the_numbers_of_peft(
-    tiny: Callable[..., Any], adapted: Adapted
+    tiny_by_kernels: Callable[..., Any], adapted: Adapted
 ) -> None:
-    planner = Planner(tiny("llama").loaded)
+    planner = Planner(tiny_by_kernels("llama").loaded)
     facts = {number: adapted.load(planner.runner, number) for number in SETTINGS}
     assert [each.rank for each in facts.values()] == [4, 8, 6, 8, 8, 8]
     assert len({each.digest for each in facts.values()}) == len(facts)
@@ -66,9 +66,9 @@ def test_each_field_computes_the_numbers_of_peft(
 
 
 def test_three_adapters_and_none_in_one_batch_in_chunks_after_preemption(
-    tiny: Callable[..., Any], adapted: Adapted
+    tiny_by_kernels: Callable[..., Any], adapted: Adapted
 ) -> None:
-    planner = Planner(tiny("llama").loaded)
+    planner = Planner(tiny_by_kernels("llama").loaded)
     for number in (1, 2, 4):
         adapted.load(planner.runner, number)
     sequences = [

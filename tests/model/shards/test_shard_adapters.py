@@ -21,21 +21,24 @@ NETWORK = ["gate_proj", "up_proj", "down_proj", "lm_head"]
 
 
 @pytest.mark.parametrize(
-    ("model_type", "changes", "targets"),
+    ("model_type", "changes", "targets", "kernels"),
     [
         # Three heads of keys for two shards, and biases.
-        ("qwen2", UNEVEN, NETWORK),
+        ("qwen2", UNEVEN, NETWORK, "torch"),
+        ("qwen2", UNEVEN, NETWORK, "native"),
         # One product of queries, keys and values, whose weight has the inputs in front.
-        ("gpt2", {}, ["c_attn", "c_proj", "c_fc"]),
+        ("gpt2", {}, ["c_attn", "c_proj", "c_fc"], "torch"),
     ],
 )
 def test_shards_write_with_adapters_what_the_whole_model_writes(
     split: Callable[..., Any],
     make_shards: Any,
+    needs_kernels: None,
     tmp_path: Path,
     model_type: str,
     changes: dict[str, Any],
     targets: list[str],
+    kernels: str,
 ) -> None:
     model = split(model_type, **changes)
     first = {"use_dora": True, "target_modules": ["q_proj", "v_proj"]}
@@ -49,7 +52,7 @@ def test_shards_write_with_adapters_what_the_whole_model_writes(
         },
     )
     expected = adapted.write(model.loaded, make_prompts(), ADAPTERS)
-    shards = make_shards(model.shards(2), **SIZES)
+    shards = make_shards(model.shards(2, kernels), **SIZES)
     for number in (1, 2):
         facts = [adapted.load(runner, number) for runner in shards.runners]
         assert not any(each.unmatched for each in facts)

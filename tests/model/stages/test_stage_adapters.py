@@ -18,8 +18,13 @@ pytestmark = IGNORED
 ADAPTERS = (1, 0, 2)
 
 
+@pytest.mark.parametrize("kernels", ["torch", "native"])
 def test_stages_write_with_adapters_what_the_whole_model_writes(
-    cut: Callable[..., Any], make_pipeline: Any, tmp_path: Path
+    cut: Callable[..., Any],
+    make_pipeline: Any,
+    needs_kernels: None,
+    tmp_path: Path,
+    kernels: str,
 ) -> None:
     model = cut("qwen2")
     adapted = Adapted(
@@ -35,7 +40,7 @@ def test_stages_write_with_adapters_what_the_whole_model_writes(
         },
     )
     expected = adapted.write(model.loaded, make_prompts(), ADAPTERS)
-    pipeline = make_pipeline(model.stages(3), **SIZES, max_model_len=64)
+    pipeline = make_pipeline(model.stages(3, kernels), **SIZES, max_model_len=64)
     for number, num_tensors in ((1, 3 * 4), (2, 3 + 1)):
         facts = [adapted.load(runner, number) for runner in pipeline.runners]
         assert all(each.digest == facts[0].digest for each in facts)
