@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 LATE = 20.0
 
-KEYS = "ann sk-ann\nbob sk-bob max_requests=1\n"
+KEYS = "ann sk-ann\nbob sk-bob max_requests=1\nroot sk-root admin\n"
 
 # More than a test takes.
 LONG = 1900
@@ -188,6 +188,25 @@ def test_each_http_process_answers_the_official_client(server: Server) -> None:
                 for each in server.processes
                 if any(c.raddr and c.raddr.port == port for c in each.net_connections())
             }
+
+
+def test_all_http_processes_agree_on_the_sleep_of_the_engine(
+    connections: list[HTTPConnection],
+) -> None:
+    here, there = connections
+    stream = begin_stream(there)
+    assert ask(here, "POST", "/sleep?level=2", "root")[0] == 200
+    assert "asleep by order" in stream.read().decode()
+    for connection in connections:
+        wait_until(
+            lambda: ask(connection, "GET", "/is_sleeping")[1] == {"is_sleeping": True}
+        )
+        assert complete(connection) == 503
+        assert ask(connection, "GET", "/readyz")[0] == 503
+    assert "trioserve_sleep_level 2.0" in ask(here, "GET", "/metrics")[1]
+    assert ask(there, "POST", "/wake_up", "root")[0] == 200
+    for connection in connections:
+        wait_until(lambda: complete(connection) == 200)
 
 
 def test_a_http_process_shows_and_cancels_the_requests_of_another_one(

@@ -14,7 +14,13 @@ Nothing is written back, and nothing is read from the environment.
 """
 
 from .checks import FilePath, check_plain_file, parse_bytes
-from .engine import CacheConfig, ParallelConfig, SchedulerConfig, SchedulingPolicy
+from .engine import (
+    CacheConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    SchedulingPolicy,
+    SleepConfig,
+)
 from .model import DEFAULT_MODEL, DEFAULT_MODEL_REPETITION, ModelConfig, PoolingConfig
 from .options import Option, build_config, list_changes, list_options
 from .remote import RemoteConfig, find_base_path
@@ -42,6 +48,7 @@ __all__ = [
     "SchedulerConfig",
     "SchedulingPolicy",
     "ServeConfig",
+    "SleepConfig",
     "build_config",
     "check_plain_file",
     "find_base_path",

@@ -138,3 +138,31 @@ class ParallelConfig:
     def world_size(self) -> int:
         """The number of processes."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SleepConfig:
+    """Sleep of an engine that nobody needs.
+
+    Args:
+      sleep_idle_seconds: Time without work after which the engine falls asleep and gives
+        memory back, in seconds. The next request that needs the model wakes it, and waits
+        meanwhile; probes, /metrics and /v1/models do not. By default it never sleeps by
+        itself.
+      sleep_level: Memory that an idle engine gives back. 1 gives back the KV cache, and
+        keeps the weights where they are. 2 gives back the weights, too, and loads the
+        model again. Pipelines, shards and models that pool have level 2 alone.
+    """
+
+    sleep_idle_seconds: float | None = None
+    sleep_level: int = 2
+
+    def __post_init__(self) -> None:
+        if self.sleep_idle_seconds is not None:
+            check_seconds("sleep_idle_seconds", self.sleep_idle_seconds)
+        if self.sleep_level not in (1, 2):
+            raise InvalidConfig(
+                "sleep_level", f"must be 1 or 2, got {self.sleep_level}"
+            )
+        if self.sleep_level == 1 and self.sleep_idle_seconds is None:
+            raise InvalidConfig("sleep_level", "needs --sleep-idle-seconds")

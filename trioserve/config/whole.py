@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..errors import InvalidConfig
-from .engine import CacheConfig, ParallelConfig, SchedulerConfig
+from .engine import CacheConfig, ParallelConfig, SchedulerConfig, SleepConfig
 from .model import ModelConfig, PoolingConfig
 from .render import MediaConfig, RenderConfig
 from .server import BindConfig, HttpConfig, ProcessConfig
@@ -20,6 +20,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    sleep: SleepConfig = field(default_factory=SleepConfig)
     render: RenderConfig = field(default_factory=RenderConfig)
     media: MediaConfig = field(default_factory=MediaConfig)
 
@@ -29,6 +30,11 @@ class EngineConfig:
             raise InvalidConfig(
                 "device",
                 f"{self.model.device} is one device, and each stage needs its own",
+            )
+        if is_spread and self.sleep.sleep_level == 1:
+            raise InvalidConfig(
+                "sleep_level",
+                "1 is only possible for a model in one process; pipelines and shards have 2",
             )
 
 

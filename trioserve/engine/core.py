@@ -17,6 +17,7 @@ import trio
 
 from ..observe.process_holdings import ProcessHoldings
 from ..scheduler.step_cost import StepRates
+from .sleep.view import SleepView
 
 OutputsT = TypeVar("OutputsT", covariant=True)
 StatisticsT = TypeVar("StatisticsT", covariant=True)
@@ -56,7 +57,14 @@ class CoreHoldings:
 
 
 class Core(Protocol, Generic[OutputsT, StatisticsT, CountersT]):
-    """The core of an engine."""
+    """The core of an engine.
+
+    Attributes:
+      sleep: gives memory back while nobody needs the model.
+    """
+
+    @property
+    def sleep(self) -> SleepView: ...
 
     async def run(
         self,

@@ -16,11 +16,12 @@ from typing import Any, ClassVar, Generic, TypeVar
 import trio
 
 from ..config import SchedulingPolicy
-from ..errors import EngineRestarting, InvalidParameter, QueueFull
+from ..errors import EngineAsleep, EngineRestarting, InvalidParameter, QueueFull
 from ..observe import EngineAudit, Owner
 from ..types.admission import Pace, round_retry
 from ..types.client import Client
 from ..types.model_info import ModelInfo
+from ..types.sleep import SleepLevel, SleepState
 from .backlog import ClientBacklog
 from .core import Core
 from .leaks import audit_core
@@ -98,15 +99,31 @@ class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
     @property
     def is_alive(self) -> bool:
         """True if requests can be opened now."""
-        return self._requests.is_alive
+        return self._requests.is_alive and not self.sleep_state.is_ordered
 
     def check_alive(self) -> None:
         """Raise the reason why no request can be opened now, if there is one.
 
         Raises:
-          EngineDied, EngineRestarting, ShuttingDown
+          EngineDied, EngineRestarting, EngineAsleep, ShuttingDown
         """
         self._requests.check_alive()
+        if self.sleep_state.is_ordered:
+            raise EngineAsleep()
+
+    @property
+    def sleep_state(self) -> SleepState:
+        return self._core.sleep.state
+
+    async def sleep(self, level: SleepLevel, *, ends_requests: bool) -> None:
+        """Let the core give memory back; see SleepView.sleep."""
+        self._requests.check_alive()
+        await self._core.sleep.sleep(level, ends_requests=ends_requests)
+
+    async def wake(self) -> None:
+        """Wake the core; see SleepView.wake."""
+        self._requests.check_alive()
+        await self._core.sleep.wake()
 
     def check_room(
         self,
@@ -129,9 +146,9 @@ class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
         Raises:
           InvalidParameter: the request has more sequences or texts than ever have room.
           QueueFull: other requests have too many of them, or too many tokens.
-          EngineDied, EngineRestarting, ShuttingDown: no engine runs.
+          EngineDied, EngineRestarting, EngineAsleep, ShuttingDown: no engine runs.
         """
-        self._requests.check_alive()
+        self.check_alive()
         name = None if client is None else client.name
         self._check_places(num_new, name, param)
         self._check_tokens(num_tokens, name)
@@ -278,9 +295,14 @@ class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
         """Take requests again: the core that follows a failed one runs."""
         self._requests.resume()
 
+    def _note_sleep(self) -> None:
+        if self.sleep_state.fails_requests:
+            self._requests.fail_all(EngineAsleep())
+
     async def _run_cores(self, task_status: trio.TaskStatus[None]) -> None:
         restarts = Restarts()
         while True:
+            self._core.sleep.on_change = self._note_sleep
             try:
                 await self._core.run(self._deliver, task_status=task_status)
             except Exception as error:

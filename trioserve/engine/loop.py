@@ -53,6 +53,10 @@ class StepLoop(Generic[PlanT, ResultT, OutputsT]):
 
     Args:
       planner: plans steps and takes in their results.
+
+    Attributes:
+      is_idle: no step is in flight.
+      on_idle: is called when the last step in flight has ended.
     """
 
     def __init__(
@@ -65,6 +69,8 @@ class StepLoop(Generic[PlanT, ResultT, OutputsT]):
         self._work = trio.Event()
         # When the device began the oldest step in flight; None while it idles.
         self._step_began: float | None = None
+        self._is_held = False
+        self.on_idle: Callable[[], None] = lambda: None
 
     @property
     def step_age_seconds(self) -> float:
@@ -72,6 +78,19 @@ class StepLoop(Generic[PlanT, ResultT, OutputsT]):
         if self._step_began is None:
             return 0.0
         return trio.current_time() - self._step_began
+
+    @property
+    def is_idle(self) -> bool:
+        return self._step_began is None
+
+    def hold(self) -> None:
+        """Make no further plans until `resume`."""
+        self._is_held = True
+
+    def resume(self) -> None:
+        """Make plans again."""
+        self._is_held = False
+        self.wake()
 
     def wake(self) -> None:
         """Wake the loop: there may be work, or a step is done."""
@@ -110,6 +129,8 @@ class StepLoop(Generic[PlanT, ResultT, OutputsT]):
                 outputs = self._planner.update(plan, handle.take(), seconds)
                 self._fill(in_flight, depth)
                 self._deliver(outputs)
+                if not in_flight:
+                    self.on_idle()
                 # Other tasks have their turn, however fast the device is.
                 await trio.lowlevel.checkpoint()
                 continue
@@ -123,7 +144,7 @@ class StepLoop(Generic[PlanT, ResultT, OutputsT]):
     def _fill(
         self, in_flight: deque[tuple[PlanT, StepHandle[ResultT]]], depth: int
     ) -> None:
-        while len(in_flight) < depth:
+        while len(in_flight) < depth and not self._is_held:
             plan = self._planner.schedule()
             if plan is None:
                 return

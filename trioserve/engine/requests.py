@@ -80,12 +80,17 @@ class OpenRequests:
         if self._end is not None:
             return
         self._end = error
-        self._fail_all(error)
+        self.fail_all(error)
 
     def pause(self, error: Exception) -> None:
         """Raise `error` like `close`, until `resume`."""
         self._pause = error
-        self._fail_all(error)
+        self.fail_all(error)
+
+    def fail_all(self, error: Exception) -> None:
+        """Raise `error` in every open request."""
+        for request in self._requests:
+            request.fail(error)
 
     def resume(self) -> None:
         self._pause = None
@@ -107,10 +112,6 @@ class OpenRequests:
             raise
         finally:
             self.close(ShuttingDown())
-
-    def _fail_all(self, error: Exception) -> None:
-        for request in self._requests:
-            request.fail(error)
 
     async def _wait_all_closed(self) -> None:
         while self._requests:

@@ -35,6 +35,7 @@
       - ShuttingDown                503
       - ModelLoading                503
       - EngineRestarting            503
+      - EngineAsleep                503
     * RequestEnded                  base.py: ended before its time, by the client's wish
       - RequestCancelled            499; somebody ended the request by its id
       - DeadlineExceeded            504; the request's own time limit has passed
@@ -74,6 +75,7 @@ from .capacity import (
     BackgroundFull,
     DeadlineUnreachable,
     DescriptorsFull,
+    EngineAsleep,
     EngineRestarting,
     KeyLimitReached,
     MemoryFull,
@@ -170,6 +172,7 @@ __all__ = [
     "ShuttingDown",
     "ModelLoading",
     "EngineRestarting",
+    "EngineAsleep",
     "RequestEnded",
     "RequestCancelled",
     "DeadlineExceeded",

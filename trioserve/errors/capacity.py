@@ -162,3 +162,13 @@ class EngineRestarting(Unavailable):
         super().__init__(
             "The engine failed and is being started again.", retry_after_seconds=10
         )
+
+
+class EngineAsleep(Unavailable):
+    """Raised when an operator has ordered the engine to sleep."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The engine is asleep by order of an operator, until POST /wake_up.",
+            retry_after_seconds=10,
+        )

@@ -46,6 +46,16 @@ class Adapters(Protocol):
         """Forget an adapter, between two steps."""
 
 
+class Cache(Protocol):
+    """The KV cache and the states of a model; a ModelRunner."""
+
+    def release_cache(self) -> None:
+        """Give their memory back, between two steps."""
+
+    def restore_cache(self) -> None:
+        """Allocate them again, with other content."""
+
+
 class LocalExecutor(Generic[PlanT, ResultT]):
     """Runs steps in threads, in the order of submission.
 
@@ -60,7 +70,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         works by itself and needs two: one thread launches the next step while the other
         waits for this one. The event loop never touches a tensor.
       depth: largest number of steps in flight.
-      adapters: of a model that generates.
+      adapters, cache: of a model that generates.
     """
 
     def __init__(
@@ -68,9 +78,11 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         *stages: Callable[[Any], Any],
         depth: int = 1,
         adapters: Adapters | None = None,
+        cache: Cache | None = None,
     ) -> None:
         self.depth = depth
         self._adapters = adapters
+        self._cache = cache
         # One adapter is read at a time: each takes the memory of its file for a moment.
         self._reading = trio.CapacityLimiter(1)
         self._stages = stages
@@ -116,6 +128,33 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         assert self._adapters is not None, "it was loaded"
         self._queues[0].put(partial(self._adapters.remove_adapter, number))
 
+    @property
+    def has_cache(self) -> bool:
+        return self._cache is not None
+
+    async def release_cache(self) -> None:
+        """Give the memory of KV blocks and states back; no step is in flight."""
+        assert self._cache is not None, "it has a cache"
+        await self._call(self._cache.release_cache)
+
+    async def restore_cache(self) -> None:
+        """Allocate KV blocks and states again; their content is lost."""
+        assert self._cache is not None, "it has a cache"
+        await self._call(self._cache.restore_cache)
+
+    async def _call(self, work: Callable[[], None]) -> None:
+        """Do work in the thread of the first stage, behind the submitted steps."""
+        token, is_done = trio.lowlevel.current_trio_token(), trio.Event()
+        results: list[outcome.Outcome[None]] = []
+
+        def run() -> None:
+            results.append(outcome.capture(work))
+            token.run_sync_soon(is_done.set)
+
+        self._queues[0].put(run)
+        await is_done.wait()
+        results[0].unwrap()
+
     def _list_work(self, token: trio.lowlevel.TrioToken) -> list[Callable[[], None]]:
         """Return the function that each stage's thread runs."""
 
@@ -152,7 +191,7 @@ class _Launched(Protocol):
     def finish(self) -> StepResult: ...
 
 
-class _Runner(Adapters, Protocol):
+class _Runner(Adapters, Cache, Protocol):
     def step(self, plan: StepPlan) -> StepResult: ...
 
     def launch(self, plan: StepPlan) -> _Launched: ...
@@ -168,10 +207,14 @@ def make_local_executor(
       device_type: torch's.
     """
     if device_type == "cpu" or depth == 1:
-        return LocalExecutor(runner.step, depth=depth, adapters=runner)
+        return LocalExecutor(runner.step, depth=depth, adapters=runner, cache=runner)
     # The thread that launches the next step must not wait for this one.
     return LocalExecutor(
-        runner.launch, methodcaller("finish"), depth=depth, adapters=runner
+        runner.launch,
+        methodcaller("finish"),
+        depth=depth,
+        adapters=runner,
+        cache=runner,
     )
 
 

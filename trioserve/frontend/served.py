@@ -17,6 +17,7 @@ from ..errors import DeadlineExceeded, DeadlineUnreachable, RendererStuck
 from ..render import BaseRenderer
 from ..types.admission import round_retry
 from ..types.model_info import ModelInfo
+from ..types.sleep import SleepLevel
 
 # The time that others add is multiplied by this. It is uncertain, and a crowded server takes
 # requests until the forecast of the next one reaches its limit: half of them would be late.
@@ -161,13 +162,40 @@ class ServedModel(Generic[EngineT, RendererT]):
         """Raise the reason why the engine takes no requests now; see Engine."""
         self.engine.check_alive()
 
+    @property
+    def is_asleep(self) -> bool:
+        """True if the engine has given memory back; the next request may wake it."""
+        return self.engine.sleep_state.is_sleeping
+
+    async def sleep(self, level: SleepLevel = 2, *, ends_requests: bool = True) -> None:
+        """Give memory back, and refuse requests until `wake`; returns when that is done.
+
+        Args:
+          level: 1 gives back the KV cache, 2 the weights, too.
+          ends_requests: end the open requests with EngineAsleep; else they go on, and the
+            engine sleeps when the last one has ended.
+
+        Raises:
+          InvalidParameter, NotSupported: the engine does not have the level.
+          EngineDied, EngineRestarting, ShuttingDown: no engine runs.
+        """
+        await self.engine.sleep(level, ends_requests=ends_requests)
+
+    async def wake(self) -> None:
+        """Take all memory again; returns when the model can run.
+
+        Raises:
+          EngineDied, EngineRestarting, ShuttingDown: no engine runs.
+        """
+        await self.engine.wake()
+
     def check_ready(self) -> None:
         """Raise the reason why a request of one short text would be refused now.
 
         Raises:
           RendererStuck: too many templates do not end.
           QueueFull, RendererFull: too many requests wait.
-          EngineDied, EngineRestarting, ShuttingDown: no engine runs.
+          EngineDied, EngineRestarting, EngineAsleep, ShuttingDown: no engine runs.
         """
         if self.renderer.is_stuck:
             raise RendererStuck()

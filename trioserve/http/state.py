@@ -10,6 +10,7 @@ import trio
 
 from ..config import HttpConfig, parse_bytes
 from ..errors import (
+    EngineAsleep,
     EngineRestarting,
     ModelLoading,
     ModelNotFound,
@@ -181,6 +182,9 @@ class ServerState:
             self.engine.check_alive()
         except EngineRestarting:
             # A restart of the server would only begin the engine's restart again.
+            return True
+        except EngineAsleep:
+            # A restart would wake it, against the order.
             return True
         except TrioserveError:
             return False

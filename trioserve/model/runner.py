@@ -9,6 +9,7 @@ the stage before, or sends its output to the next one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -98,8 +99,14 @@ class ModelRunner:
         self._grid = _make_grid(model)
         joins_images = any(layer.joins_images for layer in model.layers)
         self._images = JoinedImages() if joins_images else None
-        self._layers = _make_layers(model, self._tables, num_blocks, num_window_blocks)
-        self._adapters = _make_reader(model, self._layers, read_gguf_adapter)
+        self._open_layers = partial(
+            _make_layers, model, self._tables, num_blocks, num_window_blocks
+        )
+        self._layers = self._open_layers()
+        self._make_reader = partial(_make_reader, model, read_gguf=read_gguf_adapter)
+        self._adapters = self._make_reader(self._layers)
+        # For the next layers, after a sleep.
+        self._loaded_adapters: dict[int, Any] = {}
         self._block_size = block_size
         fewest = min(num_blocks, num_window_blocks or num_blocks)
         self._max_warm_up_tokens = min(max_model_len, fewest * block_size) - 1
@@ -167,11 +174,31 @@ class ModelRunner:
         """Let the rows of later plans use an adapter; between two steps."""
         assert self._layers.adapters is not None, "they have packed it"
         self._layers.adapters.add(number, weights)
+        self._loaded_adapters[number] = weights
 
     def remove_adapter(self, number: int) -> None:
         """Forget an adapter; between two steps."""
         assert self._layers.adapters is not None, "they have it"
         self._layers.adapters.remove(number)
+        del self._loaded_adapters[number]
+
+    def release_cache(self) -> None:
+        """Give the memory of KV blocks and states back, between two steps."""
+        if self._layers.adapters is not None:
+            for number in self._loaded_adapters:
+                self._layers.adapters.remove(number)
+        del self._layers, self._adapters
+        if self._model.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def restore_cache(self) -> None:
+        """Allocate KV blocks and states again, empty, and add all adapters; between two steps."""
+        self._layers = self._open_layers()
+        self._adapters = self._make_reader(self._layers)
+        if self._layers.adapters is not None:
+            for number, weights in self._loaded_adapters.items():
+                self._layers.adapters.add(number, weights)
+        self._prepare()
 
     def warm_up(self) -> None:
         """Run a chunk and a decode before any sequence comes.
@@ -204,8 +231,11 @@ class ModelRunner:
         # Smaller than the step ids of any scheduler, which begin at 1.
         self.step(StepPlan(step_id=-2, starts=(start,), rows=(chunk,)))
         self.step(StepPlan(step_id=-1, starts=(), rows=(decode,)))
-        with torch.inference_mode():
-            self._layers.prepare(len(self._tables.block_ids))
+        self._prepare()
+
+    @torch.inference_mode()
+    def _prepare(self) -> None:
+        self._layers.prepare(len(self._tables.block_ids))
 
     def _read(self, plan: StepPlan, inputs: StepInputs) -> dict[str, Tensor]:
         """Return the model's arguments: the input of its first layer, and positions."""

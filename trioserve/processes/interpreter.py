@@ -33,3 +33,21 @@ async def settle_interpreter() -> None:
     # (tests/http/connection/test_garbage.py). So such a pass is ten times rarer than by default.
     gc.set_threshold(700, 10, 100)
     gc.enable()
+
+
+def collect_settled() -> None:
+    """Free the objects that are gone, also those from before settle_interpreter; blocking.
+
+    The model is one of them after a sleep: its modules refer to each other in circles.
+    """
+    is_settled = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    gc.collect()
+    if is_settled:
+        gc.freeze()
+
+
+def settle_again() -> None:
+    """Settle the objects of a model that was loaded again, if the interpreter was settled."""
+    if gc.get_freeze_count() > 0:
+        gc.freeze()

@@ -7,14 +7,13 @@ mistake in an option is reported without them.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 import json
 from pathlib import Path
 
 from ..config import EngineConfig
 from ..errors import InvalidConfig
-from ..executor.pipeline.pipeline import open_pipeline
 from ..processes.threads.fresh_thread import run_in_fresh_thread
 from ..processes.threads.stopping import checking_torch_calls
 from ..types.logits import LogitsProcessor
@@ -52,8 +51,8 @@ async def open_core(
         check_one_process(config)
     with telling_shortage():
         found = await run_in_fresh_thread(partial(_find_for_pipeline, config, source))
-    async with open_pipeline(config) as pipeline:
-        yield await build_pipeline_core(config, pipeline, *found)
+    async with AsyncExitStack() as stack:
+        yield await build_pipeline_core(config, stack, *found)
 
 
 def build_core(

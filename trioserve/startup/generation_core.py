@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 import logging
@@ -10,11 +11,16 @@ from typing import TYPE_CHECKING
 
 from ..config import EngineConfig, ModelConfig
 from ..engine.generation.core import LocalCore
-from ..executor import make_local_executor
-from ..executor.pipeline.pipeline import Pipeline
+from ..errors import InvalidConfig
+from ..executor import LocalExecutor, RestingExecutor, make_local_executor
+from ..executor.pipeline.executor import PipelineExecutor
+from ..executor.pipeline.pipeline import Pipeline, open_pipeline
+from ..executor.pipeline.torchrun import find_torchrun
 from ..types.gguf import GgufFile
 from ..types.logits import LogitsProcessor
 from ..types.model_info import ModelInfo
+from ..types.output import StepResult
+from ..types.plan import StepPlan
 from ..types.windows import CacheBlocks
 from ..weights import (
     Weights,
@@ -35,6 +41,8 @@ from .limits import (
 )
 from .loaded import LoadedCore, add_names, fingerprint_model
 from .plugins import load_logits_processors
+from .resting import make_idle_rule, rest_between, trim_memory
+from .shortage import telling_shortage
 from .source import Source, read_template
 from .turn_ends import find_turn_ends
 
@@ -47,8 +55,6 @@ logger = logging.getLogger(__name__)
 def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
     from ..model.attention.cache_memory import count_fitting_blocks
     from ..model.open import outline
-    from ..model.runner import ModelRunner
-    from ..render.text.loading import load_grammar_tokenizer
 
     # First, so that a mistake in an option is reported before gigabytes are read.
     processors = load_logits_processors(config.model.logits_processor)
@@ -72,6 +78,41 @@ def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
     info = limit_images(model.info, config, model.device.type)
     info = _complete_info(config, source, info, blocks, processors, model.device.type)
     scheduler = make_scheduler(config, info, blocks, model.device.type)
+    make_executor = partial(
+        _make_executor, config, source, info, blocks, processors=processors
+    )
+    executor = rest_between(
+        make_executor(model),
+        partial(_load_again, config, source, make_executor),
+    )
+    _log_loaded(info, config, blocks)
+    core = LocalCore(
+        scheduler,
+        executor,
+        info=info,
+        max_adapters=config.model.max_adapters,
+        memory=executor,
+        idle=make_idle_rule(config.sleep),
+    )
+    return LoadedCore(core=core, info=info)
+
+
+_StepExecutor = LocalExecutor[StepPlan, StepResult]
+
+
+def _make_executor(
+    config: EngineConfig,
+    source: Source,
+    info: ModelInfo,
+    blocks: CacheBlocks,
+    model: LoadedModel,
+    *,
+    processors: Sequence[type[LogitsProcessor]],
+) -> _StepExecutor:
+    """Allocate the KV cache of a loaded model, and run its first steps."""
+    from ..model.runner import ModelRunner
+    from ..render.text.loading import load_grammar_tokenizer
+
     runner = ModelRunner(
         model,
         num_blocks=blocks.num_blocks,
@@ -85,14 +126,19 @@ def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
         read_gguf_adapter=read_gguf_adapter,
     )
     runner.warm_up()
-    _log_loaded(info, config, blocks)
-    executor = make_local_executor(
+    return make_local_executor(
         runner, model.device.type, depth=1 + config.scheduler.async_scheduling
     )
-    core = LocalCore(
-        scheduler, executor, info=info, max_adapters=config.model.max_adapters
-    )
-    return LoadedCore(core=core, info=info)
+
+
+def _load_again(
+    config: EngineConfig,
+    source: Source,
+    make_executor: Callable[[LoadedModel], _StepExecutor],
+) -> _StepExecutor:
+    """Load a model after a sleep, with the KV cache that it had."""
+    file = None if source.weights.gguf is None else read_gguf(source.weights.gguf)
+    return make_executor(_load(config.model, source.weights, file)[0])
 
 
 def _load(
@@ -115,21 +161,51 @@ def _load(
 
 async def build_pipeline_core(
     config: EngineConfig,
-    pipeline: Pipeline,
+    stack: AsyncExitStack,
     source: Source,
     processors: Sequence[type[LogitsProcessor]],
 ) -> LoadedCore:
-    config = set_max_num_seqs(config, pipeline.max_num_seqs)
-    blocks = pipeline.blocks
+    """Open a pipeline and make its core.
+
+    Args:
+      stack: of the stages; each sleep ends them.
+    """
+    # Stages that torchrun has started cannot be started again here.
+    may_sleep = find_torchrun() is None
+    if not may_sleep and config.sleep.sleep_idle_seconds is not None:
+        raise InvalidConfig(
+            "sleep_idle_seconds",
+            "torchrun starts the stages, and they end with the engine",
+        )
+    opened = config
+    pipeline = await stack.enter_async_context(open_pipeline(config))
+    max_num_seqs, blocks = pipeline.max_num_seqs, pipeline.blocks
+    config = set_max_num_seqs(config, max_num_seqs)
     info = limit_images(pipeline.info, config, pipeline.device_type)
     info = _complete_info(
         config, source, info, blocks, processors, pipeline.device_type
     )
-    executor = await pipeline.connect(config, info.max_model_len)
+
+    async def connect(pipeline: Pipeline) -> PipelineExecutor:
+        pipeline = replace(pipeline, blocks=blocks, max_num_seqs=max_num_seqs)
+        return await pipeline.connect(config, info.max_model_len)
+
+    async def open_again(stack: AsyncExitStack) -> PipelineExecutor:
+        with telling_shortage():
+            return await connect(await stack.enter_async_context(open_pipeline(opened)))
+
+    executor = RestingExecutor(
+        await connect(pipeline), stack, open_again, trim=trim_memory
+    )
     scheduler = make_scheduler(config, info, blocks, pipeline.device_type)
     _log_loaded(info, config, blocks)
     core = LocalCore(
-        scheduler, executor, info=info, max_adapters=config.model.max_adapters
+        scheduler,
+        executor,
+        info=info,
+        max_adapters=config.model.max_adapters,
+        memory=executor if may_sleep else None,
+        idle=make_idle_rule(config.sleep),
     )
     return LoadedCore(core=core, info=info)
 

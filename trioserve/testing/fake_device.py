@@ -30,6 +30,7 @@ from ..types.pooling import (
     PoolingTask,
     QueryKey,
 )
+from ..types.sleep import SleepLevel
 from ..types.tensors import TensorBytes
 
 __all__ = [
@@ -130,6 +131,12 @@ class FakeDevice:
         self._cache: dict[tuple[BlockId, int], tuple[int, int]] = {}
         self._window_cache: dict[tuple[BlockId, int], tuple[int, int]] = {}
         self.plans: list[StepPlan] = []
+
+    def lose_memory(self) -> None:
+        """Lose all blocks, states and copies; no slot is in use."""
+        self._cache.clear()
+        self._window_cache.clear()
+        self._copies.clear()
 
     def step(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
@@ -363,6 +370,46 @@ def make_adapter(source: AdapterSource) -> AdapterFacts:
         rank=16,
         num_bytes=2**20,
     )
+
+
+class FakeMemory:
+    """The memory of a fake model (engine.sleep.Memory), which takes virtual time.
+
+    Args:
+      device: loses its blocks with the memory.
+      fails: the memory cannot be taken again.
+
+    Attributes:
+      moves: the levels in the order of the calls; 0 if all was taken again.
+    """
+
+    def __init__(
+        self,
+        device: FakeDevice | None = None,
+        *,
+        levels: tuple[SleepLevel, ...] = (1, 2),
+        give_seconds: float = 1.0,
+        take_seconds: float = 5.0,
+        fails: bool = False,
+    ) -> None:
+        self.levels = levels
+        self.moves: list[SleepLevel] = []
+        self._device = device
+        self._give_seconds = give_seconds
+        self._take_seconds = take_seconds
+        self._fails = fails
+
+    async def give_back(self, level: SleepLevel) -> None:
+        await trio.sleep(self._give_seconds)
+        if self._device is not None:
+            self._device.lose_memory()
+        self.moves.append(level)
+
+    async def take_again(self) -> None:
+        await trio.sleep(self._take_seconds)
+        if self._fails:
+            raise RuntimeError("the engine cannot wake: memory is short")
+        self.moves.append(0)
 
 
 class FakeExecutor(Generic[PlanT, ResultT]):

@@ -17,7 +17,7 @@ from ..engine.process.messages import EngineLoaded, StartEngine, ToEngine
 from ..processes import MessageStream, run_as_child
 from ..scheduler.generation.scheduler import Scheduler
 from ..startup.log_lines import set_up_logging
-from .fake_device import FakeDevice, FakeExecutor, make_info
+from .fake_device import FakeDevice, FakeExecutor, FakeMemory, make_info
 
 ANSWER = "The quick brown fox jumps over the lazy dog. "
 
@@ -48,7 +48,8 @@ async def main(stream: MessageStream[Any]) -> None:
         max_model_len=_MAX_MODEL_LEN,
     )
     executor: Any = FakeExecutor(device.step, step_seconds=_STEP_SECONDS, depth=2)
-    core = LocalCore(scheduler, executor, info=info)
+    memory = FakeMemory(give_seconds=0.0, take_seconds=0.0)
+    core = LocalCore(scheduler, executor, info=info, memory=memory)
     stream.send_nowait(EngineLoaded(info=info, pooling=None))
     await host_clients(core, stream)
 

@@ -63,6 +63,8 @@ class _Hosted:
       core: the core on the far side.
     """
 
+    sleep: Any
+
     def __init__(self, core: Any) -> None:
         remote: Any = super()
         remote.__init__(_Nowhere(), _describe_end)
@@ -81,8 +83,10 @@ class _Hosted:
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         remote: Any = super()
+        on_sleep = self.sleep.on_change
         with open_streams(ours=FromEngine, theirs=ToEngine) as (ours, theirs):
             remote.__init__(ours, _describe_end)
+            self.sleep.on_change = on_sleep
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_serve, self._core, theirs)
                 await nursery.start(remote.run, deliver)

@@ -39,6 +39,7 @@ from ..types.sentence import SentenceFolder
 from .fake_device import (
     FakeDevice,
     FakeExecutor,
+    FakeMemory,
     FakePoolingDevice,
     make_adapter,
     make_info,
@@ -99,10 +100,12 @@ async def open_fake_server(
     stop_repetition: RepetitionDetection | None = None,
     chat_template: str | None = None,
     read_adapter: Callable[[AdapterSource], str] = _read_answer,
+    memory: FakeMemory | None = None,
 ) -> AsyncIterator[FakeServer]:
     """Serve until the block is left; the device does not call the plug-ins.
 
     Args:
+      memory: given back during a sleep; None if sleep is not possible.
       is_remote: the core is behind a connection, as in an engine process.
       answer: the text of every sequence, or the texts of successive sequences with
         different seeds; the last one is repeated.
@@ -141,7 +144,7 @@ async def open_fake_server(
         depth=2,
     )
     scheduler = _make_scheduler(max_num_seqs, max_model_len, max_step_seconds)
-    core = LocalCore(scheduler, executor, info=info)
+    core = LocalCore(scheduler, executor, info=info, memory=memory)
     engine = TokenEngine(
         HostedCore(core) if is_remote else core,
         info=info,

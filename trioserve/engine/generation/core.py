@@ -24,6 +24,8 @@ from ...types.prompt import Prompt, count_tokens, list_image_runs
 from ...types.sampling import SamplingParams
 from ..core import Core, CoreHoldings, HeldWork
 from ..loop import StepLoop
+from ..sleep.rules import IdleRule
+from ..sleep.sleeper import CoreSleep, Memory
 from .adapters import AdapterView, CoreAdapters
 from .admission import resolve_sampling
 
@@ -91,6 +93,7 @@ class LocalCore:
       executor: runs them.
       info: the facts about the model.
       max_adapters: the most adapters that the device holds.
+      memory, idle: see CoreSleep.
     """
 
     def __init__(
@@ -100,6 +103,8 @@ class LocalCore:
         *,
         info: ModelInfo,
         max_adapters: int = DEFAULT_MAX_ADAPTERS,
+        memory: Memory | None = None,
+        idle: IdleRule = IdleRule(),
     ) -> None:
         self.adapters = CoreAdapters(executor, info.has_name, max_adapters)
         self._scheduler = scheduler
@@ -107,6 +112,13 @@ class LocalCore:
         self._preparing = trio.CapacityLimiter(1)
         self._num_arrived = 0
         self._loop = StepLoop(executor, scheduler)
+        self.sleep = CoreSleep(
+            memory,
+            idle,
+            loop=self._loop,
+            is_at_rest=lambda: scheduler.is_at_rest,
+            forget=scheduler.forget_cache,
+        )
 
     async def run(
         self,
@@ -119,7 +131,10 @@ class LocalCore:
                 self.adapters.leave(each.sequence_id for each in deltas if each.is_last)
             deliver(deltas)
 
-        await self._loop.run(hand_out, task_status=task_status)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._loop.run, hand_out)
+            nursery.start_soon(self.sleep.run)
+            task_status.started()
 
     def take_place(self, group: SequenceGroup) -> int:
         """Return the first of the arrivals of a group that will be added.
@@ -154,12 +169,14 @@ class LocalCore:
             raise
         for sequence in sequences:
             self._scheduler.add(sequence)
+        self.sleep.note_work()
         self._loop.wake()
 
     def abort(self, sequence_ids: Collection[SequenceId]) -> None:
         for sequence_id in sequence_ids:
             self._scheduler.abort(sequence_id)
         self.adapters.leave(sequence_ids)
+        self.sleep.note_work()
         # An idle device may hold vectors that it must forget now.
         self._loop.wake()
 

@@ -211,9 +211,11 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
 
         Raises:
           AdapterRefused, InvalidAdapter
-          EngineDied, EngineRestarting, ShuttingDown: no engine runs.
+          EngineDied, EngineRestarting, EngineAsleep, ShuttingDown: no engine runs.
         """
-        self._requests.check_alive()
+        self.check_alive()
+        # The model says which adapters it runs.
+        await self._core.sleep.wake()
         return await self._core.adapters.load(name, path, replaces=replaces)
 
     async def unload_adapter(self, name: str) -> None:

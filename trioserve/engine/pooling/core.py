@@ -21,6 +21,8 @@ from ...types.pooling import PoolingPlan, PoolingResult, PoolingRow, QueryKey
 from ...types.tensors import TensorBytes
 from ..core import Core, CoreHoldings, HeldWork
 from ..loop import StepLoop
+from ..sleep.rules import IdleRule
+from ..sleep.sleeper import CoreSleep, Memory
 
 # Numbers of a request and of one of its inputs; the engine assigns them.
 FlowId = NewType("FlowId", int)
@@ -67,12 +69,16 @@ class LocalPoolingCore:
     Args:
       scheduler: plans steps.
       executor: runs them.
+      memory, idle: see CoreSleep.
     """
 
     def __init__(
         self,
         scheduler: PoolingScheduler,
         executor: Executor[PoolingPlan, PoolingResult],
+        *,
+        memory: Memory | None = None,
+        idle: IdleRule = IdleRule(),
     ) -> None:
         self._scheduler = scheduler
         self._flows: dict[FlowId, PoolingFlow] = {}
@@ -82,6 +88,14 @@ class LocalPoolingCore:
         self._kept: set[QueryKey] = set()
         self._deliver: Callable[[PoolingOutputs], None]
         self._loop = StepLoop(executor, scheduler)
+        self.sleep = CoreSleep(
+            memory,
+            idle,
+            loop=self._loop,
+            is_at_rest=self._is_at_rest,
+            # Results are kept for open requests alone, and these keep the core awake.
+            forget=lambda: None,
+        )
 
     async def run(
         self,
@@ -90,7 +104,10 @@ class LocalPoolingCore:
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         self._deliver = deliver
-        await self._loop.run(self._hand_on, task_status=task_status)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._loop.run, self._hand_on)
+            nursery.start_soon(self.sleep.run)
+            task_status.started()
 
     def add(self, batch: PoolingBatch) -> None:
         flow = self._flows.setdefault(
@@ -102,6 +119,7 @@ class LocalPoolingCore:
             self._ids[job] = JobId(number)
             if row.keep_as is not None:
                 self._kept.add(row.keep_as)
+        self.sleep.note_work()
         self._loop.wake()
 
     def abort(self, jobs: Collection[JobId]) -> None:
@@ -110,10 +128,12 @@ class LocalPoolingCore:
         for job in known:
             del self._ids[job]
         self._scheduler.abort(known)
+        self.sleep.note_work()
 
     def close(self, flow: FlowId, kept: Sequence[QueryKey]) -> None:
         self._flows.pop(flow, None)
         self._forget(kept)
+        self.sleep.note_work()
 
     def end_all(self, has_ended: Callable[[int], bool]) -> None:
         """End everything with the numbers of a client that is gone."""
@@ -121,6 +141,10 @@ class LocalPoolingCore:
         for flow in [each for each in self._flows if has_ended(each)]:
             del self._flows[flow]
         self._forget([key for key in self._kept if has_ended(key)])
+
+    def _is_at_rest(self) -> bool:
+        num_releases = self._scheduler.statistics().num_releases
+        return not (self._flows or self._ids or num_releases)
 
     def _forget(self, kept: Sequence[QueryKey]) -> None:
         self._kept.difference_update(kept)

@@ -21,6 +21,7 @@ from ...types.tensors import TensorBytes
 from ..core import CoreHoldings
 from ..generation.core import LocalCore, SequenceGroup
 from ..pooling.core import JobId, LocalPoolingCore
+from ..sleep.sleeper import CoreSleep
 from .messages import (
     AbortInputs,
     AbortSequences,
@@ -35,6 +36,9 @@ from .messages import (
     Inspect,
     Inspected,
     LoadAdapter,
+    OrderDone,
+    OrderSleep,
+    OrderWake,
     PoolingReport,
     ToEngine,
     UnloadAdapter,
@@ -115,6 +119,7 @@ class CoreHost:
             core.adapters.on_change = self._tell_adapters
         # The only client, or all clients by their numbers.
         self._only: _Client | None = None
+        core.sleep.on_change = self._tell_all
         self._clients: dict[int, _Client] = {}
 
     async def run(
@@ -224,10 +229,13 @@ class _Client:
             try:
                 while True:
                     message = await self._stream.receive()
-                    if isinstance(message, Inspect):
-                        nursery.start_soon(self._inspect, message, pick)
-                    else:
-                        self._take(message, nursery)
+                    match message:
+                        case Inspect():
+                            nursery.start_soon(self._inspect, message, pick)
+                        case OrderSleep() | OrderWake():
+                            nursery.start_soon(self._obey, message)
+                        case _:
+                            self._take(message, nursery)
             except PeerGone as error:
                 # Kept outside of the nursery, which would make a group of it.
                 gone = error
@@ -246,6 +254,7 @@ class _Client:
                 counters=self._core.counters(),
                 rates=self._core.rates(),
                 stalled_seconds=self._core.stalled_seconds(),
+                sleep=self._core.sleep.state,
             )
         )
 
@@ -266,6 +275,15 @@ class _Client:
         if question.process:
             holdings = replace(holdings, process=inspect_process())
         self._stream.send_nowait(Inspected(number=question.number, holdings=holdings))
+
+    async def _obey(self, order: OrderSleep | OrderWake) -> None:
+        sleep: CoreSleep = self._core.sleep
+        if isinstance(order, OrderSleep):
+            await sleep.sleep(order.level, ends_requests=order.ends_requests)
+        else:
+            await sleep.wake()
+        self.report()
+        self._stream.send_nowait(OrderDone(number=order.number))
 
     def _report_abort(self) -> None:
         self._num_aborts += 1

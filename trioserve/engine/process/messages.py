@@ -2,8 +2,8 @@
 
 StartEngine -->                        the configuration; the first message
             <-- EngineLoaded           after seconds or minutes; or NotLoaded
-AddSequences, AbortSequences, ... -->  at any time; Inspect, LoadAdapter and UnloadAdapter
-                                       have answers, with their numbers
+AddSequences, AbortSequences, ... -->  at any time; Inspect, LoadAdapter, UnloadAdapter, OrderSleep
+                                       and OrderWake have answers, with their numbers
             <-- AdaptersServed         at first, and after each change
             <-- GenerationReport       after each step, and once a second;
                                        or PoolingReport
@@ -37,6 +37,7 @@ from ...types.model_info import ModelInfo
 from ...types.not_loaded import NotLoaded
 from ...types.output import TokenDelta
 from ...types.pooling import PoolingInfo, QueryKey
+from ...types.sleep import SleepLevel, SleepState
 from ...types.tensors import TensorBytes
 from ..core import CoreHoldings
 from ..generation.core import SequenceGroup
@@ -202,6 +203,26 @@ class Inspected(Message, frozen=True, kw_only=True):
     holdings: CoreHoldings
 
 
+class OrderSleep(Message, frozen=True, kw_only=True):
+    """See SleepView.sleep; OrderDone with the same number is the answer."""
+
+    number: int
+    level: SleepLevel
+    ends_requests: bool
+
+
+class OrderWake(Message, frozen=True, kw_only=True):
+    """See SleepView.wake; OrderDone with the same number is the answer."""
+
+    number: int
+
+
+class OrderDone(Message, frozen=True, kw_only=True):
+    """The answer to OrderSleep or OrderWake; a report with the state has come before it."""
+
+    number: int
+
+
 class GenerationReport(Message, frozen=True, kw_only=True):
     """The outputs of a step, and the state of the core; see Core.
 
@@ -215,6 +236,7 @@ class GenerationReport(Message, frozen=True, kw_only=True):
     counters: SchedulerCounters
     rates: StepRates
     stalled_seconds: float
+    sleep: SleepState
 
 
 class PoolingReport(Message, frozen=True, kw_only=True):
@@ -226,6 +248,7 @@ class PoolingReport(Message, frozen=True, kw_only=True):
     counters: PoolingCounters
     rates: StepRates
     stalled_seconds: float
+    sleep: SleepState
 
 
 ToEngine = (
@@ -239,6 +262,8 @@ ToEngine = (
     | Inspect
     | LoadAdapter
     | UnloadAdapter
+    | OrderSleep
+    | OrderWake
 )
 FromEngine = (
     EngineLoaded
@@ -248,4 +273,5 @@ FromEngine = (
     | Inspected
     | AdaptersServed
     | AdapterDone
+    | OrderDone
 )

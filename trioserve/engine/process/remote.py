@@ -19,10 +19,12 @@ from ...types.ids import SequenceId
 from ...types.output import TokenDelta
 from ...types.pooling import QueryKey
 from ...types.prompt import count_tokens
+from ...types.sleep import SleepLevel, SleepState
 from ..core import CoreHoldings
 from ..generation.adapters import AdapterView
 from ..generation.core import LONG_PROMPT, SequenceGroup
 from ..pooling.core import FlowId, JobId, PoolingBatch, PoolingOutputs
+from ..sleep.view import SleepView
 from .messages import (
     AbortInputs,
     AbortSequences,
@@ -35,6 +37,9 @@ from .messages import (
     Inspect,
     Inspected,
     LoadAdapter,
+    OrderDone,
+    OrderSleep,
+    OrderWake,
     PoolingReport,
     UnloadAdapter,
 )
@@ -46,6 +51,54 @@ _LARGE_TENSORS = 2**18
 OutputsT = TypeVar("OutputsT")
 StatisticsT = TypeVar("StatisticsT")
 CountersT = TypeVar("CountersT")
+
+
+class RemoteSleep(SleepView):
+    """The sleep of a core in another process.
+
+    Args:
+      stream: the core's.
+    """
+
+    def __init__(self, stream: MessageStream[Any]) -> None:
+        super().__init__()
+        self._stream = stream
+        self._has_ended = False
+        # The answers are True.
+        self._questions = OpenQuestions[bool]()
+
+    async def sleep(self, level: SleepLevel, *, ends_requests: bool) -> None:
+        self.check(level)
+        await self._order(
+            lambda number: OrderSleep(
+                number=number, level=level, ends_requests=ends_requests
+            )
+        )
+
+    async def wake(self) -> None:
+        await self._order(lambda number: OrderWake(number=number))
+
+    def take(self, state: SleepState) -> None:
+        """Take a state from a report."""
+        self._show(state)
+
+    def note_done(self, number: int) -> None:
+        """Note that an order has been carried out."""
+        if question := self._questions.find(number):
+            question.take(True)
+
+    def end(self) -> None:
+        """Note that the process has ended."""
+        self._has_ended = True
+        self._questions.end_all()
+
+    async def _order(self, make: Callable[[int], OrderSleep | OrderWake]) -> None:
+        with self._questions.open() as question:
+            if not self._has_ended:
+                self._stream.send_nowait(make(question.number))
+                await question.wait()
+        if not question.answers:
+            raise EngineProcessDied("the engine process has ended")
 
 
 class _RemoteCore(Generic[OutputsT, StatisticsT, CountersT]):
@@ -68,6 +121,7 @@ class _RemoteCore(Generic[OutputsT, StatisticsT, CountersT]):
         self._after_aborts: deque[tuple[int, Callable[[], None]]] = deque()
         self._has_ended = False
         self._questions = OpenQuestions[CoreHoldings]()
+        self.sleep = RemoteSleep(stream)
 
     async def run(
         self,
@@ -139,9 +193,13 @@ class _RemoteCore(Generic[OutputsT, StatisticsT, CountersT]):
         self._report = report
         self._heard_at = trio.current_time()
         self._make_calls(report.num_aborts)
+        self.sleep.take(report.sleep)
 
     def _take(self, message: object) -> None:
         """Take a message that is not a report."""
+        if isinstance(message, OrderDone):
+            self.sleep.note_done(message.number)
+            return
         assert isinstance(message, Inspected), "a core that runs sends nothing else"
         if question := self._questions.find(message.number):
             question.take(message.holdings)
@@ -151,6 +209,7 @@ class _RemoteCore(Generic[OutputsT, StatisticsT, CountersT]):
         self._has_ended = True
         self._make_calls(self._num_aborts)
         self._questions.end_all()
+        self.sleep.end()
 
     def _send_abort(self, message: AbortSequences | AbortInputs | CloseFlow) -> None:
         self._num_aborts += 1

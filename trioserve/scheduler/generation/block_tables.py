@@ -271,6 +271,14 @@ class BlockTables:
             self._windows.release(sequence)
         self._pool.release(sequence.give_up())
 
+    def forget(self) -> None:
+        """Forget the content of all blocks and copies; no sequence may hold one."""
+        self._pool.forget()
+        if self._windows is not None:
+            self._windows.pool.forget()
+        if self._checkpoints is not None:
+            self._checkpoints.forget()
+
     def count_lost(self, sequences: Iterable[Sequence]) -> int:
         """Return how many blocks are not free, though none of these sequences has them."""
         sequences = list(sequences)

@@ -207,6 +207,14 @@ class BlockPool:
                 if self._hashes[block_id] is None:
                     self._free.move_to_end(block_id, last=False)
 
+    def forget(self) -> None:
+        """Forget the content of all blocks, because their memory is lost; nobody holds one."""
+        assert not self.num_used, "a lost block has no holder"
+        self._by_hash.clear()
+        self._hashes = [None] * self.num_blocks
+        self._free.update(self._passing)
+        self._passing.clear()
+
     def count_holders(self, block_id: BlockId) -> int:
         """Return how many sequences hold a block."""
         return self._ref_counts[block_id]

@@ -70,6 +70,13 @@ class Checkpoints:
         self._by_hash[block_hash] = self._free.pop()
         return self._by_hash[block_hash]
 
+    def forget(self) -> None:
+        """Forget all copies, because their memory is lost."""
+        self._free += self._by_hash.values()
+        self._by_hash.clear()
+        self._passing.clear()
+        self._planned.clear()
+
     def check(self, count: int) -> None:
         """Assert that each copy is free or found by one hash."""
         assert self._passing.keys() <= self._by_hash.keys(), "it is a copy"

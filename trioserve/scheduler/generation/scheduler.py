@@ -249,6 +249,18 @@ class Scheduler:
             if sequence.started_in == plan.step_id
         ]
 
+    @property
+    def is_at_rest(self) -> bool:
+        """True if there are no sequences, and the device has nothing left to do for any."""
+        return not (self._sequences or self._in_flight or self._running.ended_slots)
+
+    def forget_cache(self) -> None:
+        """Forget the content of all blocks, because the device loses it.
+
+        No running sequence may have blocks.
+        """
+        self._blocks.forget()
+
     def statistics(self) -> SchedulerStatistics:
         return SchedulerStatistics(
             num_running=len(self._running),

@@ -30,6 +30,7 @@ from .live_requests import (
     answer_requests,
 )
 from .models import ModelCard, ModelList, answer_model, answer_models
+from .sleep import IsSleeping, answer_is_sleeping, answer_sleep, answer_wake_up
 from .status import (
     Version,
     answer_health,
@@ -137,6 +138,31 @@ ROUTES: Final = (
         summary="Cancel a request that the server is answering.",
         answers={JSON: RequestList},
         errors=_NO_REQUEST,
+    ),
+    Route(
+        method="POST",
+        paths=("/sleep",),
+        handler=answer_sleep,
+        summary="Let the engine give memory back and refuse requests, until it is woken.",
+        query={
+            "level": "1 gives back the KV cache, 2 the weights, too; by default 1.",
+            "mode": "abort ends the running requests, wait lets them end; by default abort.",
+        },
+        errors={**_NOT_ADMIN, "400": "The engine does not have the level or the mode."},
+    ),
+    Route(
+        method="POST",
+        paths=("/wake_up",),
+        handler=answer_wake_up,
+        summary="Wake the engine, and answer when the model can run.",
+        errors=_NOT_ADMIN,
+    ),
+    Route(
+        method="GET",
+        paths=("/is_sleeping",),
+        handler=answer_is_sleeping,
+        summary="Say whether the engine has given memory back.",
+        answers={JSON: IsSleeping},
     ),
     Route(
         method="GET",

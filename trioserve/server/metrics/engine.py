@@ -35,6 +35,12 @@ ENGINE: Rows[TokenEngine | TensorEngine] = (
         _count_requests,
     ),
     GaugeMetric(
+        "trioserve_sleep_level",
+        "Sleep of the engine: 0 awake, 1 without its KV cache, 2 without the model.",
+        lambda engine: engine.sleep_state.level,
+        joins="own",
+    ),
+    GaugeMetric(
         "trioserve_num_requests_running",
         "Sequences, or texts to be pooled, that have begun on the device.",
         lambda engine: engine.statistics().scheduler.num_running,

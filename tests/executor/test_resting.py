@@ -1,0 +1,135 @@
+"""The memory of an executor is given back and taken again."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+import trio
+
+from trioserve.errors import InvalidAdapter, NotEnoughMemory
+from trioserve.executor import LocalExecutor, RestingExecutor
+from trioserve.types.adapter import AdapterFacts, AdapterSource
+from trioserve.types.output import StepResult
+from trioserve.types.plan import StepPlan
+
+
+class Model:
+    """A runner that notes its calls."""
+
+    def __init__(self, number: int, happened: list[str]) -> None:
+        self._number = number
+        self._happened = happened
+
+    def note(self, text: str) -> None:
+        self._happened.append(f"{self._number} {text}")
+
+    def step(self, plan: StepPlan) -> StepResult:
+        self.note(f"step {plan.step_id}")
+        return StepResult(step_id=plan.step_id, sampled=())
+
+    def release_cache(self) -> None:
+        self.note("release")
+
+    def restore_cache(self) -> None:
+        self.note("restore")
+
+    def read_adapter(self, source: AdapterSource) -> tuple[AdapterFacts, Any]:
+        self.note(f"read {source.name}")
+        facts = AdapterFacts(
+            number=source.number, name="a", digest=b"1", rank=1, num_bytes=1
+        )
+        return facts, "weights"
+
+    def add_adapter(self, number: int, weights: Any) -> None:
+        self.note(f"add {number}")
+
+    def remove_adapter(self, number: int) -> None:
+        self.note(f"remove {number}")
+
+
+class Bench:
+    """An executor whose models are numbered."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.happened: list[str] = []
+        self._num_models = 0
+        self._fails = fails
+        stack = AsyncExitStack()
+        stack.callback(self.happened.append, "closed")
+        self.executor = RestingExecutor[StepPlan, StepResult](
+            self._load(), stack, self._open, trim=lambda: self.happened.append("trim")
+        )
+
+    async def run_step(self, number: int) -> None:
+        is_done = trio.Event()
+        plan = StepPlan(step_id=number, starts=(), rows=())
+        handle = self.executor.submit(plan, is_done.set)
+        await is_done.wait()
+        assert handle.take().step_id == number
+
+    def take(self) -> list[str]:
+        happened, self.happened[:] = [*self.happened], []
+        return happened
+
+    def _load(self) -> LocalExecutor[StepPlan, StepResult]:
+        self._num_models += 1
+        model = Model(self._num_models, self.happened)
+        return LocalExecutor(model.step, adapters=model, cache=model)
+
+    async def _open(self, stack: AsyncExitStack) -> LocalExecutor[StepPlan, StepResult]:
+        await trio.lowlevel.checkpoint()
+        if self._fails:
+            raise NotEnoughMemory("out of memory", limit_bytes=None)
+        return self._load()
+
+
+async def test_levels(nursery: trio.Nursery) -> None:
+    bench = Bench()
+    executor = bench.executor
+    assert executor.levels == (1, 2)
+    source = AdapterSource(number=3, name="a", path="")
+    with trio.fail_after(60):
+        await nursery.start(executor.run)
+        await executor.load_adapter(source)
+        await bench.run_step(1)
+        assert bench.take() == ["1 read a", "1 add 3", "1 step 1"]
+        await executor.give_back(1)
+        with pytest.raises(InvalidAdapter, match="asleep"):
+            await executor.load_adapter(source)
+        await executor.take_again()
+        await bench.run_step(2)
+        assert bench.take() == ["1 release", "trim", "1 restore", "1 step 2"]
+        await executor.give_back(1)
+        await executor.give_back(2)
+        assert bench.take() == ["1 release", "trim", "closed", "trim"]
+        # The adapter is loaded again, and has its number.
+        await executor.take_again()
+        await bench.run_step(3)
+        assert bench.take() == ["2 read a", "2 add 3", "2 step 3"]
+        executor.drop_adapter(3)
+        await bench.run_step(4)
+        await executor.give_back(2)
+        await executor.take_again()
+        await bench.run_step(5)
+        assert bench.take() == ["2 remove 3", "2 step 4", "trim", "3 step 5"]
+
+
+async def test_an_executor_without_a_cache_has_no_level_1() -> None:
+    async def open(stack: AsyncExitStack) -> LocalExecutor[int, int]:
+        raise AssertionError("it does not wake")
+
+    executor = RestingExecutor[int, int](
+        LocalExecutor(lambda plan: plan), AsyncExitStack(), open, trim=lambda: None
+    )
+    assert executor.levels == (2,)
+
+
+async def test_a_lack_of_memory_is_told(nursery: trio.Nursery) -> None:
+    bench = Bench(fails=True)
+    with trio.fail_after(60):
+        await nursery.start(bench.executor.run)
+        await bench.executor.give_back(2)
+        with pytest.raises(RuntimeError, match="cannot wake: .*memory"):
+            await bench.executor.take_again()

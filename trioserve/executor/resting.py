@@ -1,0 +1,162 @@
+"""An executor whose memory can be given back and taken again.
+
+level 1    the executor stays, without its KV cache
+level 2    the executor ends, and with it the model and the stages of a pipeline; later
+           another one is opened in its place
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Generic, TypeVar
+
+import trio
+
+from ..errors import InvalidAdapter, StartupError
+from ..processes.interpreter import collect_settled, settle_again
+from ..types.adapter import AdapterFacts, AdapterSource
+from ..types.sleep import SleepLevel
+from .local import LocalExecutor
+from .protocol import Executor, StepHandle
+
+PlanT = TypeVar("PlanT")
+ResultT = TypeVar("ResultT")
+
+
+class RestingExecutor(Generic[PlanT, ResultT]):
+    """Runs steps on an executor, and on its successors after each sleep of level 2.
+
+    Args:
+      first: the first executor.
+      stack: the owner's, with everything that the first one needs and that is closed; the
+        same for its successors.
+      open: returns a successor with the same numbers of slots, blocks and copies of states.
+      trim: gives freed memory back to the system; blocking.
+    """
+
+    def __init__(
+        self,
+        first: Executor[PlanT, ResultT],
+        stack: AsyncExitStack,
+        open: Callable[[AsyncExitStack], Awaitable[Executor[PlanT, ResultT]]],
+        *,
+        trim: Callable[[], None],
+    ) -> None:
+        self.depth = first.depth
+        has_cache = isinstance(first, LocalExecutor) and first.has_cache
+        self.levels: tuple[SleepLevel, ...] = (1, 2) if has_cache else (2,)
+        self._present: Executor[PlanT, ResultT] | None = first
+        self._stack = stack
+        self._open = open
+        self._trim = trim
+        self._trimming = trio.CapacityLimiter(1)
+        self._level: SleepLevel = 0
+        # The loaded adapters, for the next executor.
+        self._adapters: dict[int, AdapterSource] = {}
+        self._num_loading = 0
+        self._has_loaded = trio.Event()
+        self._must_end = trio.Event()
+        self._has_ended = trio.Event()
+        self._must_begin = trio.Event()
+        self._has_begun = trio.Event()
+
+    async def run(
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        while True:
+            await self._run_present(task_status)
+            # The next one has no nursery that waits for its start.
+            task_status = trio.TASK_STATUS_IGNORED
+            self._has_ended.set()
+            await self._must_begin.wait()
+
+    async def _run_present(self, task_status: trio.TaskStatus[None]) -> None:
+        self._must_end, self._has_ended = trio.Event(), trio.Event()
+        self._must_begin = trio.Event()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._get_present().run)
+            task_status.started()
+            self._has_begun.set()
+            await self._must_end.wait()
+            nursery.cancel_scope.cancel()
+
+    def submit(self, plan: PlanT, notify: Callable[[], None]) -> StepHandle[ResultT]:
+        return self._get_present().submit(plan, notify)
+
+    async def load_adapter(self, source: AdapterSource) -> AdapterFacts:
+        if self._level:
+            await trio.lowlevel.checkpoint()
+            raise InvalidAdapter(
+                source.name, "the engine is asleep; POST /wake_up first"
+            )
+        self._num_loading += 1
+        try:
+            facts = await self._get_present().load_adapter(source)
+            self._adapters[source.number] = source
+        finally:
+            self._num_loading -= 1
+            self._has_loaded.set()
+        return facts
+
+    def drop_adapter(self, number: int) -> None:
+        del self._adapters[number]
+        if self._present is not None:
+            self._present.drop_adapter(number)
+
+    async def give_back(self, level: SleepLevel) -> None:
+        """Give memory back; no step is in flight."""
+        while self._num_loading:
+            self._has_loaded = trio.Event()
+            await self._has_loaded.wait()
+        if level == 2:
+            await self._end_present()
+        else:
+            await self._get_local().release_cache()
+        self._level = level
+        # The memory of level 1 is free by now, and collecting all objects takes half a second.
+        work = self._collect if level == 2 else self._trim
+        await trio.to_thread.run_sync(work, limiter=self._trimming)
+
+    async def take_again(self) -> None:
+        """Take all memory again, and load all adapters.
+
+        Raises:
+          RuntimeError: the model cannot be loaded again.
+        """
+        try:
+            if self._level == 2:
+                await self._begin_next()
+            else:
+                await self._get_local().restore_cache()
+        except StartupError as error:
+            raise RuntimeError(f"the engine cannot wake: {error}") from error
+        self._level = 0
+
+    async def _end_present(self) -> None:
+        self._must_end.set()
+        await self._has_ended.wait()
+        self._present = None
+        await self._stack.aclose()
+
+    async def _begin_next(self) -> None:
+        self._present = await self._open(self._stack)
+        self._has_begun = trio.Event()
+        self._must_begin.set()
+        await self._has_begun.wait()
+        for source in [*self._adapters.values()]:
+            await self._present.load_adapter(source)
+        settle_again()
+
+    def _collect(self) -> None:
+        collect_settled()
+        self._trim()
+
+    def _get_present(self) -> Executor[PlanT, ResultT]:
+        assert self._present is not None, "the model is loaded"
+        return self._present
+
+    def _get_local(self) -> LocalExecutor[PlanT, ResultT]:
+        present = self._get_present()
+        assert isinstance(present, LocalExecutor), "others have no level 1"
+        return present
