@@ -12,7 +12,7 @@ from trioserve.types.sampling import SamplingParams
 
 pytestmark = pytest.mark.slow
 
-PROMPT = Prompt(token_ids=tuple(range(1000, 1480)))
+PROMPT = Prompt(token_ids=tuple(range(1000, 1160)))
 
 
 async def generate(engine: TextEngine) -> tuple[list[int], int]:

@@ -34,7 +34,8 @@ async def ask(server: FakeServer, packet: str) -> bytes:
 
 def test_the_paths_that_monitors_ask_are_probes() -> None:
     assert PROBES == [
-        *("/health", "/livez", "/readyz", "/progressz", "/metrics", "/version")
+        "/is_sleeping",
+        *("/health", "/livez", "/readyz", "/progressz", "/metrics", "/version"),
     ]
 
 

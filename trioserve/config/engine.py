@@ -145,10 +145,9 @@ class SleepConfig:
     """Sleep of an engine that nobody needs.
 
     Args:
-      sleep_idle_seconds: Time without work after which the engine falls asleep and gives
-        memory back, in seconds. The next request that needs the model wakes it, and waits
-        meanwhile; probes, /metrics and /v1/models do not. By default it never sleeps by
-        itself.
+      sleep_idle_seconds: Time without work until the engine gives memory back, in seconds.
+        The next request that needs the model wakes it, and waits meanwhile; probes,
+        /metrics and /v1/models do not. By default the engine never sleeps by itself.
       sleep_level: Memory that an idle engine gives back. 1 gives back the KV cache, and
         keeps the weights where they are. 2 gives back the weights, too, and loads the
         model again. Pipelines, shards and models that pool have level 2 alone.
