@@ -166,7 +166,9 @@ class ModelRunner:
         """
         if self._adapters is None:
             raise InvalidAdapter(
-                source.name, f"{self._model.info.architecture} runs no adapters here"
+                source.name,
+                f"its layers run on {self._model.info.kernels}, which runs no adapters: "
+                "start with --kernels torch",
             )
         return self._adapters.read(source)
 

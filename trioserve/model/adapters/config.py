@@ -56,7 +56,6 @@ class PeftConfig(msgspec.Struct, frozen=True, kw_only=True):
     exclude_modules: list[str] | str | None = None
     layers_to_transform: list[int] | int | None = None
     layers_pattern: list[str] | str | None = None
-    target_parameters: list[str] | None = None
     init_lora_weights: bool | str | None = True
     bias: str | None = "none"
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import logging
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ...errors import InvalidAdapter, WeightsBroken
+from ...errors import InvalidAdapter, WeightsBroken, shorten_message
 from ...types.adapter import AdapterFacts, AdapterSource
 from ...types.gguf import GgufAdapter
 from .config import AdapterProblem
@@ -16,6 +17,8 @@ from .description import ReadAdapter
 from .gguf import match_gguf
 from .part import ModelPart
 from .peft import read_peft
+
+logger = logging.getLogger(__name__)
 
 # Reads a file that is not larger than a number of bytes; raises WeightsBroken.
 ReadGguf = Callable[[Path, int], GgufAdapter]
@@ -57,6 +60,11 @@ class AdapterReader:
             raise InvalidAdapter(source.name, str(problem)) from None
         except WeightsBroken as error:
             raise InvalidAdapter(source.name, error.reason) from None
+        except Exception as error:
+            # The libraries read files that nobody here wrote. No other request may end by them.
+            logger.exception("the adapter %s cannot be read", source.name)
+            reason = f"it cannot be read ({shorten_message(error)})"
+            raise InvalidAdapter(source.name, reason) from error
         facts = AdapterFacts(
             number=source.number,
             name=source.name,
