@@ -16,6 +16,7 @@ import pytest
 from trioserve import __main__ as command
 from trioserve.config import (
     EngineConfig,
+    ModelConfig,
     Option,
     ServeConfig,
     build_config,
@@ -189,6 +190,28 @@ def test_the_last_of_repeated_flags_wins() -> None:
     config = parse_serve([flag, "a:A", "b:B", "--port", "1", flag, "c:C"])
     assert config.engine.model.logits_processor == ("c:C",)
     assert parse_serve(["--port", "1", "--port=2"]).bind.port == 2
+
+
+def test_adapters_add_up_and_wrong_ones_are_refused() -> None:
+    flags = ["--adapter", "a=x", "o/b=/y=z", "--port", "1", "--adapter=c=~/w"]
+    model = parse_serve(flags).engine.model
+    assert model.list_adapters() == [
+        ("a", str(Path("x").absolute())),
+        ("o/b", "/y=z"),
+        ("c", str(Path.home() / "w")),
+    ]
+    wrong = {
+        ("a",): "'a' is not NAME=PATH",
+        ("a=",): "'a=' is not NAME=PATH",
+        ("=x",): "a name has 1 to 128 characters",
+        ("../a=x",): "between the slashes",
+        ("a=x", "a=y"): "the name 'a' comes twice",
+        ("served=x",): "'served' is a name of the model",
+        ("a=1", "b=2", "c=3"): "3 are more than --max-adapters 2",
+    }
+    for adapters, message in wrong.items():
+        with pytest.raises(InvalidConfig, match=f"^--adapter: .*{message}"):
+            ModelConfig(adapter=adapters, served_model_name=("served",), max_adapters=2)
 
 
 def test_a_list_goes_on_behind_an_equals_sign() -> None:

@@ -144,6 +144,11 @@ async def test_every_dialect_names_an_adapter_as_its_model(
         for path in ("/v1/messages/count_tokens", "/tokenize"):
             assert (await client.post(path, json=counted)).status_code == 200, path
 
+        lines = (await client.get("/metrics")).text.splitlines()
+        assert "trioserve_adapters_loaded 1.0" in lines
+        of_adapter = 'trioserve_adapter_requests_total{adapter="owner/french"}'
+        assert f"{of_adapter} {2.0 * len(DIALECTS)}" in lines
+
         gone = await unload(client, "owner/french")
         assert gone.text == (
             "Success: LoRA adapter 'owner/french' removed successfully."
@@ -152,6 +157,7 @@ async def test_every_dialect_names_an_adapter_as_its_model(
             answer = await client.post(path, json=body | {"model": "owner/french"})
             assert answer.status_code == 404, path
         assert len((await client.get("/v1/models")).json()["data"]) == 1
+        assert of_adapter not in (await client.get("/metrics")).text
 
 
 @pytest.mark.parametrize("is_remote", [False, True])

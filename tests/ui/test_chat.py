@@ -385,3 +385,31 @@ def test_a_model_that_pools_has_no_chat(
         wait_for(page, "meter.metrics")
         page.set_viewport_size({"width": 320, "height": 640})
         assert page.is_visible("#live")
+
+
+def test_a_tab_chooses_among_the_model_and_its_adapters(
+    tokenizer_folder: Path, tmp_path: Path, open_page: OpenPage
+) -> None:
+    (tmp_path / "answer.txt").write_text("Bonjour le monde! ")
+    http = HttpConfig(adapter_folder=(str(tmp_path),))
+    with run_server(open_fake_server(tokenizer_folder, http=http)) as server:
+        adapters = f"{server.url}/v1/%s_lora_adapter"
+        page = open_page(server.url)
+        assert page.is_hidden("#models") and page.is_visible("#model")
+        body = {"lora_name": "<b>french", "lora_path": str(tmp_path)}
+        assert httpx.post(adapters % "load", json=body).is_success
+        page.evaluate("connect()")
+        page.wait_for_selector("#models")
+        assert page.is_hidden("#model")
+        page.select_option("#models", "<b>french")
+        bodies = find_bodies(page)
+        send(page, "Hi")
+        wait_for(page, "document.querySelector('#chat').innerText.includes('Bonjour')")
+        assert bodies[0]["model"] == "<b>french"
+        page.reload()
+        wait_for(page, "server.model")
+        assert page.input_value("#models") == "<b>french"
+        assert httpx.post(adapters % "unload", json=body).is_success
+        page.evaluate("connect()")
+        wait_for(page, "server.model.id === 'fake'")
+        assert page.is_hidden("#models")

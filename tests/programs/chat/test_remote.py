@@ -9,7 +9,9 @@ import pytest
 import trio
 
 from trioserve.config import HttpConfig, RemoteConfig
+from trioserve.frontend import TextEngine
 from trioserve.programs.chat.answers import AnswerFailed, Piece, open_fitting_answer
+from trioserve.programs.chat.embedded import EmbeddedModel
 from trioserve.programs.chat.remote import find_base, open_remote
 from trioserve.testing.server import open_fake_server
 
@@ -88,6 +90,25 @@ async def test_a_stopped_answer_is_cancelled_at_the_server(
                     assert server.engine.statistics().num_streams == 1
                 while server.engine.statistics().num_streams:
                     await trio.sleep(0.01)
+
+
+async def test_a_model_that_is_loaded_here_has_adapters(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "answer.txt").write_text("Bonjour le monde! ")
+    async with open_fake_server(tokenizer_folder) as server:
+        assert isinstance(server.state.engine, TextEngine)
+        model = EmbeddedModel(server.state.engine)
+        await server.state.engine.load_adapter("french", tmp_path)
+        assert await model.list_models() == ["fake", "french"]
+        with pytest.raises(AnswerFailed, match="no 'nobody'; there are fake, french"):
+            await model.choose("nobody")
+        for name, begin in {"french": "Bon", "fake": "The"}.items():
+            await model.choose(name)
+            assert model.name == name
+            async with model.open_answer(HELLO, {"max_tokens": 4}) as pieces:
+                text = "".join([piece.text async for piece in pieces])
+            assert text.startswith(begin)
 
 
 async def test_keys_are_explained(tokenizer_folder: Path, tmp_path: Path) -> None:

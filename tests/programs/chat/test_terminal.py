@@ -80,10 +80,23 @@ async def test_a_conversation(tokenizer_folder: Path, tmp_path: Path) -> None:
         terminal.type("unfinished" + CTRL_C)
         terminal.wait_text("Ctrl-D or /exit ends")
         terminal.wait_prompt()
+        terminal.type("/model nobody\r")
+        terminal.wait_text("has no model 'nobody'; it has fake, french")
+        terminal.wait_prompt()
+        terminal.type("/model french\r")
+        terminal.wait_text("* french")
+        terminal.wait_prompt()
+        terminal.type("/regenerate\r")
+        terminal.wait_text("Bon")
+        terminal.wait_prompt()
         terminal.type(CTRL_D)
         assert terminal.wait_end() == 0
 
+    adapter = tmp_path / "french"
+    adapter.mkdir()
+    (adapter / "answer.txt").write_text("Bonjour le monde! ")
     async with open_fake_server(tokenizer_folder, step_seconds=0.02) as server:
+        await server.engine.load_adapter("french", str(adapter))
         await play(server.url, talk, tmp_path)
         assert server.engine.statistics().num_streams == 0
         saved = (tmp_path / "a.md").read_text()

@@ -5,6 +5,7 @@ open_stream --> core --> deltas --> stream
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -98,6 +99,8 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         self._streams: dict[SequenceId, TokenStream] = {}
         self._wakes = WakeQueue()
         self._forecaster = Forecaster(self._backlog, max_num_running)
+        # The requests of each adapter by its name; names that are gone are forgotten later.
+        self._num_of_adapter: Counter[str] = Counter()
         # The paths of adapters that the next core loads again, by their names.
         self._lost_adapters: dict[str, str] = {}
         self._num_failures = 0
@@ -170,6 +173,10 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         self.check_room(len(prompts) * sampling.n, sum(lengths), client)
         if adapter and adapter not in self.adapters:
             raise AdapterNotFound(adapter)
+        if adapter:
+            self._num_of_adapter[adapter] += 1
+            if len(self._num_of_adapter) > 2 * len(self.adapters):
+                self._forget_counts()
         group = self._make_group(prompts, sampling, priority, client, adapter)
         ids = [SequenceId(number) for number in group.list_ids()]
         stream = TokenStream(
@@ -203,6 +210,15 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
     async def wait_adapters(self, revision: int) -> None:
         """Wait until so many changes of `adapters` are known here."""
         await self._core.adapters.wait_revision(revision)
+
+    def count_adapter_requests(self) -> Mapping[str, int]:
+        """Return the requests of each loaded adapter, by its name."""
+        self._forget_counts()
+        return {name: self._num_of_adapter[name] for name in self.adapters}
+
+    def _forget_counts(self) -> None:
+        for name in self._num_of_adapter.keys() - self.adapters.keys():
+            del self._num_of_adapter[name]
 
     async def load_adapter(
         self, name: str, path: str, *, replaces: bool = False

@@ -58,6 +58,20 @@ class Answerer(Protocol):
     name: str
     takes_images: bool | None
 
+    async def list_models(self) -> list[str]:
+        """Return the names of the models and adapters that may be chosen.
+
+        Raises:
+          AnswerFailed: they cannot be asked for.
+        """
+
+    async def choose(self, name: str) -> None:
+        """Let another model or adapter answer.
+
+        Raises:
+          AnswerFailed: there is none with this name, or nobody can be asked.
+        """
+
     def open_answer(
         self, messages: Sequence[Message], sampling: Mapping[str, object]
     ) -> AbstractAsyncContextManager[AsyncIterator[Piece]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 import shlex
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from ...config import (
     DEFAULT_MODEL,
@@ -15,7 +15,7 @@ from ...config import (
     build_config,
     list_options,
 )
-from ...config.checks import check_at_least
+from ...config.checks import RepeatMark, check_at_least
 from ...errors import InvalidConfig, InvalidParameter, StartupError
 from ...types.families import ReasoningParser
 from ...types.sampling import SamplingParams
@@ -126,6 +126,8 @@ class LocalModelConfig:
         --stop-repetition 16 256 4. none turns all three off.
       stop_repetition: Repetition that ends an answer, as MIN MAX COUNT. Its last tokens are
         then COUNT copies of one pattern that is MIN to MAX tokens long. 0 0 0 ends none.
+      adapter: Adapters (LoRA), each as NAME=PATH. The first one answers, and /model
+        chooses another one. The flag may be repeated.
       reasoning_parser: Family of models whose tags mark the reasoning. Reasoning is then
         dimmed, and it is not sent back to the model. none leaves it in the text.
       kernels: Kernels of a model, of this project or of PyTorch.
@@ -147,6 +149,7 @@ class LocalModelConfig:
     chat_template: FilePath | None = None
     generation_config: Literal["auto", "none"] = "auto"
     stop_repetition: tuple[int, int, int] | None = None
+    adapter: Annotated[tuple[str, ...], RepeatMark()] = ()
     reasoning_parser: ReasoningParser = "none"
     kernels: Literal["auto", "native", "torch"] = "auto"
     quantization: Literal["none", "int8"] = "none"

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import trio
+
 from ...config import EngineConfig
 from ...errors import EngineDied, StartupError, TrioserveError
 from ...frontend import TextEngine, TextStream
@@ -19,7 +21,19 @@ class EmbeddedModel:
     def __init__(self, engine: TextEngine) -> None:
         self.name = engine.info.name
         self.takes_images: bool | None = engine.info.takes_images
-        self._engine = engine
+        self._model = self._engine = engine
+
+    async def list_models(self) -> list[str]:
+        await trio.lowlevel.checkpoint()
+        return [*self._model.list_names()]
+
+    async def choose(self, name: str) -> None:
+        await trio.lowlevel.checkpoint()
+        engine = self._model.find(name)
+        if engine is None:
+            names = ", ".join(self._model.list_names())
+            raise AnswerFailed(f"there is no {name!r}; there are {names}")
+        self._engine, self.name = engine, engine.info.name
 
     @asynccontextmanager
     async def open_answer(
@@ -74,4 +88,8 @@ async def open_embedded(config: EngineConfig) -> AsyncIterator[Answerer]:
                 f"{engine.info.name} embeds or classifies texts, and writes none; "
                 "chat needs a model that does"
             )
-        yield EmbeddedModel(engine)
+        model = EmbeddedModel(engine)
+        # Whoever names an adapter wants to talk to it.
+        for name, _ in config.model.list_adapters()[:1]:
+            await model.choose(name)
+        yield model

@@ -101,7 +101,7 @@ class RemoteModel:
         Raises:
           AnswerFailed: there is no such model, or the server cannot be asked.
         """
-        names = await self._list_models()
+        names = await self.list_models()
         # A proxy may offer openai/* and the like.
         is_open = any("*" in each for each in names)
         if name is not None and name not in names and names and not is_open:
@@ -112,7 +112,7 @@ class RemoteModel:
             raise AnswerFailed(f"{self.where} lists no model; name one by --model")
         self.name = name or names[0]
 
-    async def _list_models(self) -> list[str]:
+    async def list_models(self) -> list[str]:
         with self.explaining():
             async with self._send("GET", "models", seconds=_LIST_SECONDS) as answer:
                 body = await _read_body(answer, _MAX_LIST)

@@ -15,7 +15,7 @@ from .restoring import NotRestored, Restored, restore
 from .saving import NotSaved, save
 
 # The program's next act after a command.
-Next = Literal["prompt", "answer", "exit"]
+Next = Literal["prompt", "answer", "model", "exit"]
 
 _KEYS: Final = """\
 Enter sends. Alt-Enter, Ctrl-J or \\ before Enter begin a new line.
@@ -29,11 +29,13 @@ class Outcome:
 
     Args:
       text: shown to the user.
+      model: the name of the wanted model; empty to see the names.
       is_error: the user did something wrong.
     """
 
     text: str = ""
     next: Next = "prompt"
+    model: str = ""
     is_error: bool = False
 
 
@@ -62,6 +64,7 @@ class SlashCommands:
 
     Attributes:
       sampling: of the next answers.
+      model: the name of the model, for messages.
       names: of all commands, with their slashes.
     """
 
@@ -75,7 +78,7 @@ class SlashCommands:
     ) -> None:
         self.sampling = sampling
         self._conversation = conversation
-        self._model = model
+        self.model = model
         self._takes_images = takes_images
         self._saved: set[Path] = set()
         self._commands = self._list_commands()
@@ -120,6 +123,12 @@ class SlashCommands:
                 argument="[NAME VALUE]",
                 summary="set a sampling option, such as temperature; none unsets it",
                 run=self._set,
+            ),
+            SlashCommand(
+                name="model",
+                argument="[NAME]",
+                summary="choose the model or the adapter that answers",
+                run=lambda name: Outcome(next="model", model=name),
             ),
             SlashCommand(
                 name="save",
@@ -174,7 +183,7 @@ class SlashCommands:
             names = ", ".join(image.name for image in images)
             return Outcome(text=f"pictures: {names}" if names else "no pictures")
         if self._takes_images is False:
-            return _fail(f"{self._model} takes no pictures")
+            return _fail(f"{self.model} takes no pictures")
         try:
             images.append(read_image(_unquote(path)))
         except ImageRefused as error:
@@ -232,7 +241,7 @@ class SlashCommands:
         except NotRestored as error:
             return _fail(str(error))
         if restored.has_images and self._takes_images is False:
-            return _fail(f"{path} has pictures, and {self._model} takes none")
+            return _fail(f"{path} has pictures, and {self.model} takes none")
         self._conversation.replace(restored.system, restored.turns, restored.unanswered)
         # The conversation goes on there.
         self._saved.add(Path(path).expanduser().absolute())

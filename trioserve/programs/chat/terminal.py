@@ -145,12 +145,30 @@ class Talk:
         if text.startswith("/"):
             outcome = self._commands.run(text)
             self._say(outcome.text, is_error=outcome.is_error)
+            if outcome.next == "model":
+                await self._choose(outcome.model)
             if outcome.next != "answer":
                 return outcome.next != "exit"
         else:
             self._conversation.ask(text.strip())
         await self._answer()
         return True
+
+    async def _choose(self, name: str) -> None:
+        """Let another model answer if one is named, and show all names."""
+        with trio.CancelScope() as self._stops.answer:
+            try:
+                if name:
+                    await self._model.choose(name)
+                names = await self._model.list_models()
+            except AnswerFailed as error:
+                self._say(make_line(str(error)), is_error=True)
+            else:
+                self._commands.model = make_line(self._model.name)
+                marks = {self._model.name: "*"}
+                lines = [f"{marks.get(each, ' ')} {make_line(each)}" for each in names]
+                self._say("\n".join(lines))
+        self._stops.answer = None
 
     async def _answer(self) -> None:
         """Show the answer to the open question, and keep the part that came."""

@@ -92,6 +92,18 @@ GENERATION: Rows[TokenEngine] = (
         joins="own",
     ),
     GaugeMetric(
+        "trioserve_adapters_loaded",
+        "Adapters that requests may name.",
+        lambda engine: len(engine.adapters),
+        joins="own",
+    ),
+    CounterMetric(
+        "trioserve_adapter_requests_total",
+        "Requests that used an adapter, for each that is loaded.",
+        lambda engine: {(k,): n for k, n in engine.count_adapter_requests().items()},
+        ("adapter",),
+    ),
+    GaugeMetric(
         "trioserve_kv_cache_usage_perc",
         "Part of the KV cache that running sequences hold; 1 is all of it. Of blocks and "
         "window blocks, the larger part.",

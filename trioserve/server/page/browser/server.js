@@ -77,9 +77,9 @@ async function connect() {
   clearTimeout(timer);
   try {
     const answer = await ask("v1/models", { signal: AbortSignal.timeout(10000) });
-    const [model] = (await answer.json()).data;
+    const { data } = await answer.json();
     noteUp();
-    showModel(model);
+    showModels(data);
   } catch (error) {
     if (!(error instanceof Refused)) noteDown();
     // A server that refuses is there; one that has not yet answered is asked again.
@@ -97,6 +97,27 @@ function checkServer() {
 
 setInterval(checkServer, 5000);
 document.addEventListener("visibilitychange", checkServer);
+
+// The model, its other names and its adapters; the last choice of this tab is shown, if it is there.
+function showModels(models) {
+  const choice = byId("models"), ids = models.map(({ id }) => id);
+  const wanted = tabStorage.getItem(CHOSEN);
+  const model = models.find(({ id }) => id === wanted) ?? models[0];
+  if (ids.join("\n") !== [...choice.options].map(({ value }) => value).join("\n")) {
+    choice.replaceChildren(...ids.map((id) => new Option(id, id)));
+  }
+  choice.value = model.id;
+  choice.hidden = ids.length < 2;
+  byId("model").hidden = !choice.hidden;
+  choice.onchange = () => {
+    tabStorage.setItem(CHOSEN, choice.value);
+    showModel(models.find(({ id }) => id === choice.value));
+  };
+  showModel(model);
+}
+
+// Adapters may have come or gone.
+byId("models").addEventListener("focus", connect);
 
 function showModel(model) {
   server.model = model;
