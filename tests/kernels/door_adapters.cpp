@@ -29,7 +29,7 @@ template <class Format>
 struct Packed {
   std::vector<typename Format::Weight> shrink, expand;
   std::vector<float> scales;
-  std::vector<ExpandSpec> blocks;
+  std::vector<ExpandSpec> expands;
   AdditionSpec addition{};
 };
 
@@ -76,21 +76,21 @@ void test_add_adapters(int format, int num_threads, const SourceSpec* source, in
       }
       to.scales.assign(num_blocks * kBlock, 1.0f);
       if (from.scales) std::copy_n(from.scales, num_outputs, to.scales.begin());
-      std::vector<std::size_t> begins;
+      const int middle = (num_blocks + 1) / 2;
+      std::size_t cut = 0;
       for (int block = 0; block < num_blocks; ++block) {
-        const bool is_first = 2 * block < num_blocks;
-        const int first = is_first ? 0 : from.cut, end = is_first ? from.cut : from.rank;
-        begins.push_back(to.expand.size());
+        if (block == middle) cut = to.expand.size();
+        const int first = block < middle ? 0 : from.cut;
+        const int end = block < middle ? from.cut : from.rank;
         pack_outputs<Format>(from.b + block * kBlock * from.rank + first, from.rank,
                              std::min(kBlock, num_outputs - block * kBlock), end - first, kBlock,
                              to.expand);
-        to.blocks.push_back({nullptr, from.scales ? &to.scales[block * kBlock] : nullptr, first,
-                             end - first});
       }
-      for (int block = 0; block < num_blocks; ++block) {
-        to.blocks[block].weights = to.expand.data() + begins[block];
-      }
-      to.addition = {to.shrink.data(), to.blocks.data(), from.rank, num_inputs};
+      const float* scales = from.scales ? to.scales.data() : nullptr;
+      to.expands = {{to.expand.data(), scales, 0, middle, 0, from.cut},
+                    {to.expand.data() + cut, scales ? scales + middle * kBlock : nullptr, middle,
+                     num_blocks - middle, from.cut, from.rank - from.cut}};
+      to.addition = {to.shrink.data(), to.expands.data(), 2, from.rank, num_inputs};
     }
     std::vector<AdapterRun> runs;
     for (int row = 0; row < num_rows; ++row) {

@@ -127,10 +127,11 @@ class DecoderSpec(Structure):
 
 
 class ExpandSpec(Structure):
-    """What an adapter adds to one block of outputs."""
+    """What an adapter adds to blocks of outputs."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("weights", "scales")),
+        *((name, c_int32) for name in ("first_block", "num_blocks")),
         *((name, c_int32) for name in ("first_rank", "num_ranks")),
     ]
 
@@ -139,8 +140,8 @@ class AdditionSpec(Structure):
     """What an adapter adds to one product."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("shrink", "blocks")),
-        *((name, c_int32) for name in ("rank", "num_inputs")),
+        *((name, c_void_p) for name in ("shrink", "expands")),
+        *((name, c_int32) for name in ("num_expands", "rank", "num_inputs")),
     ]
 
 

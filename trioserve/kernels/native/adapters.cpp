@@ -9,6 +9,10 @@
 namespace trioserve {
 namespace {
 
+constexpr int kLineBytes = 64;
+// Fetched before it is read, by a shrink.
+constexpr int kAheadBytes = 4096;
+
 // Rows of one piece: they are read again for each block, from L2.
 constexpr int kRowsOfPiece = 8 * kMaxRows;
 
@@ -35,7 +39,16 @@ void multiply_tile(const float* x, std::ptrdiff_t stride, int num_rows,
         for (int v = 0; v < V; ++v) sums[r][v] = Vec::load(to + r * to_stride + v * Vec::kLanes);
       }
     }
-    multiply_block<Format, R, V>(x, stride, weights, V * Vec::kLanes, num_steps, sums);
+    const int width = V * Vec::kLanes;
+    if constexpr (kHasSums) {
+      multiply_block<Format, R, V>(x, stride, weights, width, num_steps, sums);
+    } else {
+      // Each adapter has few rows, so that memory decides. A step reads a line.
+      const auto* next = reinterpret_cast<const char*>(weights) + kAheadBytes;
+      const std::ptrdiff_t step_bytes = width * Format::kInputs * sizeof(*weights);
+      multiply_block<Format, R, V>(x, stride, weights, width, num_steps, sums,
+                                   Ahead{next, step_bytes});
+    }
     for (int r = 0; r < R; ++r) {
       for (int v = 0; v < V; ++v) sums[r][v].store(to + r * to_stride + v * Vec::kLanes);
     }
@@ -125,6 +138,39 @@ void Adapters::shrink_as(Pool& pool, const Rows& x) {
   });
 }
 
+template <class Body>
+void Adapters::for_runs(const Addition& addition, int row, int num_rows, int first_output,
+                        Body&& body) const {
+  const int block = addition.first_block + first_output / kBlock;
+  for (int begin = row, end; begin < row + num_rows; begin = end) {
+    const AdditionSpec* additions = of_row_[begin];
+    const int last = std::min(begin + kMaxRows, row + num_rows);
+    for (end = begin + 1; end < last && of_row_[end] == additions; ++end) {
+    }
+    if (!additions || !additions[addition.product].shrink) continue;
+    const AdditionSpec& own = additions[addition.product];
+    const ExpandSpec* expand = own.expands;
+    while (expand < own.expands + own.num_expands &&
+           block >= expand->first_block + expand->num_blocks) {
+      ++expand;
+    }
+    if (expand == own.expands + own.num_expands || block < expand->first_block) continue;
+    body(begin, end - begin, *expand, block - expand->first_block);
+  }
+}
+
+void Adapters::fetch(const Addition& addition, int row, int num_rows, int first_output) const {
+  const std::ptrdiff_t size = kBlock * (format_ == kFloat32 ? sizeof(float) : sizeof(Bfloat16));
+  for_runs(addition, row, num_rows, first_output,
+           [&](int, int, const ExpandSpec& expand, int block) {
+             const std::ptrdiff_t bytes = expand.num_ranks * size;
+             const char* begin = static_cast<const char*>(expand.weights) + block * bytes;
+             for (const char* each = begin; each < begin + bytes; each += kLineBytes) {
+               _mm_prefetch(each, _MM_HINT_T0);
+             }
+           });
+}
+
 void Adapters::add(const Addition& addition, int row, int num_rows, int first_output,
                    float* values) const {
   with_adapter_format(format_, [&](auto format) {
@@ -135,24 +181,19 @@ void Adapters::add(const Addition& addition, int row, int num_rows, int first_ou
 template <class Format>
 void Adapters::add_as(const Addition& addition, int row, int num_rows, int first_output,
                       float* values) const {
-  const int block = addition.first_block + first_output / kBlock;
-  for (int begin = row, end; begin < row + num_rows; begin = end) {
-    const AdditionSpec* additions = of_row_[begin];
-    const int last = std::min(begin + kMaxRows, row + num_rows);
-    for (end = begin + 1; end < last && of_row_[end] == additions; ++end) {
-    }
-    if (!additions || !additions[addition.product].shrink) continue;
-    const ExpandSpec& expand = additions[addition.product].blocks[block];
-    float* to = values + (begin - row) * kBlock;
-    if (expand.scales) {
-      for (int i = 0; i < (end - begin) * kBlock; ++i) to[i] *= expand.scales[i % kBlock];
-    }
-    if (!expand.num_ranks) continue;
-    const auto* weights = static_cast<const typename Format::Weight*>(expand.weights);
-    multiply_tile<Format, kVecs, true>(&shrunk_[begin * stride_ + expand.first_rank], stride_,
-                                       end - begin, weights, count_steps<Format>(expand.num_ranks),
-                                       to, kBlock);
-  }
+  for_runs(addition, row, num_rows, first_output,
+           [&](int begin, int count, const ExpandSpec& expand, std::ptrdiff_t block) {
+             float* to = values + (begin - row) * kBlock;
+             if (expand.scales) {
+               const float* scales = expand.scales + block * kBlock;
+               for (int i = 0; i < count * kBlock; ++i) to[i] *= scales[i % kBlock];
+             }
+             const auto* weights = static_cast<const typename Format::Weight*>(expand.weights) +
+                                   block * expand.num_ranks * kBlock;
+             multiply_tile<Format, kVecs, true>(&shrunk_[begin * stride_ + expand.first_rank],
+                                                stride_, count, weights,
+                                                count_steps<Format>(expand.num_ranks), to, kBlock);
+           });
 }
 
 }  // namespace trioserve

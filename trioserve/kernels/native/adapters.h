@@ -34,10 +34,12 @@ struct Rows {
   int num_rows;
 };
 
-// One block of outputs of a matrix. Ranks are multiples of kInputs of their format.
+// Blocks of outputs that follow each other, and read the same numbers of z. Ranks are multiples
+// of kInputs of their format.
 struct ExpandSpec {
-  const void* weights;  // (num_ranks, kBlock), packed as a block of a matrix is
-  const float* scales;  // (kBlock,) factors of the product, or null
+  const void* weights;  // (num_blocks, num_ranks, kBlock), packed as blocks of a matrix are
+  const float* scales;  // (num_blocks, kBlock) factors of the product, or null
+  std::int32_t first_block, num_blocks;
   std::int32_t first_rank, num_ranks;
 };
 
@@ -46,7 +48,9 @@ struct AdditionSpec {
   // (rank, num_inputs), packed; null: it adds nothing. Blocks of kBlock ranks follow each other;
   // the last one has half as many if those are enough.
   const void* shrink;
-  const ExpandSpec* blocks;  // of all matrices, one after the other
+  // (num_expands,) of all matrices, one after the other, in order; blocks between them get nothing.
+  const ExpandSpec* expands;
+  std::int32_t num_expands;
   std::int32_t rank, num_inputs;
 };
 
@@ -67,6 +71,9 @@ struct Addition {
   const Adapters* adapters = nullptr;
   int product = 0;
   int first_block = 0;  // of the matrix, among the blocks of its product
+
+  // Fetches what `add` will read.
+  inline void fetch(int row, int num_rows, int first_output) const;
 
   // Adds to the values of one tile, (num_rows, kBlock).
   inline void add(int row, int num_rows, int first_output, float* values) const;
@@ -92,6 +99,7 @@ class Adapters {
   //   x: of all tokens; not read if no adapter adds to the product
   Addition shrink(Pool& pool, const Rows& x, int product);
 
+  void fetch(const Addition& addition, int row, int num_rows, int first_output) const;
   void add(const Addition& addition, int row, int num_rows, int first_output,
            float* values) const;
 
@@ -101,6 +109,12 @@ class Adapters {
   template <class Format>
   void add_as(const Addition& addition, int row, int num_rows, int first_output,
               float* values) const;
+
+  // Calls body(first row, rows, expand, block of it) for the rows of each adapter, kMaxRows at
+  // most.
+  template <class Body>
+  void for_runs(const Addition& addition, int row, int num_rows, int first_output,
+                Body&& body) const;
 
   struct Run {
     const AdditionSpec* additions;
@@ -119,6 +133,10 @@ class Adapters {
   std::vector<float> shrunk_;  // (rows, stride_)
   std::ptrdiff_t stride_ = 0;
 };
+
+inline void Addition::fetch(int row, int num_rows, int first_output) const {
+  if (adapters) adapters->fetch(*this, row, num_rows, first_output);
+}
 
 inline void Addition::add(int row, int num_rows, int first_output, float* values) const {
   if (adapters) adapters->add(*this, row, num_rows, first_output, values);

@@ -128,6 +128,7 @@ void multiply_piece(const Piece& piece, const Operands<Format>& x, Finish&& fini
       };
       const int row = piece.first_row + tile * kTile;
       const int num_rows = std::min(kTile, piece.last_row - row);
+      finish.begin(row, num_rows, (piece.first_block + block) * kBlock);
       alignas(64) float values[1 + sizeof...(others)][kTile][kBlock];
       int place = 0;
       multiply_rows(matrix, x, block, row, num_rows, look_ahead(matrix), values[place][0]);
@@ -150,6 +151,7 @@ Matrix<Format> skip_blocks(Matrix<Format> matrix, int num_blocks) {
 
 // Multiplies by one or two matrices of the same shape, and gives the results to `finish`:
 //
+//   finish.begin(first row, rows, first output)    before a tile is computed
 //   finish(first row, rows, first output, number of outputs, values, values of the other)
 //
 // The values of a row are kBlock numbers, of which the first `number of outputs` count.

@@ -62,15 +62,32 @@ void OperandBuffer::multiply(Pool& pool, const Rows& x, const Take& take,
   trioserve::multiply(pool, convert(pool, x, matrix), take, matrix, others...);
 }
 
+namespace {
+
+// Finishes the tiles of a product, after adapters have added to them.
+struct FinishTile {
+  const Finish& finish;
+  const Addition& addition;
+  const Addition& other_addition;
+
+  void begin(int row, int num_rows, int first) const {
+    addition.fetch(row, num_rows, first);
+    other_addition.fetch(row, num_rows, first);
+  }
+  void operator()(int row, int num_rows, int first, int count, float* values,
+                  float* others) const {
+    addition.add(row, num_rows, first, values);
+    other_addition.add(row, num_rows, first, others);
+    finish(row, num_rows, first, count, values, others);
+  }
+};
+
+}  // namespace
+
 void multiply(Pool& pool, OperandBuffer& buffer, const Rows& x, Finish finish,
               const MatrixSpec& spec, const Addition& addition) {
   with_format(spec.format, [&](auto format) {
-    buffer.multiply(pool, x,
-                    [&](int row, int num_rows, int first, int count, float* values, float*) {
-                      addition.add(row, num_rows, first, values);
-                      finish(row, num_rows, first, count, values, values);
-                    },
-                    spec.as<decltype(format)>());
+    buffer.multiply(pool, x, FinishTile{finish, addition, {}}, spec.as<decltype(format)>());
   });
 }
 
@@ -79,13 +96,8 @@ void multiply(Pool& pool, OperandBuffer& buffer, const Rows& x, Finish finish,
               const Addition& other_addition) {
   with_format(spec.format, [&](auto format) {
     using Format = decltype(format);
-    buffer.multiply(pool, x,
-                    [&](int row, int num_rows, int first, int count, float* values, float* others) {
-                      addition.add(row, num_rows, first, values);
-                      other_addition.add(row, num_rows, first, others);
-                      finish(row, num_rows, first, count, values, others);
-                    },
-                    spec.as<Format>(), other.as<Format>());
+    buffer.multiply(pool, x, FinishTile{finish, addition, other_addition}, spec.as<Format>(),
+                    other.as<Format>());
   });
 }
 

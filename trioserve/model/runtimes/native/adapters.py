@@ -7,7 +7,6 @@ import ctypes
 from itertools import accumulate, groupby, pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -22,14 +21,6 @@ from .joined import BlockRun, JoinedProduct
 # Ranks that a step of a product reads, in every format.
 _RANKS = 2
 
-_EXPAND = np.dtype(
-    [
-        *(("weights", "u8"), ("scales", "u8")),
-        *(("first_rank", "i4"), ("num_ranks", "i4")),
-    ]
-)
-assert _EXPAND.itemsize == ctypes.sizeof(ExpandSpec)
-
 
 class PackedAdapter:
     """An adapter as the kernels read it.
@@ -43,9 +34,11 @@ class PackedAdapter:
     """
 
     def __init__(
-        self, additions: ctypes.Array[AdditionSpec], held: Sequence[Tensor]
+        self,
+        additions: ctypes.Array[AdditionSpec],
+        held: Sequence[Tensor | ctypes.Array[ExpandSpec]],
     ) -> None:
-        self.num_bytes = sum(each.nbytes for each in held)
+        self.num_bytes = sum(each.nbytes for each in held if isinstance(each, Tensor))
         self._additions = additions
         self._held = held
 
@@ -120,7 +113,7 @@ class NativeAdapters:
         raise KeyError(name)
 
     def pack(self, changes: Changes) -> PackedAdapter:
-        held: list[Tensor] = []
+        held: list[Tensor | ctypes.Array[ExpandSpec]] = []
         additions = (AdditionSpec * (max(self._products) + 1))()
         for place, product in self._products.items():
             changed = [changes.get(self._names[each]) for each in product.modules]
@@ -149,7 +142,7 @@ class NativeAdapters:
         self,
         product: JoinedProduct,
         changes: Sequence[LowRank | None],
-        held: list[Tensor],
+        held: list[Tensor | ctypes.Array[ExpandSpec]],
     ) -> AdditionSpec:
         ranks = [0 if each is None else _round_up(each.rank) for each in changes]
         ends = [0, *accumulate(ranks)]
@@ -162,17 +155,16 @@ class NativeAdapters:
             ordered[:, torch.from_numpy(product.columns)] = shrink
             shrink = ordered
         packed = _pack_shrink(shrink.to(self.dtype), product.block_size)
-        blocks = np.concatenate(
-            [
-                self._pack_run(each, product, changes, ends, held)
-                for each in product.runs
-            ]
-        )
-        block_bytes = torch.from_numpy(blocks.view(np.uint8))
-        held += [packed, block_bytes]
+        runs = [
+            self._pack_run(each, product, changes, ends, held) for each in product.runs
+        ]
+        expands = [each for each in runs if each is not None]
+        array = (ExpandSpec * len(expands))(*expands)
+        held += [packed, array]
         return AdditionSpec(
             shrink=packed.data_ptr(),
-            blocks=block_bytes.data_ptr(),
+            expands=ctypes.addressof(array),
+            num_expands=len(expands),
             rank=ends[-1],
             num_inputs=product.num_inputs,
         )
@@ -183,18 +175,17 @@ class NativeAdapters:
         product: JoinedProduct,
         changes: Sequence[LowRank | None],
         ends: Sequence[int],
-        held: list[Tensor],
-    ) -> NDArray[np.void]:
-        """Pack the B's of some blocks; returns what describes these blocks."""
+        held: list[Tensor | ctypes.Array[ExpandSpec]],
+    ) -> ExpandSpec | None:
+        """Pack the B's of some blocks; returns None if nothing changes them."""
         size = product.block_size
         places = range(run.first_module, run.last_module + 1)
         sizes = [product.modules[i].out_features for i in places]
         begins = [0, *accumulate(sizes)]
         first, num_ranks = ends[run.first_module], ends[places.stop]
         num_ranks -= first
-        blocks = np.zeros(len(run.outputs) // size, _EXPAND)
         if not num_ranks:
-            return blocks
+            return None
         outputs = torch.from_numpy(run.outputs)
         # The last output is the one that is not there.
         expand = torch.zeros(begins[-1] + 1, num_ranks, dtype=self.dtype)
@@ -213,16 +204,18 @@ class NativeAdapters:
             expand[begin:end, rank : rank + change.rank] = b
         packed = _pack_blocks(expand[outputs], size)
         held.append(packed)
-        step = size * num_ranks * packed.element_size()
-        numbers = np.arange(len(blocks), dtype=np.uint64)
-        blocks["weights"] = packed.data_ptr() + numbers * step
-        blocks["first_rank"], blocks["num_ranks"] = first, num_ranks
+        spec = ExpandSpec(
+            weights=packed.data_ptr(),
+            first_block=run.first_block,
+            num_blocks=len(outputs) // size,
+            first_rank=first,
+            num_ranks=num_ranks,
+        )
         if has_scales:
             chosen = scales[outputs]
             held.append(chosen)
-            step = size * chosen.element_size()
-            blocks["scales"] = chosen.data_ptr() + numbers * step
-        return blocks
+            spec.scales = chosen.data_ptr()
+        return spec
 
 
 def _round_up(rank: int) -> int:

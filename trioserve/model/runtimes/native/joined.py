@@ -32,11 +32,13 @@ class BlockRun:
     """Blocks whose outputs come from the same modules.
 
     Args:
+      first_block: the first one.
       first_module, last_module: those, and all between them.
       outputs: (num_blocks * block_size,) places among the outputs of these modules, which
         follow each other; their number stands for an output that is not there.
     """
 
+    first_block: int
     first_module: int
     last_module: int
     outputs: Places
@@ -86,7 +88,8 @@ def join(
         for begin, end in pairwise([0, *ends])
         for first in range(begin, end, block_size)
     ]
-    runs = []
+    runs: list[BlockRun] = []
+    num_blocks = 0
     for (first, last), group in groupby(blocks, lambda each: _find_ends(each, begins)):
         begin, end = begins[first], begins[last + 1]
         # The last block of a matrix may be shorter.
@@ -99,9 +102,13 @@ def join(
             for each in group
         ]
         run = BlockRun(
-            first_module=first, last_module=last, outputs=np.concatenate(filled)
+            first_block=num_blocks,
+            first_module=first,
+            last_module=last,
+            outputs=np.concatenate(filled),
         )
         runs.append(run)
+        num_blocks += len(filled)
     return JoinedProduct(
         modules=tuple(modules),
         matrices=tuple(matrices),
