@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from ..config import EngineConfig
 from ..engine.pooling.core import LocalPoolingCore
 from ..errors import InvalidConfig
-from ..executor import LocalExecutor
-from ..types.pooling import PoolingTask
+from ..executor import LocalExecutor, RestingExecutor
+from ..types.pooling import PoolingPlan, PoolingResult, PoolingTask
 from ..types.sentence import SentenceFolder
 from ..weights import Weights, complete_weights, measure_weights
 from .limits import make_pooling_scheduler
@@ -55,7 +55,7 @@ def build_pooling_core(
     logger.info("loaded %s", info.name)
     logger.info("longest input: %d tokens", info.max_model_len)
     logger.info("task: %s, %d numbers each", task, runner.info.num_outputs)
-    executor = rest_between(
+    executor: RestingExecutor[PoolingPlan, PoolingResult] = rest_between(
         LocalExecutor(runner.step), lambda: LocalExecutor(load()[1].step)
     )
     core = LocalPoolingCore(

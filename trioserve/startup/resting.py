@@ -13,6 +13,7 @@ from ..executor import Executor, RestingExecutor
 from ..processes.threads.fresh_thread import run_in_fresh_thread
 from ..processes.threads.heap import trim_heap
 from ..processes.threads.stopping import checking_torch_calls
+from ..types.sleep import SleepLevel
 from .shortage import telling_shortage
 
 PlanT = TypeVar("PlanT")
@@ -21,7 +22,7 @@ ResultT = TypeVar("ResultT")
 
 def make_idle_rule(config: SleepConfig) -> IdleRule:
     """Return the rule of an engine's sleep."""
-    level = 1 if config.sleep_level == 1 else 2
+    level: SleepLevel = 1 if config.sleep_level == 1 else 2
     return IdleRule(seconds=config.sleep_idle_seconds, level=level)
 
 

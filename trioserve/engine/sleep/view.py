@@ -32,9 +32,7 @@ class SleepView(ABC):
         """
         levels = self.state.levels
         if not levels:
-            raise NotSupported(
-                None, "sleep is not possible: torchrun started the model"
-            )
+            raise NotSupported("sleep", "torchrun started the model")
         if level not in levels:
             raise InvalidParameter(
                 "level",

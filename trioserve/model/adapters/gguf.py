@@ -112,4 +112,5 @@ def _order_rows(b: Tensor, head_dim: int) -> Tensor:
     llama.cpp turns pairs of neighbours, and transformers the two halves of a head.
     """
     heads = b.unflatten(0, (-1, head_dim // 2, 2))  # (num_heads, pairs, 2, rank)
-    return heads.transpose(1, 2).flatten(0, 2)
+    ordered: Tensor = heads.transpose(1, 2).flatten(0, 2)
+    return ordered

@@ -235,9 +235,8 @@ def _pack_shrink(a: Tensor, block_size: int) -> Tensor:
 
 def _pack_blocks(rows: Tensor, width: int) -> Tensor:
     """Pack rows, a multiple of `width`, as native/packed.h draws it; returns all in a row."""
-    if rows.dtype == torch.float32:
-        return rows.unflatten(0, (-1, width)).transpose(1, 2).flatten()
-    # Two inputs of an output lie side by side.
-    rows = functional.pad(rows, (0, rows.shape[1] % 2))
-    pairs = rows.unflatten(0, (-1, width)).unflatten(2, (-1, 2))
-    return pairs.transpose(1, 2).flatten()
+    blocks: Tensor = rows.unflatten(0, (-1, width))
+    if rows.dtype == torch.bfloat16:
+        # Two inputs of an output lie side by side.
+        blocks = functional.pad(blocks, (0, rows.shape[1] % 2)).unflatten(2, (-1, 2))
+    return blocks.transpose(1, 2).flatten()

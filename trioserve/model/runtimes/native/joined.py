@@ -156,6 +156,7 @@ def list_joined(
     if isinstance(body, LatentParts) and body.query is not None:
         order = None if body.query_order is None else body.query_order.numpy()
         queries = _find_latent(spec).queries
+        assert queries is not None, "the body has its product"
         yield MIDDLE, join([body.query], [queries], block_size, order=order)
     yield OUTPUT, join([body.output], [spec.output], block_size, columns=columns)
 
