@@ -158,6 +158,7 @@ def list_joined(
         queries = _find_latent(spec).queries
         assert queries is not None, "the body has its product"
         yield MIDDLE, join([body.query], [queries], block_size, order=order)
+    assert body.output is not None, "only mixtures may have none"
     yield OUTPUT, join([body.output], [spec.output], block_size, columns=columns)
 
 
