@@ -269,7 +269,23 @@ def test_the_value_none_unsets_an_option_of_the_file(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["first", "second"], "--model: name one model; here are first and second"),
+        (
+            ["first", "second", "--model=x"],
+            "--model: name one model; here are first and second and x",
+        ),
+        (["one", "--preload"], "--preload: is for several models; there is one"),
+        (
+            [
+                "one",
+                "two",
+                "--api-processes=2",
+                "--response-max-age=0",
+                "--max-background-responses=0",
+            ],
+            "--api-processes: is only possible with",
+        ),
+        (["one", "two", "--no-engine-process"], "--engine-process: is on with several"),
+        (["./one", "/b/one"], "--model: two of them are called 'one'"),
         (["first", "--model=second"], "--model: name one model; here are first and"),
         (
             ["--served-model-name", "a", "some/model"],
@@ -495,7 +511,7 @@ SIZES = [option for option in OPTIONS if option.is_size]
 def test_the_options_that_are_sizes_are_known() -> None:
     """Each default that is a size says that its option is one."""
     looks = {each.name for each in OPTIONS if re.search(r"\d[MG]iB", str(each.default))}
-    assert looks | {"kv_cache_memory"} == {option.name for option in SIZES}
+    assert looks | {"kv_cache_memory", "memory"} == {option.name for option in SIZES}
 
 
 @pytest.mark.parametrize("option", SIZES, ids=lambda option: option.name)
@@ -507,7 +523,8 @@ def test_a_size_may_be_a_number_of_bytes(option: Option, tmp_path: Path) -> None
         assert list_changes(config) == [(option, 96 << 20)]
     path = tmp_path / "serve.toml"
     path.write_text(f"{option.name} = {size}\n")
-    assert parse_serve(["--config", str(path)]) == config
+    models = ["one", "two"] if option.name == "memory" else []
+    assert parse_serve([*models, "--config", str(path)]) == config
     for wrong in (1.5, True, [1]):
         with pytest.raises(InvalidConfig, match="not a size .* or a number of bytes"):
             build_config(ServeConfig, {option.name: wrong})

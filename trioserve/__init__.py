@@ -4,6 +4,7 @@
     hypercorn -w 0 -k trio 'trioserve.asgi:create_app()'   behind hypercorn
     async with trioserve.open_engine() as engine: ...      in any trio program
     async with trioserve.open_pooling_engine("...") as engine: ...      the same
+    async with trioserve.open_models({"a": ..., "b": ...}) as models: ...      several
 
 General layout: `types`, `errors`, `config`, `observe` and `threads` are shared by every room.
 `scheduler`, `model`, `render` and `weights` do not know each other. `executor` runs `model`
@@ -16,7 +17,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .types.version import __version__
+from .types import version as _version
+
+__version__ = _version.__version__
 
 if TYPE_CHECKING:
     from .config import (
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
         TextEngine,
         TextStream,
     )
+    from .startup.models import open_models
     from .startup.open import open_engine, open_pooling_engine
     from .types.logits import LogitsProcessor, LogitsRow
     from .types.output import TextDelta, ToolCallDelta
@@ -67,6 +71,7 @@ __all__ = [
     "ToolCallDelta",
     "TrioserveError",
     "open_engine",
+    "open_models",
     "open_pooling_engine",
 ]
 
@@ -82,6 +87,7 @@ _HOMES = {
         "SchedulerConfig",
     ),
     "errors": ("TrioserveError",),
+    "startup.models": ("open_models",),
     "startup.open": ("open_engine", "open_pooling_engine"),
     "types.logits": ("LogitsProcessor", "LogitsRow"),
     "types.pooling": ("PoolingInfo",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 import re
+from typing import Any
 
 import docutils.core
 import docutils.nodes
@@ -15,8 +16,11 @@ import pytest
 import trio
 import trio_parallel
 
+from trioserve.frontend.models.router import ModelEntry, ModelRouter
+from trioserve.observe import collect_rows
 from trioserve.render.workers.processes import TemplateProcesses
 from trioserve.server.metrics import METRICS
+from trioserve.server.metrics.models import MODELS
 from trioserve.testing.processors import save_tiny_processor
 from trioserve.testing.server import open_fake_pooling_server, open_fake_server
 
@@ -110,6 +114,11 @@ def test_the_page_has_the_rows_of_the_table() -> None:
     ]
 
 
+def make_router() -> ModelRouter:
+    """Make a router, which runs nothing."""
+    return ModelRouter([ModelEntry(name="a", open_engine=Any)])
+
+
 async def test_servers_export_the_documented_metrics_and_no_others(
     image_folder: Path, tokenizer_folder: Path
 ) -> None:
@@ -119,6 +128,7 @@ async def test_servers_export_the_documented_metrics_and_no_others(
             for family in (
                 *await scrape_generating(image_folder),
                 *await scrape_pooling(tokenizer_folder),
+                *collect_rows(MODELS, make_router()),
             )
         }
     documented = {name: (kind, meaning) for name, kind, _, meaning in read_table()}

@@ -60,7 +60,7 @@ async def test_generation(
     nursery: trio.Nursery, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     loaded: list[TokenEngine] = []
-    nursery.start_soon(log_rates, lambda: loaded[0] if loaded else None)
+    nursery.start_soon(log_rates, lambda: {"": each for each in loaded[:1]})
     await trio.sleep(25)
     loaded.append(make_engine())
     await nursery.start(loaded[0].run)
@@ -100,7 +100,7 @@ async def test_pooling(
         max_num_inputs=9,
     )
     await nursery.start(engine.run)
-    nursery.start_soon(log_rates, lambda: engine)
+    nursery.start_soon(log_rates, lambda: {"": engine})
     await trio.sleep(25)
     with engine.open_request(2, PoolingParams(task="embed")) as request:
         await request.pool([PoolingInput(token_ids=array("i", range(30)))] * 2)

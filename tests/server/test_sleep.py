@@ -46,7 +46,7 @@ async def test_an_operator_lets_the_engine_sleep_and_wakes_it(
                 ("/sleep?mode=now", ROOT, 400, "mode: must be abort or wait"),
                 ("/sleep?tags=weights", ROOT, 400, "tags: is not known; only level"),
                 ("/wake_up?tags=weights", ROOT, 400, "tags: is not taken"),
-                ("/wake_up?level=1", ROOT, 400, "level: is not known; nothing"),
+                ("/wake_up?level=1", ROOT, 400, "level: is not known; only model"),
             ]
             for path, key, status, text in refusals:
                 answer = await ask("POST", path, headers=key)

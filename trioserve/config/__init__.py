@@ -1,6 +1,7 @@
 """Every option: one field is one flag and one row of a table in docs/options.rst.
 
     model, engine, render, server    the options, by the room that they concern
+    several_models, models           several models, and the file or folder that names them
     whole                            all options of an engine, and all of a server
     remote                           the address of a server that a command talks to
     options                          the name, type, default and meaning of each option
@@ -22,10 +23,12 @@ from .engine import (
     SleepConfig,
 )
 from .model import DEFAULT_MODEL, DEFAULT_MODEL_REPETITION, ModelConfig, PoolingConfig
+from .models import ServedModel, list_models, read_models
 from .options import Option, build_config, list_changes, list_options
 from .remote import RemoteConfig, find_base_path
 from .render import MediaConfig, RenderConfig
 from .server import STREAM_LOG_BYTES, BindConfig, HttpConfig, ProcessConfig
+from .several_models import ModelsConfig
 from .whole import EngineConfig, ServeConfig
 
 __all__ = [
@@ -39,6 +42,7 @@ __all__ = [
     "HttpConfig",
     "MediaConfig",
     "ModelConfig",
+    "ModelsConfig",
     "Option",
     "ParallelConfig",
     "PoolingConfig",
@@ -48,11 +52,14 @@ __all__ = [
     "SchedulerConfig",
     "SchedulingPolicy",
     "ServeConfig",
+    "ServedModel",
     "SleepConfig",
     "build_config",
     "check_plain_file",
     "find_base_path",
     "list_changes",
+    "list_models",
     "list_options",
     "parse_bytes",
+    "read_models",
 ]

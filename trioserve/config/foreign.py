@@ -204,6 +204,8 @@ _EXPLAINED = {
     "lora": "--adapter NAME=PATH loads an adapter, and requests name it as their model",
     "lora-scaled": "an adapter has the scale of its files, so write --adapter NAME=PATH",
     "lora-init-without-apply": _LORA_NAMED,
+    "models-preset": "--models takes a TOML file with a table for each model",
+    "models-max": "--memory bounds all models together, in bytes",
     "hf": _NO_HUB_FILES,
     "hf-repo": _NO_HUB_FILES,
     "hf-file": _NO_HUB_FILES,

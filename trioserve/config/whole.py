@@ -9,6 +9,7 @@ from .engine import CacheConfig, ParallelConfig, SchedulerConfig, SleepConfig
 from .model import ModelConfig, PoolingConfig
 from .render import MediaConfig, RenderConfig
 from .server import BindConfig, HttpConfig, ProcessConfig
+from .several_models import ModelsConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,7 @@ class ServeConfig:
 
     bind: BindConfig = field(default_factory=BindConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
+    models: ModelsConfig = field(default_factory=ModelsConfig)
     process: ProcessConfig = field(default_factory=ProcessConfig)
     http: HttpConfig = field(default_factory=HttpConfig)
 

@@ -34,6 +34,7 @@
       - DescriptorsFull             503
       - ShuttingDown                503
       - ModelLoading                503
+      - ModelFailed                 503; one of several models
       - EngineRestarting            503
       - EngineAsleep                503
     * RequestEnded                  base.py: ended before its time, by the client's wish
@@ -79,6 +80,7 @@ from .capacity import (
     EngineRestarting,
     KeyLimitReached,
     MemoryFull,
+    ModelFailed,
     ModelLoading,
     QueueFull,
     RendererFull,
@@ -170,6 +172,7 @@ __all__ = [
     "MemoryFull",
     "DescriptorsFull",
     "ShuttingDown",
+    "ModelFailed",
     "ModelLoading",
     "EngineRestarting",
     "EngineAsleep",

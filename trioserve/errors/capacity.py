@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from .base import TrioserveError
 
 
@@ -149,10 +151,23 @@ class ShuttingDown(Unavailable):
 
 
 class ModelLoading(Unavailable):
-    """Raised when a request comes before the model is loaded."""
+    """Raised when a request comes before the model is loaded.
+
+    With several models, when the time of a request is over before its model is loaded.
+    """
 
     def __init__(self) -> None:
         super().__init__("The model is being loaded.", retry_after_seconds=10)
+
+
+class ModelFailed(Unavailable):
+    """Raised when one of several models cannot be loaded, or its engine has failed."""
+
+    def __init__(self, name: str, reason: str, *, retry_after_seconds: float) -> None:
+        super().__init__(
+            f"The model `{name}` is not available: {reason}",
+            retry_after_seconds=math.ceil(retry_after_seconds),
+        )
 
 
 class EngineRestarting(Unavailable):

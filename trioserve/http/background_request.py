@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 import trio
 
@@ -37,7 +38,9 @@ class BackgroundRequest:
             sampling=SamplingFacts.of(sampling),
         )
         self._progress = request.progress.branch()
-        self._cancellation = Cancellation(request.id, state.counts, state.after_aborts)
+        self._cancellation = Cancellation(
+            request.id, state.counts, partial(state.after_aborts, request.model)
+        )
         self._live = request.live.detach(self._progress, self._cancellation)
         self._listed = ExitStack()
         self._meter: StreamMeter | None = None

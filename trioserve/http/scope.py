@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any, Final, Protocol, cast
 
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable
@@ -193,7 +194,10 @@ class ScopedConnection(TrioASGIHTTPConnection):
         # Until its key is known.
         scoped.ticket = Ticket(state.key_uses.find(None))
         scoped.resumable = state.resumable if state.resumable.is_enabled else None
-        scoped.cancellation = Cancellation(scoped.id, state.counts, state.after_aborts)
+        scoped.model = ModelHold(scoped.progress)
+        scoped.cancellation = Cancellation(
+            scoped.id, state.counts, partial(state.after_aborts, scoped.model)
+        )
         scoped.keepalive = state.keepalive
         body = scoped.body
         # It answers `Expect: 100-continue`. Only HTTP/1 has this extension.
@@ -224,7 +228,6 @@ class ScopedConnection(TrioASGIHTTPConnection):
         scoped.time_limit = TimeLimit(state.config, scoped.arrived_at, scoped.peer)
         async with AsyncExitStack() as scoped.resources:
             scoped.resources.callback(scoped.cancellation.end)
-            scoped.model = ModelHold()
             scoped.live = LiveRequest(
                 named=scoped.id,
                 method=scoped.method,

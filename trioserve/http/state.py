@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+import sys
 
 import trio
 
@@ -20,7 +21,9 @@ from ..errors import (
     TrioserveError,
 )
 from ..frontend import PoolingEngine, TextEngine
+from ..frontend.models.router import ModelRouter
 from ..observe import LoopStall
+from ..render import RendererWorkers
 from .audit import LeakAudit
 from .bodies.memory import HeapTrimmer, MemoryBudget, find_trim
 from .keys.key_use import KeyUses
@@ -57,7 +60,8 @@ class ServerState:
       sinks: take each request that has ended, but no probes.
       keys: that clients must show.
       cors: None if no page of another origin may use the API.
-      engine: None until the model is loaded.
+      engine: the engine of the only model; None until it is loaded.
+      models: the models, if the server has several; None before, and if it has one.
       has_loaded: set by callers that set the engine after the app was started.
       siblings: the other HTTP processes; None if this process is the only one.
       loop_stall: an instrument. The owner of the event loop adds it to the loop.
@@ -65,6 +69,7 @@ class ServerState:
 
     config: HttpConfig
     engine: TextEngine | PoolingEngine | None = None
+    models: ModelRouter | None = None
     siblings: Siblings | None = None
     has_loaded: trio.Event = field(init=False, default_factory=trio.Event)
     keys: KeyRing = field(init=False)
@@ -118,6 +123,14 @@ class ServerState:
             self.traces = Traces(self.config.otlp_traces_endpoint)
             self.sinks += (self.traces,)
 
+    def serve(self, served: TextEngine | PoolingEngine | ModelRouter) -> None:
+        """Take requests for a model, or for several."""
+        if isinstance(served, ModelRouter):
+            self.models = served
+        else:
+            self.engine = served
+        self.has_loaded.set()
+
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Let logs and traces be written; all requests end before the block does."""
@@ -148,7 +161,17 @@ class ServerState:
         return self.live.take_ended_ids()
 
     @property
+    def engines(self) -> list[TextEngine | PoolingEngine]:
+        """The engines that run now."""
+        if self.models is not None:
+            return self.models.engines
+        return [] if self.engine is None else [self.engine]
+
+    @property
     def is_healthy(self) -> bool:
+        if self.models is not None:
+            # A model that fails is not the whole server.
+            return not self.lifecycle.is_draining
         return (
             self.engine is not None
             and self.engine.is_alive
@@ -158,11 +181,14 @@ class ServerState:
 
     def check_ready(self) -> None:
         """Raise the reason why a short request would be refused now."""
-        self._find_engine(None).check_ready()
+        self.lifecycle.check_open()
+        if self.models is None:
+            self._find_engine(None).check_ready()
 
     def find_illness(self) -> TrioserveError:
         """Return the reason why the server takes no requests."""
         try:
+            self.lifecycle.check_open()
             self._find_engine(None).check_alive()
         except TrioserveError as error:
             return error
@@ -171,13 +197,14 @@ class ServerState:
     @property
     def stalled_seconds(self) -> float:
         """Seconds since the last sign of progress of the running step."""
-        return 0.0 if self.engine is None else self.engine.stalled_seconds()
+        return max((each.stalled_seconds() for each in self.engines), default=0.0)
 
     @property
     def makes_progress(self) -> bool:
         if self.engine is None:
-            # A restart would only begin the load again.
-            return True
+            # A restart would only begin the load again. Of several models, each engine
+            # that fails is replaced.
+            return self.stalled_seconds < self.config.progress_timeout
         try:
             self.engine.check_alive()
         except EngineRestarting:
@@ -190,12 +217,12 @@ class ServerState:
             return False
         return self.stalled_seconds < self.config.progress_timeout
 
-    def after_aborts(self, call: Callable[[], None]) -> None:
-        """Make a call when the engine holds nothing of the requests that have ended."""
-        if self.engine is None:
+    def after_aborts(self, hold: ModelHold, call: Callable[[], None]) -> None:
+        """Make a call when the engine of a request holds nothing of it any more."""
+        if hold.engine is None:
             call()
         else:
-            self.engine.engine.after_aborts(call)
+            hold.engine.engine.after_aborts(call)
 
     async def drop_old_responses(self) -> None:
         """Free the memory of stored responses when their time is over, until cancelled.
@@ -213,21 +240,40 @@ class ServerState:
         Streams that still run at the drain's deadline end with an error that the client
         can read. A cancellation would only cut them.
         """
-        if not await self.lifecycle.wait_drained() and self.engine is not None:
-            self.engine.close_requests(ShuttingDown())
+        if not await self.lifecycle.wait_drained():
+            for engine in self.engines:
+                engine.close_requests(ShuttingDown())
 
-    def find_reader(self) -> TextEngine | PoolingEngine:
-        """Return an engine whose workers decode the body of a request.
+    def find_workers(self) -> RendererWorkers:
+        """Return the workers that decode the bodies of requests.
 
         Raises:
           ShuttingDown, ModelLoading
         """
-        return self._find_engine(None)
+        self.lifecycle.check_open()
+        if self.models is None and self.engine is None:
+            raise ModelLoading()
+        return self.workers
 
-    async def require_engine(  # noqa: ASYNC124
+    @property
+    def workers(self) -> RendererWorkers:
+        """The workers for things that belong to no model."""
+        if self.models is not None:
+            return self.models.workers
+        assert self.engine is not None, "the server has loaded a model"
+        return self.engine.renderer.workers
+
+    @property
+    def longest_prompt(self) -> int:
+        """The most tokens of a prompt, as far as that is known before a model is chosen."""
+        return sys.maxsize if self.engine is None else self.engine.info.max_model_len
+
+    async def require_engine(
         self, hold: ModelHold, model: str | None = None
     ) -> TextEngine | PoolingEngine:
-        """Return the engine if it takes requests, and serves the model if one is named.
+        """Return the engine of a model, or of the first one if none is named.
+
+        Of several models, it is loaded first if it has to be.
 
         The engine of an adapter is a view; see TextEngine.find.
 
@@ -235,9 +281,17 @@ class ServerState:
           hold: the request's; it keeps the model until the request has ended.
 
         Raises:
-          ShuttingDown, ModelLoading, ModelNotFound
+          ShuttingDown, ModelLoading, ModelNotFound, ModelFailed
         """
-        hold.engine = self._find_engine(model)
+        if self.models is None:
+            hold.engine = self._find_engine(model)
+        else:
+            # A drain ends this wait: the load would take longer than most drains.
+            with self.lifecycle.until_drain():
+                await hold.visit(self.models, self.models.find(model))
+            assert hold.engine is not None, "the request has a model now"
+            if model:
+                hold.engine = hold.engine.find(model) or hold.engine
         return hold.engine
 
     def _find_engine(self, model: str | None) -> TextEngine | PoolingEngine:
@@ -255,7 +309,8 @@ class ServerState:
         """Return the engine if its model generates text.
 
         Raises:
-          ShuttingDown, ModelLoading, ModelNotFound, TaskNotServed
+          TaskNotServed
+          Also raises the errors of require_engine.
         """
         engine = await self.require_engine(hold, model)
         if isinstance(engine, PoolingEngine):
@@ -270,7 +325,8 @@ class ServerState:
         """Return the engine if its model pools.
 
         Raises:
-          ShuttingDown, ModelLoading, ModelNotFound, TaskNotServed
+          TaskNotServed
+          Also raises the errors of require_engine.
         """
         engine = await self.require_engine(hold, model)
         if isinstance(engine, TextEngine):

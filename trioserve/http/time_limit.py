@@ -11,7 +11,12 @@ from typing import Final
 import trio
 
 from ..config import HttpConfig
-from ..errors import DeadlineExceeded, InvalidParameter, RequestCancelled
+from ..errors import (
+    DeadlineExceeded,
+    InvalidParameter,
+    ModelLoading,
+    RequestCancelled,
+)
 from ..frontend import StreamLimits
 from .connection.exchange import Peer
 from .record.progress import RequestProgress
@@ -94,6 +99,7 @@ class TimeLimit:
 
         Raises:
           DeadlineExceeded, RequestCancelled: the block was cancelled.
+          ModelLoading: it was cancelled while it waited for its model.
         """
         self._work = trio.CancelScope(deadline=self._deadline + grace_seconds)
         if self._is_cancelled:
@@ -113,6 +119,9 @@ class TimeLimit:
         if self._is_cancelled and self._work.cancel_called:
             raise RequestCancelled()
         if self._work.cancelled_caught:
+            if progress.phase == "load":
+                # The client may come again: meanwhile the load goes on if others wait.
+                raise ModelLoading()
             raise DeadlineExceeded(seconds=self._seconds, phase=progress.phase)
 
     def cancel(self, *, is_streaming: bool) -> None:

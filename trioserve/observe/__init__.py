@@ -18,6 +18,7 @@ from .exposition import (
     Samples,
     collect_rows,
     join_families,
+    label_families,
     read_samples,
     render_families,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "find_owner_of",
     "name_owner",
     "join_families",
+    "label_families",
     "read_samples",
     "render_families",
 ]

@@ -114,6 +114,26 @@ def collect_rows(rows: Rows[SourceT], source: SourceT) -> Iterator[Family]:
     return (row.collect(source) for row in rows)
 
 
+def label_families(
+    label: str, families: Mapping[str, Iterable[Family]]
+) -> Iterator[Family]:
+    """Join the families of several sources, whose samples get a label.
+
+    Args:
+      families: by the value of the label.
+    """
+    joined: dict[str, Family] = {}
+    for value, each in families.items():
+        for family in each:
+            labelled = joined.setdefault(
+                family.name, Family(family.name, family.documentation, family.type)
+            )
+            for sample in family.samples:
+                labels = {label: value, **sample.labels}
+                labelled.add_sample(sample.name, labels, sample.value)
+    yield from joined.values()
+
+
 def read_samples(families: Iterable[Family]) -> dict[str, Samples]:
     """Return the samples of families by their names, for another process."""
     return {

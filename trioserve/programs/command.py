@@ -134,9 +134,18 @@ def name_model(line: CommandLine) -> dict[str, str]:
             raise InvalidConfig("served_model_name", reason)
         return {}
     [word] = line.words
+    check_word(word)
+    return {"model": word}
+
+
+def check_word(word: str) -> None:
+    """Refuse a word that looks like a flag as a model.
+
+    Raises:
+      InvalidConfig
+    """
     if word.startswith("-"):
         raise InvalidConfig("model", f"{word!r} is not a model")
-    return {"model": word}
 
 
 def write_output(text: str) -> int:

@@ -76,12 +76,14 @@ def create_http_app(state: ServerState) -> ServingApp:
     app.before_request(_admit(state, {*probes, *_list_documents(state)}))
     app.after_request(_complete(state))
 
-    def find_engine() -> TokenEngine | TensorEngine | None:
-        return None if state.engine is None else state.engine.engine
+    def find_engines() -> dict[str, TokenEngine | TensorEngine]:
+        if state.models is None:
+            return {"": each.engine for each in state.engines}
+        return {each.info.name: each.engine for each in state.engines}
 
     async def audit_when_loaded() -> None:
         # Things that the load opens stay open without being leaks.
-        if state.engine is None:
+        if state.engine is None and state.models is None:
             await state.has_loaded.wait()
         await state.audit.run()
 
@@ -92,7 +94,7 @@ def create_http_app(state: ServerState) -> ServingApp:
         app.nursery.start_soon(state.keepalive.run)
         app.nursery.start_soon(state.unread.run)
         if state.siblings is None or state.siblings.is_first:
-            app.nursery.start_soon(log_rates, find_engine)
+            app.nursery.start_soon(log_rates, find_engines)
         app.nursery.start_soon(audit_when_loaded)
 
     app.before_serving(start_background)

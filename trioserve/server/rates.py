@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 import logging
 from typing import Final
@@ -12,8 +12,8 @@ import trio
 from ..engine.generation.engine import TokenEngine
 from ..engine.pooling.engine import TensorEngine
 
-# Returns None until the model is loaded.
-FindEngine = Callable[[], TokenEngine | TensorEngine | None]
+# Returns the engines that run; their names are shown if there may be several.
+FindEngines = Callable[[], Mapping[str, TokenEngine | TensorEngine]]
 
 logger = logging.getLogger(__name__)
 
@@ -21,17 +21,22 @@ logger = logging.getLogger(__name__)
 _SECONDS: Final = 10.0
 
 
-async def log_rates(find_engine: FindEngine) -> None:
-    """Log the rates of the engine, until cancelled; nothing while it is idle."""
-    before: _Totals | None = None
-    began = trio.current_time()
+async def log_rates(find_engines: FindEngines) -> None:
+    """Log the rates of each engine, until cancelled; nothing while it is idle."""
+    seen: dict[str, tuple[_Totals, float]] = {}
     while True:
-        if engine := find_engine():
-            # A busy event loop wakes this task late.
-            totals, now = _read(engine), trio.current_time()
-            if before is not None and totals.has_worked_since(before):
-                logger.info("%s", _describe(before, totals, now - began))
-            before, began = totals, now
+        # A busy event loop wakes this task late.
+        now = trio.current_time()
+        last, seen = seen, {}
+        for name, engine in find_engines().items():
+            totals = _read(engine)
+            if name in last:
+                before, began = last[name]
+                if totals.has_worked_since(before):
+                    start = f"{name}: " if name else ""
+                    rates = _describe(before, totals, now - began)
+                    logger.info("%s%s", start, rates)
+            seen[name] = totals, now
         await trio.sleep(_SECONDS)
 
 

@@ -10,6 +10,8 @@
     stage_process     one stage of a pipeline, in a process of its own
     engine_task       keeps an engine running as long as a block
     server            `trioserve serve`: signals, and the exit code
+    models            several models: open_models, and the server's router
+    held_memory       the memory of a model, measured and estimated
     one_process, http_server    HTTP beside the load, and inside the engine's block
     supervisor        several HTTP processes, and the engine process for all of them
     http_process      one of them: http_server, and a link to the others

@@ -6,6 +6,7 @@ has its messages.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ..engine.process.core_server import host_clients, host_core
@@ -16,6 +17,7 @@ from ..processes.interpreter import settle_interpreter
 from ..types.not_loaded import NotLoaded
 from .adapters import load_adapters
 from .core import open_core
+from .held_memory import measure_held
 from .loaded import LoadedCore
 from .log_lines import set_up_logging
 
@@ -40,7 +42,8 @@ async def _host(
             await load_adapters(loaded, begin.config.model)
         except StartupError as error:
             await _refuse(error, stream)
-        stream.send_nowait(EngineLoaded(info=loaded.info, pooling=loaded.pooling))
+        info = replace(loaded.info, memory_bytes=measure_held(loaded.info))
+        stream.send_nowait(EngineLoaded(info=info, pooling=loaded.pooling))
 
     await settle_interpreter()
     host = host_clients if begin.is_shared else host_core

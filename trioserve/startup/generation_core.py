@@ -229,9 +229,24 @@ def _complete_info(
         fingerprint=fingerprint_model(source.weights.folder, info.dtype, info.kernels),
         weights=measure_weights(source.weights),
         device_type=device_type,
+        cache_bytes=_count_cache_bytes(config, info, blocks),
         logits_processors=tuple(processor.name for processor in processors),
         max_logprobs=config.model.max_logprobs,
     )
+
+
+def _count_cache_bytes(
+    config: EngineConfig, info: ModelInfo, blocks: CacheBlocks
+) -> int:
+    """Return the size of the cache of keys, values and states."""
+    per_token, num_states = info.kv_bytes_per_token, config.scheduler.max_num_seqs
+    num_bytes = 0
+    if blocks.num_window_blocks is not None and info.windows is not None:
+        per_token -= info.windows.kv_bytes_per_token
+        num_bytes = blocks.num_window_blocks * info.windows.kv_bytes_per_token
+    num_bytes = config.cache.block_size * (num_bytes + blocks.num_blocks * per_token)
+    num_states += config.cache.count_checkpoints(num_states)
+    return num_bytes + num_states * info.state_bytes
 
 
 def _log_loaded(info: ModelInfo, config: EngineConfig, blocks: CacheBlocks) -> None:

@@ -17,6 +17,7 @@ import trio
 from ..config import BindConfig, ServeConfig, check_plain_file
 from ..errors import InvalidConfig
 from ..frontend import PoolingEngine, TextEngine
+from ..frontend.models.router import ModelRouter
 from ..http.connection import guard_connections, make_config, raise_descriptor_limit
 from ..http.state import ServerState
 from ..processes.interpreter import prepare_interpreter, settle_interpreter
@@ -58,7 +59,7 @@ class HttpServer:
     async def serve(
         self,
         open_engine: Callable[
-            [], AbstractAsyncContextManager[TextEngine | PoolingEngine]
+            [], AbstractAsyncContextManager[TextEngine | PoolingEngine | ModelRouter]
         ],
         on_ready: Callable[[str], None],
         wait_end: Callable[[], Awaitable[None]],
@@ -87,8 +88,7 @@ class HttpServer:
             async with open_engine() as engine:
                 try:
                     await settle_interpreter()
-                    self.state.engine = engine
-                    self.state.has_loaded.set()
+                    self.state.serve(engine)
                     http.may_listen.set()
                     on_ready(await http.wait_address())
                     await http.has_ended.wait()

@@ -1,6 +1,7 @@
-"""`trioserve serve`: signals outside, and inside either of
+"""`trioserve serve`: signals outside, and inside one of
 
     one process         one_process.py: HTTP inside the engine's block
+    several models     models.py: HTTP inside the block of their router
     HTTP processes     supervisor.py: HTTP in several processes, and the engine in another
 
 The first signal drains, the second cancels; SIGUSR1 logs the stalls of the event loop. At the
@@ -9,7 +10,7 @@ longest a stop takes drain_timeout, two seconds for the ends of streams, and one
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 import ipaddress
 import logging
@@ -20,7 +21,7 @@ from typing import Protocol
 
 import trio
 
-from ..config import HttpConfig, ServeConfig
+from ..config import HttpConfig, ServeConfig, ServedModel
 from ..config.flags import write_flags
 from ..errors import EngineDied, EngineProcessDied, StartupError, find_first
 from ..processes.http_link import HttpProcessDied
@@ -58,13 +59,20 @@ class Server:
 
     Args:
       sock: bound, not listening.
+      models: several models; empty if there is one, which is in `config`.
 
     Raises:
       InvalidConfig: a key or a certificate cannot be used.
     """
 
-    def __init__(self, config: ServeConfig, sock: socket.socket) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        sock: socket.socket,
+        models: Sequence[ServedModel] = (),
+    ) -> None:
         self._config = config
+        self._models = models
         self._address = sock.getsockname()
         self._service = self.make_service(config, sock)
         self._everything = trio.CancelScope()
@@ -73,7 +81,11 @@ class Server:
         self._began = time.perf_counter()
 
     def make_service(self, config: ServeConfig, sock: socket.socket) -> Service:
-        # Imported here, because each of them needs modules that the other does not.
+        # Imported here, because each of them needs modules that the others do not.
+        if self._models:
+            from .models import SeveralModels
+
+            return SeveralModels(config, self._models, sock)
         if config.bind.api_processes > 1:
             from .supervisor import Supervisor
 
@@ -93,7 +105,7 @@ class Server:
             async with trio.open_nursery() as nursery:
                 self._everything = nursery.cancel_scope
                 await nursery.start(self._watch_signals)
-                for line in describe_config(self._config):
+                for line in describe_config(self._config, self._models):
                     logger.info("%s", line)
                 if is_open_to_others(self._config.http, self._address):
                     logger.warning(
@@ -177,11 +189,14 @@ def is_open_to_others(config: HttpConfig, address: object) -> bool:
     )
 
 
-def describe_config(config: ServeConfig) -> list[str]:
+def describe_config(
+    config: ServeConfig, models: Sequence[ServedModel] = ()
+) -> list[str]:
     """Return lines for the log: the model, and the options that are not the defaults."""
     secrets = ("***",) * len(config.http.api_key)
     config = replace(config, http=replace(config.http, api_key=secrets))
-    lines = [f"trioserve {__version__} serves {config.engine.model.model}"]
+    names = ", ".join(each.names[0] for each in models) or config.engine.model.model
+    lines = [f"trioserve {__version__} serves {names}"]
     start = ""
     for flag in write_flags(config):
         if flag.startswith("--model "):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from .repetition import RepetitionDetection
@@ -64,6 +65,9 @@ class ModelInfo:
       kernels: the code of its layers: torch, or native and an instruction set.
       weights: its files, for clients that list models.
       device_type: torch's name of the kind of device that it is on.
+      cache_bytes: size of its cache of keys, values and states.
+      memory_bytes: memory that its process holds with a full cache; 0 if the model has no
+        process of its own.
     """
 
     name: str
@@ -89,6 +93,8 @@ class ModelInfo:
     kernels: str = "torch"
     weights: WeightFiles = WeightFiles()
     device_type: str = "cpu"
+    cache_bytes: int = 0
+    memory_bytes: int = 0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -97,10 +103,14 @@ class ModelInfo:
 
     def has_name(self, name: str) -> bool:
         """Return whether clients may use a name, which may have Ollama's default tag."""
-        known = {*self.names, self.source}
-        return name in known or strip_tag(name) in known
+        return find_name(name, {*self.names, self.source}) is not None
 
 
 def strip_tag(name: str) -> str:
     """Return a name without Ollama's default tag."""
     return name.removesuffix(_DEFAULT_TAG)
+
+
+def find_name(name: str, known: Collection[str]) -> str | None:
+    """Return the known name that a client means, who may add Ollama's default tag."""
+    return next((each for each in (name, strip_tag(name)) if each in known), None)

@@ -15,6 +15,7 @@ from ...frontend import PoolingEngine, TextEngine
 from ...http.live.model_hold import ModelHold
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
+from ...render import RendererWorkers
 from .decoder import BodyDecoder, RequestT
 from .fields import ModelRequest
 
@@ -49,30 +50,51 @@ async def read_request(
     """Read, decode and check a body, and find the engine that answers it.
 
     Args:
-      decoder: of the endpoint's bodies.
+      decoder, is_always_json: as read_body.
       require: returns the engine for a model's name, if it is of the kind that the
         endpoint needs.
+
+    Raises:
+      ModelNotFound, TaskNotServed: the model is not served here.
+      ModelFailed: it cannot be loaded.
+      Also raises the errors of read_body.
+    """
+    body = await read_body(state, request, decoder, is_always_json=is_always_json)
+    return body, await require(request.model, body.model)
+
+
+async def read_body(
+    state: ServerState,
+    request: ScopedRequest,
+    decoder: BodyDecoder[RequestT],
+    *,
+    is_always_json: bool = False,
+) -> RequestT:
+    """Read, decode and check a body.
+
+    Args:
+      decoder: of the endpoint's bodies.
       is_always_json: as wait_body.
 
     Raises:
-      RequestError: a field is wrong, or the model is not served here.
+      RequestError: a field is wrong.
       ShuttingDown, ModelLoading: the server is draining, or has no model yet.
       UnsupportedMediaType, HTTPException: as wait_body.
     """
     chunks = await wait_body(state, request, is_always_json=is_always_json)
-    reader = state.find_reader()
+    workers = state.find_workers()
     work = partial(
         decode_chunks,
         chunks,
         decoder,
-        reader.info.max_model_len,
+        state.longest_prompt,
         str(request.id),
         ignores_unknown_tools=state.config.ignore_unknown_tools,
     )
-    body = await run_decoding(reader, work, chunks)
+    body = await run_decoding(workers, work, chunks)
     if body.timeout is not None:
         request.time_limit.shorten("timeout", body.timeout)
-    return body, await require(request.model, body.model)
+    return body
 
 
 def forget(body: ModelRequest, **fields: object) -> None:
@@ -118,7 +140,7 @@ async def wait_body(
 
 
 async def run_decoding(
-    engine: TextEngine | PoolingEngine,
+    workers: RendererWorkers,
     decode: Callable[[], T],
     chunks: list[bytes | bytearray],
 ) -> T:
@@ -130,7 +152,7 @@ async def run_decoding(
     num_bytes = sum(map(len, chunks))
     if num_bytes <= _SMALL_BYTES and _count_values(chunks) <= _FEW_VALUES:
         return decode()
-    return await engine.renderer.workers.run(
+    return await workers.run(
         decode, expected_seconds=num_bytes / _DECODED_BYTES_PER_SECOND
     )
 

@@ -15,9 +15,11 @@ import msgspec
 from quart import Response
 
 from ...frontend import PoolingEngine, TextEngine
+from ...frontend.models.router import ModelStatus
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
 from ...http.wire.respond import respond_json
+from ...types.model_info import ModelInfo, WeightFiles
 from ...types.version import __version__
 from .body import SHOW_BODY, read_ollama
 
@@ -51,12 +53,20 @@ class ModelDetails(msgspec.Struct, frozen=True, kw_only=True):
     quantization_level: str
 
 
+class ListedStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of one of several models; see GET /v1/models."""
+
+    value: str
+    reason: str
+
+
 class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model that is served.
 
     Args:
-      size: bytes of the weights' files.
+      size: bytes of the weights' files; 0 until a model was loaded, if there are several.
       digest: changes if the same request could get another answer.
+      status: the state of the model, if there are several.
     """
 
     name: str
@@ -65,6 +75,7 @@ class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     digest: str
     details: ModelDetails
+    status: ListedStatus | msgspec.UnsetType = msgspec.UNSET
 
 
 class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,27 +137,22 @@ class OllamaVersion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def answer_tags(state: ServerState, request: ScopedRequest) -> Response:
-    """List the one model that is served, once for each of its names, and its adapters."""
-    engine = await state.require_engine(request.model)
-    models = (_list(engine.find(name) or engine, name) for name in engine.list_names())
-    return respond_json(ModelTags(models=tuple(models)))
+    """List the models that are served, once for each of their names, and adapters."""
+    if state.models is None:
+        listed = _list_served(await state.require_engine(request.model))
+    else:
+        listed = [each for one in state.models.describe() for each in _list_one(one)]
+    return respond_json(ModelTags(models=tuple(listed)))
 
 
 async def answer_loaded(state: ServerState, request: ScopedRequest) -> Response:
-    """List the model that is loaded: always the one that is served."""
-    engine = await state.require_engine(request.model)
-    info = engine.info
-    size = info.weights.num_bytes
-    loaded = LoadedModel(
-        name=info.name,
-        model=info.name,
-        size=size,
-        digest=_digest(engine),
-        details=_describe(engine),
-        size_vram=0 if info.device_type == "cpu" else size,
-        context_length=info.max_model_len,
-    )
-    return respond_json(LoadedModels(models=(loaded,)))
+    """List the models that are loaded: one model always is."""
+    if state.models is None:
+        engines = [await state.require_engine(request.model)]
+    else:
+        engines = state.engines
+    loaded = (_describe_loaded(each.info) for each in engines)
+    return respond_json(LoadedModels(models=tuple(loaded)))
 
 
 async def answer_show(state: ServerState, request: ScopedRequest) -> Response:
@@ -163,10 +169,10 @@ async def answer_show(state: ServerState, request: ScopedRequest) -> Response:
         ShownModel(
             parameters="\n".join(parameters),
             template=templates.get("default", ""),
-            details=_describe(engine),
-            model_info=_list_facts(engine),
+            details=_describe(engine.info, engine.parent),
+            model_info=_list_facts(engine.info),
             capabilities=tuple(_list_capabilities(engine)),
-            modified_at=_find_change(engine),
+            modified_at=_find_change(engine.info),
         )
     )
 
@@ -176,31 +182,68 @@ async def answer_ollama_version(state: ServerState, request: ScopedRequest) -> R
     return respond_json(OllamaVersion(version=API_VERSION, trioserve=__version__))
 
 
-def _list(engine: TextEngine | PoolingEngine, name: str) -> ListedModel:
+def _list_served(engine: TextEngine | PoolingEngine) -> list[ListedModel]:
+    """List a loaded model and its adapters."""
+    found = ((name, engine.find(name) or engine) for name in engine.list_names())
+    return [_list(name, each.info, each.parent) for name, each in found]
+
+
+def _list_one(model: ModelStatus) -> list[ListedModel]:
+    """List one of several models, which may not be loaded, and its adapters."""
+    status = ListedStatus(value=model.state, reason=model.view.reason)
+    if model.engine is not None:
+        listed = _list_served(model.engine)
+    else:
+        entry = model.entry
+        listed = [_list(name, model.info) for name in entry.names]
+        listed += [_list(name, model.info, entry.name) for name in entry.adapters]
+    return [msgspec.structs.replace(each, status=status) for each in listed]
+
+
+def _list(name: str, info: ModelInfo | None, parent: str | None = None) -> ListedModel:
+    """Describe a model, or an adapter.
+
+    Args:
+      info: None if the model was never loaded; then most is not known.
+    """
     return ListedModel(
         name=name,
         model=name,
-        modified_at=_find_change(engine),
-        size=engine.info.weights.num_bytes,
-        digest=_digest(engine),
-        details=_describe(engine),
+        modified_at=_find_change(info),
+        size=0 if info is None else info.weights.num_bytes,
+        digest="" if info is None else _digest(info),
+        details=_describe(info, parent),
     )
 
 
-def _describe(engine: TextEngine | PoolingEngine) -> ModelDetails:
-    family, weights = _find_family(engine), engine.info.weights
+def _describe_loaded(info: ModelInfo) -> LoadedModel:
+    size = info.weights.num_bytes
+    return LoadedModel(
+        name=info.name,
+        model=info.name,
+        size=size,
+        digest=_digest(info),
+        details=_describe(info),
+        size_vram=0 if info.device_type == "cpu" else size,
+        context_length=info.max_model_len,
+    )
+
+
+def _describe(info: ModelInfo | None, parent: str | None = None) -> ModelDetails:
+    weights = WeightFiles(form="") if info is None else info.weights
+    family = "" if info is None else _find_family(info)
     return ModelDetails(
-        parent_model=engine.parent or "",
+        parent_model=parent or "",
         format=weights.form,
         family=family,
-        families=(family,),
+        families=(family,) if family else (),
         parameter_size=_shorten(weights.num_parameters),
         quantization_level=weights.number_type,
     )
 
 
-def _list_facts(engine: TextEngine | PoolingEngine) -> dict[str, str | int]:
-    info, family = engine.info, _find_family(engine)
+def _list_facts(info: ModelInfo) -> dict[str, str | int]:
+    family = _find_family(info)
     facts: dict[str, str | int] = {
         "general.architecture": family,
         "general.basename": info.name,
@@ -230,16 +273,17 @@ def _list_capabilities(engine: TextEngine | PoolingEngine) -> Iterator[str]:
         yield "thinking"
 
 
-def _find_family(engine: TextEngine | PoolingEngine) -> str:
-    return _CLASS_END.sub("", engine.info.architecture).lower()
+def _find_family(info: ModelInfo) -> str:
+    return _CLASS_END.sub("", info.architecture).lower()
 
 
-def _find_change(engine: TextEngine | PoolingEngine) -> datetime:
-    return datetime.fromtimestamp(engine.info.weights.changed_at, timezone.utc)
+def _find_change(info: ModelInfo | None) -> datetime:
+    changed_at = 0.0 if info is None else info.weights.changed_at
+    return datetime.fromtimestamp(changed_at, timezone.utc)
 
 
-def _digest(engine: TextEngine | PoolingEngine) -> str:
-    return sha256(engine.info.fingerprint.encode()).hexdigest()
+def _digest(info: ModelInfo) -> str:
+    return sha256(info.fingerprint.encode()).hexdigest()
 
 
 def _shorten(number: int) -> str:

@@ -75,9 +75,8 @@ async def answer_input_items(state: ServerState, request: ScopedRequest) -> Resp
     order = request.args.get("order", "desc")
     if order not in ("asc", "desc"):
         raise InvalidParameter("order", "must be asc or desc")
-    assert state.engine is not None, "it has generated the response"
     items = await run_reading(
-        state.engine.renderer.workers, partial(_list_items, stored), stored.num_bytes
+        state.workers, partial(_list_items, stored), stored.num_bytes
     )
     if order == "desc":
         items.reverse()

@@ -145,7 +145,7 @@ class Decision:
 class ModelPolicy:
     """Decides about several models; times are seconds of any clock.
 
-    After every other call, the caller asks `decide` and does what it says.
+    After every other call, the caller asks `decide` and does what it says, unless `is_settled`.
 
     Args:
       sizes: an estimate of the bytes of each model, by name.
@@ -168,12 +168,23 @@ class ModelPolicy:
         self._pause = pause
         self._numbers = count()
 
+    @property
+    def is_settled(self) -> bool:
+        """True if nobody waits, and no model comes or goes: there is nothing to decide."""
+        return not any(
+            each.state in ("loading", "draining") or each.is_new or each.first
+            for each in self._models.values()
+        )
+
     def ask(self, name: str, now: float, notify: Callable[[], None]) -> Ticket:
         """Ask for a model; a ticket that is not refused must be given back by `leave`."""
         model = self._models[name]
         ticket = Ticket(name, next(self._numbers), now, notify)
         if reason := self._find_refusal(model, now):
             ticket.refuse(reason)
+        elif model.state == "loaded" and not model.is_new:
+            model.users.add(ticket)
+            ticket.grant()
         else:
             model.waiting.append(ticket)
         return ticket

@@ -95,7 +95,7 @@ class Watched(Protocol):
     """The server that is watched."""
 
     @property
-    def engine(self) -> TextEngine | PoolingEngine | None: ...
+    def engines(self) -> Sequence[TextEngine | PoolingEngine]: ...
 
     @property
     def bodies(self) -> MemoryBudget: ...
@@ -128,7 +128,7 @@ class LeakAudit:
         self._known: dict[tuple[str, Hashable], int] = {}
         self._ended_ids: tuple[str, ...] = ()
         self._own_process = ProcessAudit("the server's process")
-        self._engine_process = ProcessAudit("the engine process")
+        self._engine_processes: dict[int, ProcessAudit] = {}
         self.num_audits = 0
         self.num_leaks: Counter[tuple[str, ...]] = Counter(
             {(each,): 0 for each in LEAK_KINDS}
@@ -168,34 +168,46 @@ class LeakAudit:
     async def _find(self) -> list[Leak]:
         leaks = await find_leaked_tasks()
         looks_at_process = self._server.is_idle
-        engine = self._server.engine
-        audit = None
-        if engine is not None:
+        self._follow_engines()
+        audits: list[tuple[TextEngine | PoolingEngine, EngineAudit | None]] = []
+        for engine in self._server.engines:
             leaks += find_leaked_tokens(engine.renderer.list_workplaces())
             leaks += find_leaked_threads(engine.renderer.list_workers())
             audit = await _ask(engine, looks_at_process)
-        if audit is not None:
-            leaks += audit.leaks
-        # A request may have come meanwhile.
-        if looks_at_process and self._server.is_idle:
-            leaks += self._find_ownerless(engine, audit)
+            audits.append((engine, audit))
+            if audit is not None:
+                leaks += audit.leaks
+        # A request may have come meanwhile, and an engine may have gone.
+        is_same = [each for each, _ in audits] == [*self._server.engines]
+        if looks_at_process and self._server.is_idle and is_same:
+            leaks += self._find_ownerless(audits)
         return leaks
 
+    def _follow_engines(self) -> None:
+        """Begin anew if engines have come or gone, and descriptors with them."""
+        running = [*map(id, self._server.engines)]
+        if running != [*self._engine_processes]:
+            self._own_process = ProcessAudit("the server's process")
+            self._engine_processes = {
+                each: ProcessAudit("the engine process") for each in running
+            }
+
     def _find_ownerless(
-        self, engine: TextEngine | PoolingEngine | None, audit: EngineAudit | None
+        self, audits: Iterable[tuple[TextEngine | PoolingEngine, EngineAudit | None]]
     ) -> Iterator[Leak]:
         """Yield the leaks that only show while no request runs."""
         connections = None if self.list_connections is None else self.list_connections()
         yield from self._own_process.find(inspect_process(), connections)
-        if audit is not None and audit.process is not None:
-            yield from self._engine_process.find(audit.process)
+        for engine, audit in audits:
+            if audit is not None and audit.process is not None:
+                yield from self._engine_processes[id(engine)].find(audit.process)
+            if engine.renderer.room.statistics().num_requests:
+                text = "a place in the renderer's waiting room"
+                yield Leak(kind="tokens", key="room", request_id=None, text=text)
         yield from find_forgotten_threads()
         if self._server.bodies.num_bytes:
             text = f"{self._server.bodies.num_bytes} bytes of bodies"
             yield Leak(kind="memory", key="bodies", request_id=None, text=text)
-        if engine is not None and engine.renderer.room.statistics().num_requests:
-            text = "a place in the renderer's waiting room"
-            yield Leak(kind="tokens", key="room", request_id=None, text=text)
 
 
 async def _ask(engine: TextEngine | PoolingEngine, process: bool) -> EngineAudit | None:

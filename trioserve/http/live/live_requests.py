@@ -111,6 +111,7 @@ class LiveRequest:
             id=self.id,
             method=self.method,
             path=self.path,
+            model=self.model.name,
             key=name_key(self.key),
             phase=self.phase,
             age_seconds=now - self.arrived_at,

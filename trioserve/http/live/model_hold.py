@@ -2,26 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 
 from ...frontend import PoolingEngine, TextEngine
+from ...frontend.models.router import ModelRouter
+from ..record.progress import RequestProgress
 
 
 class ModelHold:
     """The model that a request uses.
 
+    Args:
+      progress: of the request; None if nobody asks for its phase.
+
     Attributes:
+      name: one of several models, from its choice on; None if the server has one.
       engine: the engine that answers; None until it is chosen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, progress: RequestProgress | None = None) -> None:
+        self._progress = progress
+        self.name: str | None = None
         self.engine: TextEngine | PoolingEngine | None = None
         self._held = ExitStack()
 
-    def on_close(self, release: Callable[[], None]) -> None:
-        """Call a function when the request has ended."""
-        self._held.callback(release)
+    async def visit(self, models: ModelRouter, model: str) -> None:
+        """Take a model and wait until it is loaded, in place of the one before.
+
+        A request never holds a model while it waits for another one: two of them could
+        wait for each other.
+
+        Raises:
+          ModelFailed
+        """
+        if self.engine is not None and self.name == model:
+            return
+        self.close()
+        self.name, self.engine = model, None
+        visit = models.visit(model)
+        self._held.callback(visit.leave)
+        phase = None if self._progress is None else self._progress.phase
+        if visit.has_to_wait and self._progress is not None:
+            self._progress.enter("load")
+        self.engine = await visit.wait()
+        if self._progress is not None and phase is not None:
+            self._progress.enter(phase)
 
     def close(self) -> None:
         """Let the model go; the engine has nothing of the request any more."""
@@ -30,5 +55,6 @@ class ModelHold:
     def detach(self) -> ModelHold:
         """Hand the model over to a part of the request that goes on without it."""
         other = ModelHold()
-        other.engine, other._held = self.engine, self._held.pop_all()
+        other.name, other.engine = self.name, self.engine
+        other._held = self._held.pop_all()
         return other

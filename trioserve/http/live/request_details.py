@@ -32,6 +32,7 @@ _MAX_NAME: Final = 200
 # The place of a request that no worker has, and that waits for none.
 _PLACES: Final[dict[Phase, str]] = {
     "body": "upload",
+    "load": "model",
     "render": "event loop",
     "queue": "engine queue",
     "prefill": "device",

@@ -13,8 +13,9 @@ class RequestCard(msgspec.Struct, frozen=True, kw_only=True):
     """A request that is being answered.
 
     Args:
+      model: the model that it has or waits for; null if the server has one.
       key: the name of the client's key; None if the server has no keys.
-      phase: body, render, queue, prefill, decode or write.
+      phase: body, load, render, queue, prefill, decode or write.
       timeout_seconds: its time limit; None if it has none.
       prompt_tokens, completion_tokens: 0 before the engine has the request, and for
         requests that do not generate.
@@ -24,6 +25,7 @@ class RequestCard(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["request"] = "request"
     method: str
     path: str
+    model: str | None
     key: str | None
     phase: Phase
     age_seconds: float

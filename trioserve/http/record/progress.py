@@ -16,12 +16,13 @@ from .usage import Usage
 # In each phase, a request waits for something else:
 #
 #   body     for the rest of its body
+#   load     for its model to be loaded, if the server has several
 #   render   for a renderer worker, or until its texts and images are rendered
 #   queue    for its turn on the device
 #   prefill  for its first token; with a model that pools, for the device
 #   decode   for its next token
 #   write    until the client has taken the answer
-Phase = Literal["body", "render", "queue", "prefill", "decode", "write"]
+Phase = Literal["body", "load", "render", "queue", "prefill", "decode", "write"]
 
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 

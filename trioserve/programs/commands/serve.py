@@ -7,19 +7,21 @@ import os
 from pathlib import Path
 import sys
 import tomllib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import InvalidConfig, StartupError
-from ..command import Command, importing, name_model
+from ..command import Command, check_word, importing, name_model
 
 if TYPE_CHECKING:
-    from ...config import ServeConfig
+    from ...config import ServeConfig, ServedModel
     from ...config.flags import CommandLine
 
 _DESCRIPTION = """\
 Serve MODEL over an OpenAI-compatible API. For example:
 
   trioserve serve Qwen/Qwen3-0.6B --port 8001 --max-model-len 4096
+
+Several models share the address, and requests choose one by its name.
 
 FILE is TOML. Its keys are the options below with underscores.
 Flags win over FILE. The value None unsets an option that has no default.
@@ -36,15 +38,66 @@ def parse_serve(arguments: Sequence[str]) -> ServeConfig:
       ForeignOption: an option is another server's.
       SystemExit: --help was given (0).
     """
-    return _build(SERVE.read(arguments))
+    return _build(SERVE.read(arguments))[0]
 
 
-def _build(line: CommandLine) -> ServeConfig:
-    from ...config import ServeConfig, build_config
+def _build(line: CommandLine) -> tuple[ServeConfig, list[ServedModel]]:
+    """Return the configuration, and the models if there are several."""
+    from ...config import list_models, read_models
 
     path = line.values.pop("config", None)
-    values = line.values | name_model(line)
     in_file = {} if path is None else _read_file(path)
+    if len(line.words) > 1 and "model" not in line.values:
+        for word in line.words:
+            check_word(word)
+        config = _build_config(in_file, line.values, path)
+        models = list_models(line.words, in_file | line.values)
+    elif (file := line.values.get("models", in_file.get("models"))) is not None:
+        if line.words or "model" in line.values or "model" in in_file:
+            raise InvalidConfig("models", "has all models; name no MODEL beside it")
+        config = _build_config(in_file, line.values, path)
+        models = read_models(str(file), in_file | line.values)
+    else:
+        config = _build_config(in_file, line.values | name_model(line), path)
+        models = []
+    _check_several(config, models)
+    return config, models
+
+
+def _check_several(config: ServeConfig, models: Sequence[ServedModel]) -> None:
+    """Refuse options that have no effect, or that several models cannot obey.
+
+    Raises:
+      InvalidConfig
+    """
+    from ...config import list_changes
+
+    if not models:
+        for option, _ in list_changes(config.models):
+            raise InvalidConfig(option.name, "is for several models; there is one")
+        return
+    if config.bind.api_processes > 1:
+        raise InvalidConfig(
+            "api_processes",
+            "is only possible with one model: several are loaded and unloaded by one "
+            "HTTP process",
+        )
+    if not config.process.engine_process:
+        raise InvalidConfig(
+            "engine_process", "is on with several models: each has a process of its own"
+        )
+    if config.engine.model.served_model_name and config.models.models is None:
+        raise InvalidConfig(
+            "served_model_name",
+            "is for one model; --models FILE gives names to several",
+        )
+
+
+def _build_config(
+    in_file: dict[str, object], values: dict[str, Any], path: str | None
+) -> ServeConfig:
+    from ...config import ServeConfig, build_config
+
     try:
         # The file is checked alone first, so that its errors can name the file.
         config = build_config(ServeConfig, in_file)
@@ -56,24 +109,25 @@ def _build(line: CommandLine) -> ServeConfig:
 
 
 def _run(line: CommandLine) -> int:
-    config = _build(line)
-    _obey_torchrun(config)
+    config, models = _build(line)
+    _obey_torchrun(config, models)
     from ...startup.log_lines import set_up_logging
 
     set_up_logging(config.bind.log_level.upper())
     from ...startup.address import open_address
     from ...startup.first_checks import check_first
 
-    check_first(config.engine)
+    if not models:
+        check_first(config.engine)
     with open_address(config.bind) as sock:
         import trio
 
         from ...startup.server import Server
 
-        return trio.run(Server(config, sock).run)
+        return trio.run(Server(config, sock, models).run)
 
 
-def _obey_torchrun(config: ServeConfig) -> None:
+def _obey_torchrun(config: ServeConfig, models: Sequence[ServedModel]) -> None:
     """Run a stage, and never return, if torchrun has started this process as one.
 
     Raises:
@@ -86,6 +140,8 @@ def _obey_torchrun(config: ServeConfig) -> None:
     torchrun = find_torchrun()
     if torchrun is None:
         return
+    if models:
+        raise InvalidConfig("model", "must be one with torchrun")
     torchrun.check(config.engine.parallel)
     if config.bind.api_processes > 1:
         raise InvalidConfig("api_processes", "must be 1 with torchrun")
@@ -113,13 +169,12 @@ def _read_file(path: str) -> dict[str, object]:
 
 SERVE: Final = Command(
     name="serve",
-    synopsis="[MODEL] [--config FILE] [options]",
-    usage="[MODEL] [options]",
-    summary="serve a model over an OpenAI-compatible API",
+    synopsis="[MODEL ...] [--config FILE] [options]",
+    usage="[MODEL ...] [options]",
+    summary="serve models over an OpenAI-compatible API",
     description=_DESCRIPTION,
     load_config=importing("...config", "ServeConfig"),
     run=_run,
-    # name_model names all words if there are several.
     max_words=sys.maxsize,
     others=("config",),
 )

@@ -29,6 +29,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     method: str
     path: str
+    model: str | None = None
     key: str | None = None
     phase: str
     age_seconds: float

@@ -12,7 +12,7 @@ from .config import Order
 
 ORDERS: Final[tuple[Order, ...]] = get_args(Order)
 
-_PHASES: Final = ("body", "render", "queue", "prefill", "decode", "write")
+_PHASES: Final = ("body", "load", "render", "queue", "prefill", "decode", "write")
 
 _KEYS: Final[dict[Order, Callable[[Request], Any]]] = {
     "age": lambda each: -each.age_seconds,
@@ -43,8 +43,10 @@ def write_row(request: Request, width: int) -> str:
         f"{write_count(request.completion_tokens):>6}",
         f"{_shorten(request.key or '-', 9):<9}",
         escape_ascii(request.path),
+        # Of servers with several.
+        escape_ascii(request.model or ""),
     )
-    return " ".join(cells)[:width]
+    return " ".join(cells).rstrip()[:width]
 
 
 def write_summary(requests: Sequence[Request]) -> str:
@@ -70,6 +72,8 @@ def write_details(details: Details) -> Iterator[str]:
     blocks = "unknown" if details.kv_blocks is None else str(details.kv_blocks)
     yield f"{escape_ascii(details.method)} {escape_ascii(details.path)}"
     yield f"id        {escape_ascii(details.id)}"
+    if details.model is not None:
+        yield f"model     {escape_ascii(details.model)}"
     yield f"key       {escape_ascii(details.key or '-')}"
     yield f"phase     {escape_ascii(details.phase)}, {escape_ascii(details.worker)}"
     yield f"age       {write_seconds(details.age_seconds)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import partial
 from typing import Final
 
@@ -37,28 +37,44 @@ _BY_TASK: Final[Mapping[str, Handler]] = {
     "classify": answer_classify,
 }
 
+_FIELD_NAMES: Final = ("task", *_HANDLERS)
+
 _Fields = msgspec.defstruct(
     "_Fields",
-    [(name, msgspec.Raw, msgspec.Raw()) for name in ("task", *_HANDLERS)],
+    [(name, msgspec.Raw, msgspec.Raw()) for name in ("model", *_FIELD_NAMES)],
 )
 
 
 async def answer_invocation(state: ServerState, request: ScopedRequest) -> Response:
     """Answer a body of any other endpoint that the model serves."""
     chunks = await wait_body(state, request)
-    engine = await state.require_engine(request.model)
-    look = partial(_look, chunks, engine)
-    content, handler = await run_decoding(engine, look, chunks)
+    content, model, fields = await run_decoding(
+        state.find_workers(), partial(_look, chunks), chunks
+    )
+    engine = await state.require_engine(request.model, model)
+    handler = _choose_handler(fields, _list_handlers(engine))
     request.body.put_back(content)
     return await handler(state, request)
 
 
 def _look(
-    chunks: list[bytes | bytearray], engine: TextEngine | PoolingEngine
-) -> tuple[bytes, Handler]:
+    chunks: list[bytes | bytearray],
+) -> tuple[bytes, str | None, Set[str] | None]:
+    """Return a body, its model, and the fields that it has; None if it cannot be read."""
     content = join_chunks(chunks)
     check_size(None, content)
-    return content, _choose_handler(content, _list_handlers(engine))
+    try:
+        fields = msgspec.json.decode(content, type=_Fields)
+        name = msgspec.json.decode(fields.model or b"null")
+    except (ValueError, RecursionError):
+        # Any endpoint can name the mistake.
+        return content, None, None
+    found = {
+        each
+        for each in _FIELD_NAMES
+        if bytes(getattr(fields, each)) not in (b"", b"null")
+    }
+    return content, name if isinstance(name, str) else None, found
 
 
 def _list_handlers(engine: TextEngine | PoolingEngine) -> Mapping[str, Handler]:
@@ -72,13 +88,12 @@ def _list_handlers(engine: TextEngine | PoolingEngine) -> Mapping[str, Handler]:
     return {"task": answer_pooling, **_HANDLERS, "messages": pool, "input": pool}
 
 
-def _choose_handler(content: bytes, handlers: Mapping[str, Handler]) -> Handler:
-    try:
-        fields = msgspec.json.decode(content, type=_Fields)
-    except (ValueError, RecursionError):
-        # Any endpoint can name the mistake.
+def _choose_handler(
+    fields: Set[str] | None, handlers: Mapping[str, Handler]
+) -> Handler:
+    if fields is None:
         return next(iter(handlers.values()))
     for name, handler in handlers.items():
-        if bytes(getattr(fields, name)) not in (b"", b"null"):
+        if name in fields:
             return handler
     raise InvalidParameter(None, f"The body needs one of {', '.join(handlers)}.")

@@ -29,7 +29,16 @@ from .live_requests import (
     answer_request,
     answer_requests,
 )
-from .models import ModelCard, ModelList, answer_model, answer_models
+from .models import (
+    MANAGE_BODY,
+    ManagedModel,
+    ModelCard,
+    ModelList,
+    answer_load_model,
+    answer_model,
+    answer_models,
+    answer_unload_model,
+)
 from .sleep import IsSleeping, answer_is_sleeping, answer_sleep, answer_wake_up
 from .status import (
     Version,
@@ -44,6 +53,11 @@ from .status import (
 _WRONG_QUERY: Final = {"400": "The query has something else than one key."}
 _OF_KEY: Final = {"key": "The name of a key; only its requests."}
 _NOT_ADMIN: Final = {"403": "The key is not an administrator's."}
+_NOT_SEVERAL: Final = {
+    **_NOT_ADMIN,
+    "404": "The model is not served here, or the server has one model alone.",
+    "503": "The model is larger than --memory.",
+}
 _NO_REQUEST: Final = {"404": "No such request is being answered."}
 
 ROUTES: Final = (
@@ -68,7 +82,7 @@ ROUTES: Final = (
         method="GET",
         paths=("/v1/models",),
         handler=answer_models,
-        summary="List the model that is served, once for each of its names, and its adapters.",
+        summary="List the models that are served, once for each of their names, and adapters.",
         answers={JSON: ModelList},
     ),
     Route(
@@ -78,6 +92,26 @@ ROUTES: Final = (
         summary="Describe a model, or an adapter.",
         answers={JSON: ModelCard},
         errors={"404": "The model is not served here."},
+    ),
+    Route(
+        method="POST",
+        paths=("/models/load",),
+        handler=answer_load_model,
+        summary="Begin to load one of several models.",
+        bodies=(MANAGE_BODY,),
+        example={"model": "chat"},
+        answers={JSON: ManagedModel},
+        errors=_NOT_SEVERAL,
+    ),
+    Route(
+        method="POST",
+        paths=("/models/unload",),
+        handler=answer_unload_model,
+        summary="Unload one of several models when its requests have ended.",
+        bodies=(MANAGE_BODY,),
+        example={"model": "chat"},
+        answers={JSON: ManagedModel},
+        errors=_NOT_SEVERAL,
     ),
     Route(
         method="POST",

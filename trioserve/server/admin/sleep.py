@@ -9,6 +9,7 @@ import msgspec
 from quart import Response
 
 from ...errors import InvalidParameter
+from ...frontend import PoolingEngine, TextEngine
 from ...http.keys.keys import check_admin
 from ...http.scope import ScopedRequest
 from ...http.state import ServerState
@@ -34,14 +35,14 @@ class IsSleeping(msgspec.Struct, frozen=True, kw_only=True):
 @Probe
 def answer_is_sleeping(state: ServerState) -> PlainAnswer:
     """Say whether the engine has given memory back."""
-    engine = state.engine
-    return make_json(IsSleeping(is_sleeping=engine is not None and engine.is_asleep))
+    asleep = [each.is_asleep for each in state.engines]
+    return make_json(IsSleeping(is_sleeping=bool(asleep) and all(asleep)))
 
 
 async def answer_sleep(state: ServerState, request: ScopedRequest) -> Response:
     """Let the engine sleep until POST /wake_up, and answer when it sleeps."""
     check_admin(request.live.key)
-    query = _read_query(request, level="1", mode="abort")
+    query = _read_query(request, level="1", mode="abort", model="")
     if (level := _LEVELS.get(query["level"])) is None:
         raise InvalidParameter(
             "level", "must be 1 (without the KV cache) or 2 (without the model)"
@@ -52,7 +53,7 @@ async def answer_sleep(state: ServerState, request: ScopedRequest) -> Response:
         )
     if (ends_requests := _MODES.get(query["mode"])) is None:
         raise InvalidParameter("mode", "must be abort or wait")
-    engine = await state.require_engine(request.model)
+    engine = await _find_engine(state, request, query["model"])
     await engine.sleep(level, ends_requests=ends_requests)
     return _DONE.to_response()
 
@@ -64,10 +65,26 @@ async def answer_wake_up(state: ServerState, request: ScopedRequest) -> Response
         raise InvalidParameter(
             "tags", "is not taken: the engine takes all of its memory again"
         )
-    _read_query(request)
-    engine = await state.require_engine(request.model)
+    query = _read_query(request, model="")
+    engine = await _find_engine(state, request, query["model"])
     await engine.wake()
     return _DONE.to_response()
+
+
+async def _find_engine(
+    state: ServerState, request: ScopedRequest, model: str
+) -> TextEngine | PoolingEngine:
+    """Return the engine of a model; of several models, it must be loaded.
+
+    Raises:
+      InvalidParameter: it is not loaded.
+      ModelNotFound
+    """
+    if state.models is not None and state.models.find_loaded(model) is None:
+        raise InvalidParameter(
+            "model", "is not loaded, so it can neither sleep nor wake"
+        )
+    return await state.require_engine(request.model, model)
 
 
 def _read_query(request: ScopedRequest, **defaults: str) -> dict[str, str]:

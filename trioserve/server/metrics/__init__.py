@@ -2,6 +2,7 @@
 
 server      the server and its event loop
 requests    requests and keys, which the HTTP side counts itself
+models      several models: their states and loads
 engine      engines, which generate or pool
 rendering   renderers, their workers and images
 collect     all tables, and the text for Prometheus

@@ -9,7 +9,6 @@ from prometheus_client.core import Metric as Family
 
 from ...frontend import PoolingEngine, TextEngine
 from ...http.keys.siblings import ReadMetrics, ask_siblings
-from ...http.record.request_counts import RequestCounts
 from ...http.state import ServerState
 from ...observe import (
     Joining,
@@ -17,17 +16,20 @@ from ...observe import (
     Samples,
     collect_rows,
     join_families,
+    label_families,
     read_samples,
     render_families,
 )
 from ...render import PoolingRenderer, Renderer
 from .engine import ENGINE, GENERATION, POOLING, SERVED
+from .models import MODELS
 from .rendering import IMAGES, RENDERER, STRUCTURES, TEMPLATES
 from .requests import GENERATION_REQUESTS, KEYS, REQUESTS
 from .server import LOOP, SERVER
 
 METRICS: Rows[Any] = (
     *(*SERVER, *LOOP, *KEYS, *REQUESTS, *GENERATION_REQUESTS),
+    *MODELS,
     *(*SERVED, *ENGINE, *GENERATION, *POOLING),
     *(*RENDERER, *STRUCTURES, *TEMPLATES, *IMAGES),
 )
@@ -61,21 +63,27 @@ def collect_families(state: ServerState) -> Iterator[Family]:
     yield from collect_rows(LOOP, state.loop_stall.statistics())
     yield from collect_rows(KEYS, state.key_uses)
     yield from collect_rows(REQUESTS, state.counts)
-    if state.engine is not None:
-        yield from _collect_engine(state.engine, state.counts)
-        yield from _collect_renderer(state.engine.renderer)
+    if state.models is not None:
+        yield from collect_rows(MODELS, state.models)
+        yield from collect_rows(GENERATION_REQUESTS, state.counts)
+        yield from label_families(
+            "model_name",
+            {each.info.name: _collect_model(each) for each in state.engines},
+        )
+    elif state.engine is not None:
+        if isinstance(state.engine, TextEngine):
+            yield from collect_rows(GENERATION_REQUESTS, state.counts)
+        yield from _collect_model(state.engine)
 
 
-def _collect_engine(
-    engine: TextEngine | PoolingEngine, counts: RequestCounts
-) -> Iterator[Family]:
+def _collect_model(engine: TextEngine | PoolingEngine) -> Iterator[Family]:
     yield from collect_rows(SERVED, engine)
     yield from collect_rows(ENGINE, engine.engine)
     if isinstance(engine, PoolingEngine):
         yield from collect_rows(POOLING, engine.engine)
     else:
         yield from collect_rows(GENERATION, engine.engine)
-        yield from collect_rows(GENERATION_REQUESTS, counts)
+    yield from _collect_renderer(engine.renderer)
 
 
 def _collect_renderer(renderer: Renderer | PoolingRenderer) -> Iterator[Family]:

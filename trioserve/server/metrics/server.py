@@ -30,10 +30,8 @@ def _read_offenders(
 
 
 def _describe(state: ServerState) -> Mapping[tuple[str, ...], float]:
-    if state.engine is None:
-        return {}
-    info = state.engine.info
-    return {(__version__, info.name, info.kernels): 1}
+    infos = [each.info for each in state.engines]
+    return {(__version__, info.name, info.kernels): 1 for info in infos}
 
 
 SERVER: Rows[ServerState] = (

@@ -123,7 +123,9 @@ function showModel(model) {
   server.model = model;
   setText(byId("model"), model.id);
   showTitle();
-  const { input_modalities: reads, output_modalities: writes } = model.architecture;
+  // Of several models, one that was never loaded has none.
+  const { input_modalities: reads, output_modalities: writes } = model.architecture
+    ?? { input_modalities: ["text"], output_modalities: ["text"] };
   const chats = writes.includes("text");
   byId("attach").hidden = !reads.includes("image");
   byId("max_tokens").placeholder = findLimit();

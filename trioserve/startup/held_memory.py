@@ -1,0 +1,69 @@
+"""The memory that a loaded model holds, and an estimate before it is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+import resource
+import sys
+from typing import Final
+
+from ..config import EngineConfig, parse_bytes
+from ..types.model_info import ModelInfo
+from ..weights import find_local_description
+
+# Of a kibibyte in Linux, and of a byte in macOS.
+_UNIT: Final = 1 if sys.platform == "darwin" else 1024
+
+
+def measure_held(info: ModelInfo) -> int:
+    """Return the bytes that this process holds for its model, with a full cache.
+
+    The cache of a CPU takes no memory until it is used, so it is added. On a GPU all of it
+    is among the bytes that torch has reserved.
+    """
+    if info.device_type == "cpu":
+        return _measure_resident() + info.cache_bytes
+    # The engine has imported it.
+    import torch
+
+    return torch.cuda.memory_reserved()
+
+
+def _measure_resident() -> int:
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        # The most that it ever was.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT
+    return pages * resource.getpagesize()
+
+
+def estimate_held(config: EngineConfig, budget: int | None) -> int:
+    """Return about the bytes that a model will hold; 0 if nothing is known.
+
+    Args:
+      budget: of all models. More than that is returned if the weights alone are larger:
+        only the load tells how much of the KV cache a model can use.
+    """
+    num_bytes = sum(each.stat().st_size for each in _list_weights(config.model.model))
+    if config.model.quantization == "int8":
+        # Weights have at least two bytes in files that are quantised by the load.
+        num_bytes //= 2
+    if config.cache.kv_cache_memory is None:
+        return num_bytes
+    cache = parse_bytes("kv_cache_memory", config.cache.kv_cache_memory)
+    if budget is None:
+        return num_bytes + cache
+    return max(num_bytes, min(num_bytes + cache, budget))
+
+
+def _list_weights(source: str) -> list[Path]:
+    """Return the files of a model's weights, if they are on this machine."""
+    file = Path(source).expanduser()
+    if file.suffix == ".gguf":
+        return [file] if file.is_file() else []
+    folder = find_local_description(source)
+    if folder is None:
+        return []
+    # A model that was converted has both.
+    return list(folder.glob("*.gguf")) or list(folder.glob("*.safetensors"))
