@@ -1,0 +1,53 @@
+"""Several models in a program, with engines in its own process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import trioserve
+from trioserve.errors import InvalidConfig, ModelFailed, ModelNotFound
+from trioserve.testing.models import save_tiny_model
+from trioserve.testing.tokenizer import tiny_tokenizer
+
+
+async def test_models_are_loaded_and_leave_in_a_program(tmp_path: Path) -> None:
+    save_tiny_model(
+        *("llama", tmp_path / "tiny"), vocab_size=512, bos_token_id=0, eos_token_id=1
+    )
+    folder = str(tiny_tokenizer(tmp_path / "tiny"))
+    small = {"model": folder, "kv_cache_memory": "1MiB", "max_model_len": 64}
+    models = {
+        "a": small,
+        "b": small,
+        "gone": str(tmp_path / "gone"),
+    }
+    # The weights take less than half of a mebibyte: one model fits beside its cache.
+    async with trioserve.open_models(
+        models, process=False, memory="2MiB", min_residence=0
+    ) as router:
+        for name in ("a", "b", "a"):
+            async with router.hold(name) as engine:
+                assert engine.info.name == name
+                assert isinstance(engine, trioserve.TextEngine)
+                async with engine.open_completion("Hi", max_tokens=2) as deltas:
+                    [answer] = await deltas.collect()
+                    assert answer.finish_reason == "length"
+            loaded = [each.entry.name for each in router.describe() if each.engine]
+            assert loaded == [name]
+        with pytest.raises(ModelFailed, match="no such file or folder"):
+            async with router.hold("gone"):
+                pass
+        with pytest.raises(ModelNotFound):
+            async with router.hold("c"):
+                pass
+
+
+async def test_wrong_options_are_told_as_keywords() -> None:
+    with pytest.raises(InvalidConfig, match="^memory: 'much' is not a size"):
+        async with trioserve.open_models({"a": "x"}, memory="much"):
+            pass
+    with pytest.raises(InvalidConfig, match="^max_num_seq: there is no such option"):
+        async with trioserve.open_models({"a": {"model": "x", "max_num_seq": 1}}):
+            pass
