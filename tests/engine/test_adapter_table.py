@@ -105,6 +105,19 @@ class Adapters(RuleBasedStateMachine):
         self.used.pop(sequence, None)
         self.drop(self.table.leave([sequence]))
 
+    @rule(name=NAMES)
+    def lose(self, name: str) -> None:
+        served = {each.name: each.facts.number for each in self.table.served}
+        if name not in served:
+            return
+        number = served[name]
+        users = {k for k, used in self.used.items() if used == number}
+        lost, sequences = self.table.lose(number)
+        assert (lost, {*sequences}) == (name, users)
+        for sequence in users:
+            del self.used[sequence]
+        self.on_device.remove(number)
+
     @invariant()
     def nothing_is_kept_in_vain(self) -> None:
         served = {each.facts.number for each in self.table.served}

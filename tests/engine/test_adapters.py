@@ -229,7 +229,10 @@ async def test_a_restart_loads_all_adapters_again(
     await trio.sleep(1.5)
     with pytest.raises(EngineRestarting):
         await write(engine, "french")
+    with pytest.raises(EngineRestarting):
+        engine.check_lost_adapter("greek")
     await trio.sleep(1.5)
+    engine.check_lost_adapter("german")
     assert sorted(engine.adapters) == ["french", "greek"]
     number = engine.adapters["greek"].facts.number
     assert (await write(engine, "greek"))[0] == 100 * number

@@ -14,6 +14,9 @@ from trioserve.types.adapter import AdapterFacts, AdapterSource
 from trioserve.types.output import StepResult
 from trioserve.types.plan import StepPlan
 
+# The contents of adapters, by their paths.
+FILES = {"": b"1"}
+
 
 class Model:
     """A runner that notes its calls."""
@@ -37,8 +40,11 @@ class Model:
 
     def read_adapter(self, source: AdapterSource) -> tuple[AdapterFacts, Any]:
         self.note(f"read {source.name}")
+        content = FILES.get(source.path)
+        if content is None:
+            raise InvalidAdapter(source.name, "there is no such folder")
         facts = AdapterFacts(
-            number=source.number, name="a", digest=b"1", rank=1, num_bytes=1
+            number=source.number, name="a", digest=content, rank=1, num_bytes=1
         )
         return facts, "weights"
 
@@ -114,6 +120,30 @@ async def test_levels(nursery: trio.Nursery) -> None:
         await executor.take_again()
         await bench.run_step(5)
         assert bench.take() == ["2 remove 3", "2 step 4", "trim", "3 step 5"]
+
+
+async def test_adapters_that_are_gone_or_changed_are_told(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench()
+    with trio.fail_after(60):
+        await nursery.start(bench.executor.run)
+        for number, path in enumerate(("same", "gone", "changed"), 1):
+            monkeypatch.setitem(FILES, path, b"1")
+            source = AdapterSource(number=number, name=path, path=path)
+            await bench.executor.load_adapter(source)
+        monkeypatch.delitem(FILES, "gone")
+        monkeypatch.setitem(FILES, "changed", b"2")
+        await bench.executor.give_back(2)
+        bench.take()
+        assert await bench.executor.take_again() == (2, 3)
+        await bench.run_step(1)
+        happened = ["2 read same", "2 add 1", "2 read gone"]
+        happened += ["2 read changed", "2 add 3", "2 remove 3", "2 step 1"]
+        # The reads go on beside the changes.
+        assert sorted(bench.take()) == sorted(happened)
+        await bench.executor.give_back(2)
+        assert await bench.executor.take_again() == ()
 
 
 async def test_an_executor_without_a_cache_has_no_level_1() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+import logging
 from typing import Generic, TypeVar
 
 import trio
@@ -19,6 +20,8 @@ from ..types.adapter import AdapterFacts, AdapterSource
 from ..types.sleep import SleepLevel
 from .local import LocalExecutor
 from .protocol import Executor, StepHandle
+
+logger = logging.getLogger(__name__)
 
 PlanT = TypeVar("PlanT")
 ResultT = TypeVar("ResultT")
@@ -52,8 +55,8 @@ class RestingExecutor(Generic[PlanT, ResultT]):
         self._trim = trim
         self._trimming = trio.CapacityLimiter(1)
         self._level: SleepLevel = 0
-        # The loaded adapters, for the next executor.
-        self._adapters: dict[int, AdapterSource] = {}
+        # The loaded adapters, for the next executor, each with the digest of its content.
+        self._adapters: dict[int, tuple[AdapterSource, bytes]] = {}
         self._num_loading = 0
         self._has_loaded = trio.Event()
         self._must_end = trio.Event()
@@ -93,7 +96,7 @@ class RestingExecutor(Generic[PlanT, ResultT]):
         self._num_loading += 1
         try:
             facts = await self._get_present().load_adapter(source)
-            self._adapters[source.number] = source
+            self._adapters[source.number] = source, facts.digest
         finally:
             self._num_loading -= 1
             self._has_loaded.set()
@@ -118,20 +121,25 @@ class RestingExecutor(Generic[PlanT, ResultT]):
         work = self._collect if level == 2 else self._trim
         await trio.to_thread.run_sync(work, limiter=self._trimming)
 
-    async def take_again(self) -> None:
+    async def take_again(self) -> tuple[int, ...]:
         """Take all memory again, and load all adapters.
+
+        Returns:
+          the numbers of adapters whose files are gone, or have changed
 
         Raises:
           RuntimeError: the model cannot be loaded again.
         """
+        lost: tuple[int, ...] = ()
         try:
             if self._level == 2:
-                await self._begin_next()
+                lost = await self._begin_next()
             else:
                 await self._get_local().restore_cache()
         except StartupError as error:
             raise RuntimeError(f"the engine cannot wake: {error}") from error
         self._level = 0
+        return lost
 
     async def _end_present(self) -> None:
         self._must_end.set()
@@ -139,14 +147,18 @@ class RestingExecutor(Generic[PlanT, ResultT]):
         self._present = None
         await self._stack.aclose()
 
-    async def _begin_next(self) -> None:
+    async def _begin_next(self) -> tuple[int, ...]:
         self._present = await self._open(self._stack)
         self._has_begun = trio.Event()
         self._must_begin.set()
         await self._has_begun.wait()
-        for source in [*self._adapters.values()]:
-            await self._present.load_adapter(source)
+        lost = []
+        for number, (source, digest) in [*self._adapters.items()]:
+            if not await _load_again(self._present, source, digest):
+                del self._adapters[number]
+                lost.append(number)
         settle_again()
+        return tuple(lost)
 
     def _collect(self) -> None:
         collect_settled()
@@ -160,3 +172,20 @@ class RestingExecutor(Generic[PlanT, ResultT]):
         present = self._get_present()
         assert isinstance(present, LocalExecutor), "others have no level 1"
         return present
+
+
+async def _load_again(
+    executor: Executor[PlanT, ResultT], source: AdapterSource, digest: bytes
+) -> bool:
+    """Load an adapter as it was; returns whether that was possible."""
+    try:
+        facts = await executor.load_adapter(source)
+    except InvalidAdapter as error:
+        logger.error("after the sleep: %s", error)
+        return False
+    if facts.digest != digest:
+        # Answers that began with the old content would go on with the new one.
+        executor.drop_adapter(source.number)
+        logger.error("after the sleep: the files of %s have changed", source.name)
+        return False
+    return True

@@ -97,11 +97,16 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
         await self.engine.unload_adapter(name)
 
     def find(self, name: str) -> TextEngine | None:
-        """Return the engine of a name that clients may use, or the view of an adapter."""
+        """Return the engine of a name that clients may use, or the view of an adapter.
+
+        Raises:
+          EngineRestarting: the adapter is being loaded again.
+        """
         if self.info.has_name(name):
             return self
         adapter = self.adapters.get(name) or self.adapters.get(strip_tag(name))
         if adapter is None:
+            self.engine.check_lost_adapter(strip_tag(name))
             return None
         kept, view = self._views.get(adapter.name, (None, self))
         if kept is not adapter:

@@ -394,6 +394,7 @@ class FakeMemory:
     ) -> None:
         self.levels = levels
         self.moves: list[SleepLevel] = []
+        self.lost_adapters: list[int] = []
         self._device = device
         self._give_seconds = give_seconds
         self._take_seconds = take_seconds
@@ -405,11 +406,12 @@ class FakeMemory:
             self._device.lose_memory()
         self.moves.append(level)
 
-    async def take_again(self) -> None:
+    async def take_again(self) -> Sequence[int]:
         await trio.sleep(self._take_seconds)
         if self._fails:
             raise RuntimeError("the engine cannot wake: memory is short")
         self.moves.append(0)
+        return self.lost_adapters
 
 
 class FakeExecutor(Generic[PlanT, ResultT]):

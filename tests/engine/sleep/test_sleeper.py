@@ -14,6 +14,7 @@ from trioserve.engine.pooling.core import LocalPoolingCore
 from trioserve.engine.pooling.engine import TensorEngine
 from trioserve.engine.sleep.rules import IdleRule
 from trioserve.errors import (
+    AdapterNotFound,
     EngineAsleep,
     EngineDied,
     InvalidParameter,
@@ -89,13 +90,15 @@ class Bench:
     def phase(self) -> str:
         return self.engine.sleep_state.phase
 
-    async def generate(self, max_tokens: int = 5) -> int:
+    async def generate(self, max_tokens: int = 5, adapter: str = "") -> int:
         """Generate tokens, check them, and return how many of the prompt were cached."""
         tokens: list[int] = []
         num_cached = 0
         prompt = Prompt(token_ids=tuple(range(13)))
         sampling = SamplingParams(seed=0, max_tokens=max_tokens)
-        async with self.engine.open_stream([prompt], sampling) as deltas:
+        async with self.engine.open_stream(
+            [prompt], sampling, adapter=adapter
+        ) as deltas:
             async for delta in deltas:
                 tokens += delta.token_ids
                 num_cached = delta.num_cached_tokens or num_cached
@@ -148,6 +151,32 @@ async def test_a_request_that_leaves_during_the_wake_up_changes_nothing(
     assert bench.phase == "awake"
     assert bench.device.plans == []
     await bench.generate()
+
+
+@BOTH_PLACES
+async def test_an_adapter_that_is_gone_after_a_sleep_fails_its_requests_alone(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, is_remote: bool
+) -> None:
+    bench = Bench(idle=IDLE, is_remote=is_remote)
+    fresh = bench.engine.statistics()
+    await nursery.start(bench.engine.run)
+    await bench.engine.load_adapter("french", "/french")
+    gone = await bench.engine.load_adapter("german", "/german")
+    bench.memory.lost_adapters.append(gone.facts.number)
+    await trio.sleep(65)
+    assert bench.phase == "asleep"
+
+    async def fail() -> None:
+        with pytest.raises(AdapterNotFound, match="'german'"):
+            await bench.generate(adapter="german")
+
+    # They wake the engine.
+    async with trio.open_nursery() as requests:
+        requests.start_soon(fail)
+        requests.start_soon(bench.generate, 5, "french")
+    assert list(bench.engine.adapters) == ["french"]
+    await trio.sleep(2)
+    assert bench.engine.statistics() == fresh
 
 
 @pytest.mark.parametrize("keeps_states", [False, True])

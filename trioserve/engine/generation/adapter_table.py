@@ -3,6 +3,7 @@
     begin --> finish    a load; give_up ends one that fails
     use --> leave       a sequence
     unload              the name is free at once
+    lose                the device has it no more
 
 An adapter is *served* while requests may name it. One that is unloaded or replaced stays on the
 device until the last of its sequences has ended. All of it is decided here, without a clock and
@@ -36,8 +37,9 @@ class AdapterTable:
         self._num_begun = 0
         self._loading: dict[int, AdapterSource] = {}
         self._served: dict[str, ServedAdapter] = {}
-        # The sequences of each adapter on the device, by its number.
-        self._users: dict[int, set[int]] = {}
+        # The adapters on the device, and the sequences of each with their indices.
+        self._names: dict[int, str] = {}
+        self._users: dict[int, dict[int, int]] = {}
         self._number_of: dict[int, int] = {}
 
     @property
@@ -94,7 +96,8 @@ class AdapterTable:
     def finish(self, source: AdapterSource, facts: AdapterFacts) -> list[int]:
         """Serve an adapter that is loaded; returns the numbers that the device may drop."""
         del self._loading[source.number]
-        self._users[source.number] = set()
+        self._users[source.number] = {}
+        self._names[source.number] = source.name
         old = self._served.get(source.name)
         self._served[source.name] = ServedAdapter(path=source.path, facts=facts)
         return [] if old is None else self._drop_unused(old.facts.number)
@@ -110,7 +113,7 @@ class AdapterTable:
         return self._drop_unused(self._served.pop(name).facts.number)
 
     def use(self, name: str, sequence_ids: Iterable[int]) -> AdapterFacts:
-        """Count new sequences of an adapter, until each leaves.
+        """Count the sequences of a new request of an adapter, until each leaves.
 
         Raises:
           AdapterNotFound
@@ -118,8 +121,8 @@ class AdapterTable:
         if name not in self._served:
             raise AdapterNotFound(name)
         facts = self._served[name].facts
-        for sequence_id in sequence_ids:
-            self._users[facts.number].add(sequence_id)
+        for index, sequence_id in enumerate(sequence_ids):
+            self._users[facts.number][sequence_id] = index
             self._number_of[sequence_id] = facts.number
         return facts
 
@@ -132,14 +135,27 @@ class AdapterTable:
         for sequence_id in sequence_ids:
             number = self._number_of.pop(sequence_id, None)
             if number is not None:
-                self._users[number].remove(sequence_id)
+                del self._users[number][sequence_id]
                 dropped += self._drop_unused(number)
         return dropped
+
+    def lose(self, number: int) -> tuple[str, dict[int, int]]:
+        """Forget an adapter that the device has lost.
+
+        Returns:
+          its name, and its sequences with their indices in their requests; they have left
+        """
+        name, users = self._names.pop(number), self._users.pop(number)
+        if name in self._served and self._served[name].facts.number == number:
+            del self._served[name]
+        for sequence_id in users:
+            del self._number_of[sequence_id]
+        return name, users
 
     def _drop_unused(self, number: int) -> list[int]:
         """Forget an adapter that nobody uses and no request may name."""
         is_served = any(each.facts.number == number for each in self._served.values())
         if is_served or self._users[number]:
             return []
-        del self._users[number]
+        del self._users[number], self._names[number]
         return [number]

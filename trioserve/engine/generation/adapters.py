@@ -140,6 +140,12 @@ class CoreAdapters(AdapterView):
         """
         return self._table.use(name, sequence_ids)
 
+    def lose(self, number: int) -> tuple[str, dict[int, int]]:
+        """Serve an adapter no more that the device has lost; see AdapterTable.lose."""
+        lost = self._table.lose(number)
+        self._publish()
+        return lost
+
     def leave(self, sequence_ids: Iterable[int]) -> None:
         """Forget sequences that have ended; an unused adapter leaves the device."""
         self._drop(self._table.leave(sequence_ids))

@@ -18,7 +18,7 @@ from ...types.adapter import DEFAULT_MAX_ADAPTERS, NO_ADAPTER, AdapterFacts
 from ...types.client import Client
 from ...types.ids import SequenceId
 from ...types.model_info import ModelInfo
-from ...types.output import StepResult, TokenDelta
+from ...types.output import SequenceError, StepResult, TokenDelta
 from ...types.plan import StepPlan
 from ...types.prompt import Prompt, count_tokens, list_image_runs
 from ...types.sampling import SamplingParams
@@ -118,7 +118,9 @@ class LocalCore:
             loop=self._loop,
             is_at_rest=lambda: scheduler.is_at_rest,
             forget=scheduler.forget_cache,
+            lose=self._lose_adapters,
         )
+        self._deliver: Callable[[Iterable[TokenDelta]], None]
 
     async def run(
         self,
@@ -131,6 +133,7 @@ class LocalCore:
                 self.adapters.leave(each.sequence_id for each in deltas if each.is_last)
             deliver(deltas)
 
+        self._deliver = deliver
         async with trio.open_nursery() as nursery:
             await nursery.start(self._loop.run, hand_out)
             nursery.start_soon(self.sleep.run)
@@ -217,6 +220,20 @@ class LocalCore:
 
     def stalled_seconds(self) -> float:
         return self._loop.step_age_seconds
+
+    def _lose_adapters(self, numbers: Collection[int]) -> None:
+        """End the sequences of adapters that are gone, while no step is in flight."""
+        for number in numbers:
+            name, users = self.adapters.lose(number)
+            for sequence_id in users:
+                self._scheduler.abort(SequenceId(sequence_id))
+            error = SequenceError(adapter=name)
+            self._deliver(
+                [
+                    TokenDelta(sequence_id=SequenceId(k), index=index, error=error)
+                    for k, index in users.items()
+                ]
+            )
 
     def _make_sequences(
         self, group: SequenceGroup, place: int, adapter: AdapterFacts | None

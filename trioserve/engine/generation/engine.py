@@ -207,6 +207,15 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         """The number of changes of `adapters`."""
         return self._core.adapters.revision
 
+    def check_lost_adapter(self, name: str) -> None:
+        """Raise the reason why an adapter is not there yet: its core starts again.
+
+        Raises:
+          EngineRestarting
+        """
+        if name in self._lost_adapters:
+            self._requests.check_alive()
+
     async def wait_adapters(self, revision: int) -> None:
         """Wait until so many changes of `adapters` are known here."""
         await self._core.adapters.wait_revision(revision)

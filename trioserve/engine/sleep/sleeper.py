@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 import logging
 from typing import Protocol
 
@@ -29,8 +29,11 @@ class Memory(Protocol):
     async def give_back(self, level: SleepLevel) -> None:
         """Give memory back; no step is in flight. From level 1 it can go on to level 2."""
 
-    async def take_again(self) -> None:
+    async def take_again(self) -> Collection[int]:
         """Take all memory again; then steps may come.
+
+        Returns:
+          the numbers of adapters that could not be loaded again
 
         Raises:
           RuntimeError: the model cannot be loaded again.
@@ -58,6 +61,7 @@ class CoreSleep(SleepView):
       loop: the core's; it makes no plans during the sleep.
       is_at_rest: says whether the core holds nothing for requests.
       forget: forgets all that the scheduler knows of lost memory.
+      lose: takes the numbers of adapters that are gone.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class CoreSleep(SleepView):
         loop: Loop,
         is_at_rest: Callable[[], bool],
         forget: Callable[[], None],
+        lose: Callable[[Collection[int]], None] = lambda numbers: None,
     ) -> None:
         super().__init__()
         self._memory = memory
@@ -75,6 +80,7 @@ class CoreSleep(SleepView):
         self._loop = loop
         self._is_at_rest = is_at_rest
         self._forget = forget
+        self._lose = lose
         self._phase: SleepPhase = "awake"
         self._level: SleepLevel = 0
         # For the task that sleeps, and for those that wait for it.
@@ -154,7 +160,7 @@ class CoreSleep(SleepView):
         began = trio.current_time()
         self._phase = "waking"
         self._publish()
-        await self._memory.take_again()
+        self._lose(await self._memory.take_again())
         self._phase, self._level = "awake", 0
         self._rules.note_awake(trio.current_time())
         self._loop.resume()
