@@ -49,6 +49,7 @@ class Server:
                 ModelEntry(
                     name=name,
                     other_names=(f"{name}-alias",),
+                    adapters=("french",) if name == "chat" else (),
                     num_bytes=10,
                     open_engine=lambda n=name, o=opener: self._open(n, o),
                 )
@@ -119,7 +120,7 @@ async def test_lists_and_probes_load_nothing(several: Server) -> None:
         assert (await several.client.get(path)).status_code == 200, path
     assert (await several.client.get("/api/ps")).json() == {"models": []}
     tags = (await several.client.get("/api/tags")).json()["models"]
-    assert [each["status"]["value"] for each in tags] == ["unloaded"] * 6
+    assert [each["status"]["value"] for each in tags] == ["unloaded"] * 7
     card = (await several.client.get("/v1/models/embed-alias")).json()
     assert (card["id"], card["root"], card["max_model_len"]) == (
         *("embed-alias", "embed-alias"),
@@ -128,7 +129,8 @@ async def test_lists_and_probes_load_nothing(several: Server) -> None:
     states = await several.read_states()
     assert states == dict.fromkeys(states, {"value": "unloaded", "memory_bytes": 10})
     assert [*states] == [
-        *("chat", "chat-alias", "other", "other-alias", "embed", "embed-alias")
+        *("chat", "chat-alias", "french", "other", "other-alias"),
+        *("embed", "embed-alias"),
     ]
 
 
@@ -170,6 +172,40 @@ async def test_a_request_waits_for_its_model_and_the_first_is_the_default(
     ):
         assert line in metrics
     assert metrics.count("# TYPE trioserve_num_requests_running gauge") == 1
+
+
+async def test_adapters_choose_their_model(several: Server, tmp_path: Path) -> None:
+    (tmp_path / "answer.txt").write_text("Bonjour ")
+    assert several.state is not None
+    several.state.config = replace(
+        several.state.config, adapter_folder=(str(tmp_path),)
+    )
+    several.may_load["chat"].set()
+
+    async def change(verb: str, name: str, model: str | None = None) -> httpx.Response:
+        path = f"/v1/{verb}_lora_adapter"
+        return await several.post(path, model, lora_name=name, lora_path=".")
+
+    # The name of the configuration loads the model, which does not have the adapter (any more).
+    answer = await several.post("/v1/completions", "french", **PROMPT)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (
+        404,
+        "NotFoundError",
+    )
+    for name in ("french", "owner/later"):
+        assert (await change("load", name)).is_success
+        answer = await several.post("/v1/completions", name, **PROMPT)
+        assert answer.json()["model"] == name
+        assert answer.json()["choices"][0]["text"].startswith("Bon")
+    for name in ("other", "embed-alias"):
+        refused = await change("load", name)
+        assert refused.status_code == 400
+        assert "a name of another model" in refused.json()["error"]["message"]
+    several.may_load["embed"].set()
+    assert (await change("load", "x", "embed")).status_code == 400
+    assert (await change("unload", "owner/later", "chat-alias")).is_success
+    answer = await several.post("/v1/completions", "owner/later", **PROMPT)
+    assert answer.status_code == 404
 
 
 async def test_names_and_loads_that_fail(several: Server) -> None:

@@ -290,8 +290,7 @@ class ServerState:
             with self.lifecycle.until_drain():
                 await hold.visit(self.models, self.models.find(model))
             assert hold.engine is not None, "the request has a model now"
-            if model:
-                hold.engine = hold.engine.find(model) or hold.engine
+            hold.engine = self.models.choose(hold.engine, model)
         return hold.engine
 
     def _find_engine(self, model: str | None) -> TextEngine | PoolingEngine:

@@ -293,7 +293,9 @@ async def test_levels_that_a_model_does_not_have_are_refused(
         await bench.engine.sleep(1, ends_requests=True)
     none = Bench(has_memory=False)
     await nursery.start(none.engine.run)
-    with pytest.raises(NotSupported, match="sleep is not supported by this server: torchrun"):
+    with pytest.raises(
+        NotSupported, match="sleep is not supported by this server: torchrun"
+    ):
         await none.engine.sleep(2, ends_requests=True)
 
 

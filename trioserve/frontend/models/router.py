@@ -176,6 +176,7 @@ class ModelRouter:
             for each in entries
             for alias in (each.source, *each.names, *each.adapters)
         }
+        self._adapters = {name for each in entries for name in each.adapters}
         self.budget = budget
         self.workers = RendererWorkers(_NUM_READERS)
         self._policy = ModelPolicy(
@@ -244,6 +245,17 @@ class ModelRouter:
                 return model
         raise ModelNotFound(name, served=self.names)
 
+    def choose(self, engine: Engine, name: str | None) -> Engine:
+        """Return an engine for one of its names, or the view of an adapter.
+
+        Raises:
+          ModelNotFound: the adapter of the configuration was unloaded.
+        """
+        found = engine.find(name) if name else engine
+        if found is None and name and find_name(name, self._adapters) is not None:
+            raise ModelNotFound(name, served=self.names)
+        return found or engine
+
     def visit(self, name: str) -> Visit:
         """Ask for a model, which is loaded if it has to be; `leave` gives it back.
 
@@ -262,7 +274,7 @@ class ModelRouter:
         visit = self.visit(self.find(name))
         try:
             engine = await visit.wait()
-            yield (engine.find(name) if name else None) or engine
+            yield self.choose(engine, name)
         finally:
             visit.leave()
 

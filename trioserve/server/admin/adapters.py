@@ -14,7 +14,7 @@ from quart import Response
 from ...api.decode.body import read_request
 from ...api.decode.decoder import BodyDecoder
 from ...api.decode.fields import ModelRequest, Name
-from ...errors import AdapterNotFound, AdapterRefused, EndpointOff
+from ...errors import AdapterNotFound, AdapterRefused, EndpointOff, ModelNotFound
 from ...frontend import TextEngine
 from ...http.keys.keys import check_admin
 from ...http.keys.siblings import AwaitAdapters, ask_siblings
@@ -75,6 +75,7 @@ async def answer_load_adapter(state: ServerState, request: ScopedRequest) -> Res
     assert (
         body.lora_name is not None and body.lora_path is not None
     ), "both are required"
+    _check_name(state, engine, body.lora_name)
     find = partial(find_path, state.config.adapter_folder, body.lora_path)
     # Folders may be far away.
     path = await engine.renderer.workers.run(find)
@@ -100,6 +101,23 @@ def _check(state: ServerState, request: ScopedRequest) -> None:
     if not state.config.adapter_folder:
         raise EndpointOff("--adapter-folder FOLDER")
     check_admin(request.live.key)
+
+
+def _check_name(state: ServerState, engine: TextEngine, name: str) -> None:
+    """Refuse a name that chooses another model already.
+
+    Raises:
+      AdapterRefused
+    """
+    if state.models is None:
+        return
+    try:
+        found = state.models.find_loaded(name)
+    except ModelNotFound:
+        return
+    if found is None or found.engine is not engine.engine:
+        reason = f"{name!r} is a name of another model, or of its adapter"
+        raise AdapterRefused("lora_name", reason)
 
 
 async def _confirm(
