@@ -32,8 +32,8 @@ class Layers:
         MODULE.format(layer, name): (SIZE, SIZE) for layer in (0, 1) for name in "qkvo"
     }
 
-    def multiply(self, name: str, vectors: torch.Tensor) -> torch.Tensor:
-        return vectors @ torch.ones(SIZE, SIZE)
+    def read(self, name: str) -> torch.Tensor:
+        return torch.ones(SIZE, SIZE)
 
     def pack(self, changes: Any) -> Any: ...
     def add(self, number: int, packed: Any) -> None: ...

@@ -66,14 +66,10 @@ class LayerAdapters(Protocol):
     @property
     def shapes(self) -> Mapping[str, tuple[int, int]]: ...
 
-    def multiply(self, name: str, vectors: Tensor) -> Tensor:
-        """Multiply vectors by a product's own weight, without its bias; in any thread.
+    def read(self, name: str) -> Tensor:
+        """Return a copy of a product's weight, (num_outputs, num_inputs) float32.
 
-        Args:
-          vectors: (num_vectors, num_inputs) float32
-
-        Returns:
-          (num_vectors, num_outputs) float32
+        It may be called in any thread, while steps run.
         """
 
     def pack(self, changes: Changes) -> Any:

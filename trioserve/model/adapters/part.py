@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from torch import Tensor
-
 from ..shards.cuts import Cut
 from .config import AdapterProblem
 from .description import LayerAdapters, LowRank
@@ -59,10 +57,6 @@ class ModelPart:
         """Refuse a tensor that belongs to no product here, if there are no others."""
         if self.has_all:
             raise AdapterProblem(describe_unknown(tensor))
-
-    def multiply(self, name: str, vectors: Tensor) -> Tensor:
-        """See LayerAdapters.multiply."""
-        return self.layers.multiply(name, vectors)
 
     def _widen(self, name: str, shape: tuple[int, int]) -> tuple[int, int]:
         """Return the shape of the whole of a product."""

@@ -48,14 +48,18 @@ class ModuleAdapters:
         self._hooks: dict[str, Any] = {}
         self._step: _Step | None = None
 
-    def multiply(self, name: str, vectors: Tensor) -> Tensor:
+    def read(self, name: str) -> Tensor:
         module: Any = self._modules[name]
-        given = vectors.to(self._device, self._dtype)
+        if type(module) is nn.Linear:
+            weight: Tensor = module.weight.detach()
+            return weight.to("cpu", torch.float32, copy=True)
+        # Its weight may lie packed, or the other way round.
+        chosen = torch.eye(self.shapes[name][1], dtype=self._dtype, device=self._device)
         # Not by a call of the module, which would run the hooks.
-        output: Tensor = module.forward(given).float()
+        output: Tensor = module.forward(chosen).float()
         if module.bias is not None:
             output -= module.bias.float()
-        return output.cpu()
+        return output.T.cpu()
 
     def pack(self, changes: Changes) -> Changes:
         return {name: _send(each, self._device) for name, each in changes.items()}

@@ -77,11 +77,7 @@ class NativeAdapters:
         self._names = names
         self._adapters: dict[int, PackedAdapter] = {}
 
-    def multiply(self, name: str, vectors: Tensor) -> Tensor:
-        return vectors @ self.read(name).T
-
     def read(self, name: str) -> Tensor:
-        """Return the weight of a product, (num_outputs, num_inputs) float32; in any thread."""
         product, begin, end = self._find(name)
         size = product.block_size
         weight = torch.empty(end - begin, product.num_inputs)
