@@ -330,19 +330,13 @@ class ModelRouter:
         if ticket.state == "refused":
             raise self._explain(ticket)
         run = self._runs.get(ticket.model)
-        try:
-            # It may have failed since, and be on its way out.
-            if run is None or run.engine is None:
-                raise EngineDied()
-            run.engine.check_alive()
-        except EngineDied:
+        engine = None if run is None else run.engine
+        # It may have failed since, and be on its way out.
+        if engine is None or _has_died(engine):
             raise ModelFailed(
                 ticket.model, "its engine failed", retry_after_seconds=RETRY_SECONDS
-            ) from None
-        except TrioserveError:
-            # It is there, and tells its requests why they must wait.
-            pass
-        return run.engine
+            )
+        return engine
 
     def _explain(self, ticket: Ticket) -> ModelFailed:
         return ModelFailed(
@@ -403,6 +397,17 @@ class ModelRouter:
             self._policy.note_loaded(name, num_bytes, now)
             self._settle()
             await run.may_close.wait()
+
+
+def _has_died(engine: Engine) -> bool:
+    try:
+        engine.check_alive()
+    except EngineDied:
+        return True
+    except TrioserveError:
+        # It is there, and tells its requests why they must wait.
+        pass
+    return False
 
 
 def _describe(error: Exception) -> str:

@@ -65,7 +65,7 @@ def _look(
     check_size(None, content)
     try:
         fields = msgspec.json.decode(content, type=_Fields)
-        name = msgspec.json.decode(fields.model or b"null")
+        name = msgspec.json.decode(getattr(fields, "model") or b"null")
     except (ValueError, RecursionError):
         # Any endpoint can name the mistake.
         return content, None, None
