@@ -81,8 +81,8 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
           InvalidAdapter: its files are wrong, or the model cannot run it.
           EngineDied, EngineRestarting, ShuttingDown: no engine runs.
         """
-        path = abspath(expanduser(path))
-        loaded = await self.engine.load_adapter(name, path, replaces=load_inplace)
+        whole = _make_absolute(path)
+        loaded = await self.engine.load_adapter(name, whole, replaces=load_inplace)
         return loaded.facts
 
     async def unload_adapter(self, name: str) -> None:
@@ -441,3 +441,8 @@ def _make_demand(
         max_tokens=math.inf if longest is None else longest,
         client=client,
     )
+
+
+def _make_absolute(path: str | Path) -> str:
+    # It reads no disk.
+    return abspath(expanduser(path))
