@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from gguf import GGMLQuantizationType as Kind
@@ -10,6 +11,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from trioserve.model.adapters.description import LowRank
+from trioserve.model.self_check.compare import measure_distance
+from trioserve.model.self_check.steps import COMPARED_TOKENS, make_check
 from trioserve.weights import read_gguf, resolve_description
 from trioserve.weights.gguf_families import read_tensors
 
@@ -70,3 +74,39 @@ def test_heads_of_values_move_within_blocks(tmp_path: Path) -> None:
     assert {each.untyped_storage().nbytes() for each in matrices} == {4}
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
     assert compare(load(path, dtype="auto", quantization="int8"), oracle) < ROUNDING
+
+
+@torch.inference_mode()
+def test_adapters_change_the_products_of_a_file(tmp_path: Path) -> None:
+    """Also where llama.cpp has another order of their outputs, and of their inputs."""
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+    sizes |= {"linear_value_head_dim": 32, "linear_num_value_heads": 8}
+    model = make_model("qwen35", **sizes)
+    path = write_gguf(tmp_path / "tiny.gguf", "qwen35", model, kinds=mix_k)
+    loaded, oracle = load(path), read_oracle(path)
+    assert loaded.native is not None, "the kernels run it"
+    tables, inputs = make_check(loaded.info.vocab_size)
+    layers = loaded.native.open(tables, num_blocks=tables.block_ids.shape[1])
+    assert layers.adapters is not None, "they run adapters"
+    chance = torch.Generator().manual_seed(0)
+    changes = {}
+    for name, (num_outputs, num_inputs) in layers.adapters.shapes.items():
+        product = oracle.get_submodule(name)
+        vectors = torch.randn(3, num_inputs, generator=chance)
+        actual = layers.adapters.multiply(name, vectors)
+        # The scales of blocks are rounded to 16 bits.
+        assert measure_distance(vectors @ product.weight.T, actual) < FINE_ROUNDING
+        a = torch.randn(5, num_inputs, generator=chance) / num_inputs**0.5
+        b = torch.randn(num_outputs, 5, generator=chance) * 0.1
+        changes[name] = LowRank(a=a, b=b)
+        product.weight = torch.nn.Parameter(product.weight + b @ a)
+    layers.adapters.add(1, layers.adapters.pack(changes))
+    vectors = loaded.model.get_input_embeddings()(inputs.input_ids)[0]
+
+    def measure(adapter: int) -> float:
+        step = replace(inputs, adapters=(adapter,))
+        actual = layers.run(vectors, step, COMPARED_TOKENS, inputs.position_ids)
+        return measure_distance(logits[COMPARED_TOKENS], actual)
+
+    logits = oracle(input_ids=inputs.input_ids, use_cache=False).logits[0]
+    assert measure(1) < ROUNDING < measure(0)
