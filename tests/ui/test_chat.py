@@ -413,3 +413,13 @@ def test_a_tab_chooses_among_the_model_and_its_adapters(
         page.evaluate("connect()")
         wait_for(page, "server.model.id === 'fake'")
         assert page.is_hidden("#models")
+        # Of several models, each has a state, and one that was never loaded has no more.
+        states = "[['a', 'loading'], ['b', 'failed']]"
+        page.evaluate(
+            f"showModels({states}.map(([id, value]) => ({{ id, architecture: null, "
+            "status: { value, reason: 'gone' } })))"
+        )
+        texts = "(all) => all.map(({ text, title }) => `${text} ${title}`)"
+        shown = page.eval_on_selector_all("#models option", texts)
+        assert shown == ["a: loading gone", "b: failed gone"]
+        assert page.is_visible("#chat")

@@ -106,6 +106,11 @@ function showModels(models) {
   if (ids.join("\n") !== [...choice.options].map(({ value }) => value).join("\n")) {
     choice.replaceChildren(...ids.map((id) => new Option(id, id)));
   }
+  // Of several models, each has a state.
+  models.forEach(({ id, status }, i) => {
+    choice.options[i].text = status ? `${id}: ${status.value}` : id;
+    choice.options[i].title = status?.reason ?? "";
+  });
   choice.value = model.id;
   choice.hidden = ids.length < 2;
   byId("model").hidden = !choice.hidden;
