@@ -178,7 +178,7 @@ def shell(request: pytest.FixtureRequest, home: Path) -> Iterator[Shell]:
         ("--ver", "--version"),
         ("completion zs", "completion zsh"),
         ("serve --dt", "serve --dtype"),
-        ("serve --no-pre", "serve --no-prefix-caching"),
+        ("serve --no-pref", "serve --no-prefix-caching"),
         ("serve --dtype bf", "serve --dtype bfloat16"),
         ("serve --dtype=bf", "serve --dtype=bfloat16"),
         # The value of --port is a word of its own, and no model.
