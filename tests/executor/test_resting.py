@@ -146,6 +146,36 @@ async def test_adapters_that_are_gone_or_changed_are_told(
         assert await bench.executor.take_again() == ()
 
 
+async def test_adapters_that_are_dropped_during_the_wake_up_are_not_loaded(
+    nursery: trio.Nursery,
+) -> None:
+    bench = Bench()
+    executor = bench.executor
+    with trio.fail_after(60):
+        await nursery.start(executor.run)
+        for number in (1, 2, 3):
+            source = AdapterSource(number=number, name=f"{number}", path="")
+            await executor.load_adapter(source)
+        await executor.give_back(2)
+        bench.take()
+        async with trio.open_nursery() as waking:
+            waking.start_soon(executor.take_again)
+            while not bench.happened:
+                await trio.sleep(0)
+            # The first is being read; the third hardly is yet.
+            executor.drop_adapter(1)
+            executor.drop_adapter(3)
+        executor.drop_adapter(2)
+        await bench.run_step(1)
+    on_device = set()
+    for _, verb, number in map(str.split, bench.take()):
+        if verb == "add":
+            on_device.add(number)
+        elif verb == "remove":
+            on_device.remove(number)
+    assert not on_device
+
+
 async def test_an_executor_without_a_cache_has_no_level_1() -> None:
     async def open(stack: AsyncExitStack) -> LocalExecutor[int, int]:
         raise AssertionError("it does not wake")

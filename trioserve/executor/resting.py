@@ -57,6 +57,8 @@ class RestingExecutor(Generic[PlanT, ResultT]):
         self._level: SleepLevel = 0
         # The loaded adapters, for the next executor, each with the digest of its content.
         self._adapters: dict[int, tuple[AdapterSource, bytes]] = {}
+        # Those that the present executor has.
+        self._present_adapters: set[int] = set()
         self._num_loading = 0
         self._has_loaded = trio.Event()
         self._must_end = trio.Event()
@@ -97,6 +99,7 @@ class RestingExecutor(Generic[PlanT, ResultT]):
         try:
             facts = await self._get_present().load_adapter(source)
             self._adapters[source.number] = source, facts.digest
+            self._present_adapters.add(source.number)
         finally:
             self._num_loading -= 1
             self._has_loaded.set()
@@ -104,19 +107,22 @@ class RestingExecutor(Generic[PlanT, ResultT]):
 
     def drop_adapter(self, number: int) -> None:
         del self._adapters[number]
-        if self._present is not None:
-            self._present.drop_adapter(number)
+        # While the executor wakes, an adapter may be not loaded yet.
+        if number in self._present_adapters:
+            self._present_adapters.remove(number)
+            self._get_present().drop_adapter(number)
 
     async def give_back(self, level: SleepLevel) -> None:
         """Give memory back; no step is in flight."""
         while self._num_loading:
             self._has_loaded = trio.Event()
             await self._has_loaded.wait()
+        # From now on no adapter is loaded.
+        self._level = level
         if level == 2:
             await self._end_present()
         else:
             await self._get_local().release_cache()
-        self._level = level
         # The memory of level 1 is free by now, and collecting all objects takes half a second.
         work = self._collect if level == 2 else self._trim
         await trio.to_thread.run_sync(work, limiter=self._trimming)
@@ -145,6 +151,7 @@ class RestingExecutor(Generic[PlanT, ResultT]):
         self._must_end.set()
         await self._has_ended.wait()
         self._present = None
+        self._present_adapters.clear()
         await self._stack.aclose()
 
     async def _begin_next(self) -> tuple[int, ...]:
@@ -152,13 +159,33 @@ class RestingExecutor(Generic[PlanT, ResultT]):
         self._has_begun = trio.Event()
         self._must_begin.set()
         await self._has_begun.wait()
-        lost = []
-        for number, (source, digest) in [*self._adapters.items()]:
-            if not await _load_again(self._present, source, digest):
-                del self._adapters[number]
-                lost.append(number)
+        # Any of them may be dropped meanwhile.
+        numbers = [*self._adapters]
+        lost = [number for number in numbers if not await self._load_again(number)]
         settle_again()
         return tuple(lost)
+
+    async def _load_again(self, number: int) -> bool:
+        """Load an adapter as it was, unless it is dropped; returns whether that was possible."""
+        if number not in self._adapters:
+            return True
+        source, digest = self._adapters[number]
+        present = self._get_present()
+        try:
+            facts = await present.load_adapter(source)
+        except InvalidAdapter as error:
+            fault = str(error)
+        else:
+            if number in self._adapters and facts.digest == digest:
+                self._present_adapters.add(number)
+                return True
+            # Answers that began with the old content would go on with the new one.
+            present.drop_adapter(number)
+            fault = f"the files of {source.name} have changed"
+        if self._adapters.pop(number, None) is None:
+            return True
+        logger.error("after the sleep: %s", fault)
+        return False
 
     def _collect(self) -> None:
         collect_settled()
@@ -172,20 +199,3 @@ class RestingExecutor(Generic[PlanT, ResultT]):
         present = self._get_present()
         assert isinstance(present, LocalExecutor), "others have no level 1"
         return present
-
-
-async def _load_again(
-    executor: Executor[PlanT, ResultT], source: AdapterSource, digest: bytes
-) -> bool:
-    """Load an adapter as it was; returns whether that was possible."""
-    try:
-        facts = await executor.load_adapter(source)
-    except InvalidAdapter as error:
-        logger.error("after the sleep: %s", error)
-        return False
-    if facts.digest != digest:
-        # Answers that began with the old content would go on with the new one.
-        executor.drop_adapter(source.number)
-        logger.error("after the sleep: the files of %s have changed", source.name)
-        return False
-    return True

@@ -139,6 +139,10 @@ class AdapterTable:
                 dropped += self._drop_unused(number)
         return dropped
 
+    def holds(self, number: int) -> bool:
+        """Return whether the device has an adapter."""
+        return number in self._users
+
     def lose(self, number: int) -> tuple[str, dict[int, int]]:
         """Forget an adapter that the device has lost.
 

@@ -140,6 +140,10 @@ class CoreAdapters(AdapterView):
         """
         return self._table.use(name, sequence_ids)
 
+    def holds(self, number: int) -> bool:
+        """Return whether an adapter is on the device."""
+        return self._table.holds(number)
+
     def lose(self, number: int) -> tuple[str, dict[int, int]]:
         """Serve an adapter no more that the device has lost; see AdapterTable.lose."""
         lost = self._table.lose(number)

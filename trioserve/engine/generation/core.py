@@ -8,6 +8,7 @@ from typing import Protocol
 
 import trio
 
+from ...errors import AdapterNotFound
 from ...executor import Executor
 from ...scheduler.generation.counts import SchedulerCounters, SchedulerStatistics
 from ...scheduler.generation.scheduler import Scheduler
@@ -167,6 +168,9 @@ class LocalCore:
                     limiter=self._preparing,
                     abandon_on_cancel=True,
                 )
+                if facts is not None and not self.adapters.holds(facts.number):
+                    # A sleep lost it meanwhile.
+                    raise AdapterNotFound(group.adapter)
         except BaseException:
             self.adapters.leave(group.list_ids())
             raise
