@@ -36,8 +36,11 @@ LIST = {"object": "list", "data": [REQUEST]}
 NO_REQUEST = {"error": {"message": "No request with the id 'x' is being answered."}}
 
 
+AWAKE = b'{"is_sleeping": false}'
+
+
 class Server:
-    """Answers each request with the same status and body."""
+    """Answers each request with the same status and body; its engine is awake."""
 
     def __init__(self) -> None:
         self.status = 200
@@ -51,10 +54,11 @@ class Server:
             def do_GET(self) -> None:
                 key = self.headers["Authorization"]
                 server.seen.append((self.command, self.path, key))
+                body = AWAKE if self.path == "/is_sleeping" else server.body
                 self.send_response(server.status)
-                self.send_header("Content-Length", str(len(server.body)))
+                self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(server.body)
+                self.wfile.write(body)
 
             do_DELETE = do_GET
 

@@ -84,6 +84,8 @@ def test_the_whole_table() -> None:
     assert lines[0] == "2 requests: 1 queue, 1 decode"
     assert [line.split()[0] for line in lines[1:]] == ["ID", "one", "two"]
     assert list(write_table([], 120)) == ["0 requests"]
+    asleep = list(write_table([], 120, is_asleep=True))
+    assert asleep == ["0 requests; the engine is asleep"]
 
 
 def test_numbers_have_six_characters() -> None:

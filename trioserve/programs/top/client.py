@@ -64,6 +64,10 @@ class _Details(msgspec.Struct, frozen=True):
     data: list[Details]
 
 
+class _IsSleeping(msgspec.Struct, frozen=True):
+    is_sleeping: bool
+
+
 class Client:
     """Asks one server, each time over a new connection.
 
@@ -82,6 +86,14 @@ class Client:
           TopError
         """
         return self._ask("GET", _PATH, _Requests).data
+
+    def is_asleep(self) -> bool:
+        """Return whether the engine has given memory back.
+
+        Raises:
+          TopError
+        """
+        return self._ask("GET", "/is_sleeping", _IsSleeping).is_sleeping
 
     def find_details(self, request_id: str) -> list[Details]:
         """Return the requests with an id; none if they have ended.

@@ -75,7 +75,8 @@ class Screen:
         _write(
             window,
             0,
-            f"{write_summary(rows)}   {escape_ascii(self._url)}",
+            f"{write_summary(rows, is_asleep=seen.is_asleep)}   "
+            f"{escape_ascii(self._url)}",
             curses.A_BOLD,
         )
         room = max(0, height - _MARGIN)

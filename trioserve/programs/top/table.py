@@ -22,6 +22,8 @@ _KEYS: Final[dict[Order, Callable[[Request], Any]]] = {
     "id": lambda each: each.id,
 }
 
+_ASLEEP: Final = "; the engine is asleep"
+
 HEADING: Final = (
     f"{'ID':<16} {'PHASE':<7} {'AGE':>6} {'LIMIT':>6} {'IN':>6} {'OUT':>6} {'KEY':<9} PATH"
 )
@@ -49,18 +51,20 @@ def write_row(request: Request, width: int) -> str:
     return " ".join(cells).rstrip()[:width]
 
 
-def write_summary(requests: Sequence[Request]) -> str:
-    """Count the requests by phase."""
+def write_summary(requests: Sequence[Request], *, is_asleep: bool = False) -> str:
+    """Count the requests by phase, and tell whether the engine is asleep."""
     counts = Counter(escape_ascii(each.phase) for each in requests)
     parts = [f"{counts[phase]} {phase}" for phase in sorted(counts, key=_rank)]
     number = len(requests)
     noun = "request" if number == 1 else "requests"
-    return f"{number} {noun}{': ' if parts else ''}{', '.join(parts)}"
+    return f"{number} {noun}{': ' if parts else ''}{', '.join(parts)}{_ASLEEP if is_asleep else ''}"
 
 
-def write_table(requests: Sequence[Request], width: int) -> Iterator[str]:
+def write_table(
+    requests: Sequence[Request], width: int, *, is_asleep: bool = False
+) -> Iterator[str]:
     """Write everything that --once prints."""
-    yield write_summary(requests)
+    yield write_summary(requests, is_asleep=is_asleep)
     if requests:
         yield HEADING[:width]
         for each in requests:

@@ -25,8 +25,12 @@ async function look() {
   showRequests((await (await get("v1/requests")).json()).data);
   await showOpenRows();
   try {
-    showMetrics(readMetrics(await (await get("metrics")).text()));
-    noteRefusal(tabStorage.getItem(KEY) ? "Only requests that your key may see are shown." : "");
+    const metrics = readMetrics(await (await get("metrics")).text());
+    showMetrics(metrics);
+    const notes = [];
+    if (sum(metrics, "sleep_level")) notes.push("The engine is asleep: it has given memory back.");
+    if (tabStorage.getItem(KEY)) notes.push("Only requests that your key may see are shown.");
+    noteRefusal(notes.join(" "));
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
     for (const each of [...charts.map(({ node }) => node), byId("loop")]) each.hidden = true;
