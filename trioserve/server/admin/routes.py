@@ -181,6 +181,7 @@ ROUTES: Final = (
         query={
             "level": "1 gives back the KV cache, 2 the weights, too; by default 1.",
             "mode": "abort ends the running requests, wait lets them end; by default abort.",
+            "model": "The model, if there are several.",
         },
         errors={**_NOT_ADMIN, "400": "The engine does not have the level or the mode."},
     ),
@@ -189,6 +190,7 @@ ROUTES: Final = (
         paths=("/wake_up",),
         handler=answer_wake_up,
         summary="Wake the engine, and answer when the model can run.",
+        query={"model": "The model, if there are several."},
         errors=_NOT_ADMIN,
     ),
     Route(
