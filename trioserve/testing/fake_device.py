@@ -381,6 +381,7 @@ class FakeMemory:
 
     Attributes:
       moves: the levels in the order of the calls; 0 if all was taken again.
+      lost_adapters: the numbers of adapters that are gone then.
     """
 
     def __init__(
