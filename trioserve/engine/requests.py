@@ -62,6 +62,15 @@ class OpenRequests:
             raise error
 
     @contextmanager
+    def tell_end(self) -> Iterator[None]:
+        """Raise in the block what requests get, if the engine process ends meanwhile."""
+        try:
+            yield
+        except EngineProcessDied:
+            self.check_alive()
+            raise EngineDied() from None
+
+    @contextmanager
     def hold(self, request: OpenRequest) -> Iterator[None]:
         """Count a request as open in the block; the end of the engine fails it."""
         self._requests.add(request)

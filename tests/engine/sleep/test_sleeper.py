@@ -308,9 +308,8 @@ async def test_an_engine_that_cannot_wake_fails(
         async with trio.open_nursery() as nursery:
             await nursery.start(bench.engine.run)
             await bench.engine.sleep(2, ends_requests=True)
-            with pytest.raises(Exception) as caught:
+            with pytest.raises(EngineDied):
                 await bench.engine.wake()
-            assert type(caught.value).__name__ in ("EngineDied", "EngineProcessDied")
     with pytest.raises(EngineDied):
         bench.engine.check_alive()
 

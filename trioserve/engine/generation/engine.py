@@ -239,9 +239,10 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
           EngineDied, EngineRestarting, EngineAsleep, ShuttingDown: no engine runs.
         """
         self.check_alive()
-        # The model says which adapters it runs.
-        await self._core.sleep.wake()
-        return await self._core.adapters.load(name, path, replaces=replaces)
+        with self._requests.tell_end():
+            # The model says which adapters it runs.
+            await self._core.sleep.wake()
+            return await self._core.adapters.load(name, path, replaces=replaces)
 
     async def unload_adapter(self, name: str) -> None:
         """Take no further requests for an adapter; see AdapterView.unload.
@@ -251,7 +252,8 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
           EngineDied, EngineRestarting, ShuttingDown: no engine runs.
         """
         self._requests.check_alive()
-        await self._core.adapters.unload(name)
+        with self._requests.tell_end():
+            await self._core.adapters.unload(name)
 
     def _list_work(self) -> dict[int, Owner | None]:
         return {number: stream.owner for number, stream in self._streams.items()}
