@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -59,8 +60,9 @@ def test_relative_paths_begin_beside_the_file(tmp_path: Path) -> None:
         ("[a]\nmodel = 'x'\nmax_num_seqs = 'many'", "'many' is not a whole number"),
         ("[a]\nmodel = 'x'\npreload = 1", "preload: 1 is not true or false"),
         ("[a.b]\nmodel = 'x'", "there is no key `model`"),
-        ('["a\\u001b[2J"]\nmodel = "x"', r"\['a\\x1b\[2J'\] the name is empty, or has"),
+        ('["a\\u001b[2J"]\nmodel = "x"', r"name 'a\\x1b\[2J' is empty, or has control"),
         ("[a]\nmodel = 'x'\n[b]\nmodel = 'y'\nadapter = ['a=z']", "are called 'a'"),
+        ("[a]\nmodel = " + "[" * 5000, "cannot read"),
     ],
 )
 def test_a_wrong_file_is_refused_with_the_place(
@@ -77,12 +79,18 @@ def test_a_folder_has_models_and_other_things(tmp_path: Path) -> None:
         tmp_path.joinpath(name, "config.json").write_text("{}")
     tmp_path.joinpath("small.gguf").touch()
     tmp_path.joinpath("README").touch()
+    tmp_path.joinpath("folder.gguf").mkdir()
+    tmp_path.joinpath("gone.gguf").symlink_to("nowhere")
     models = read_models(str(tmp_path), {"preload": True})
     assert [(each.names, each.preload) for each in models] == [
         (("chat",), True),
         (("small",), True),
     ]
     assert models[0].config.model.model == str(tmp_path / "chat")
+    # No answer could have the name of this file, which is not UTF-8.
+    Path(os.fsdecode(bytes(tmp_path) + b"/\xff.gguf")).touch()
+    with pytest.raises(InvalidConfig, match=r"'\\udcff' is empty, or has control"):
+        read_models(str(tmp_path), {})
 
 
 def test_words_of_the_command_line_get_the_names_that_one_model_has() -> None:

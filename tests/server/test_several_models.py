@@ -221,8 +221,12 @@ async def test_names_and_loads_that_fail(several: Server) -> None:
     )
     assert (late.status_code, late.headers["Retry-After"]) == (503, "10")
     assert late.json()["error"]["message"] == "The model is being loaded."
-    await several.wait_state("other", "unloaded")
+    # The client may come again, so the load goes on.
+    await several.wait_state("other", "loading")
     several.may_load["other"].set()
+    await several.wait_state("other", "loaded")
+    await several.post("/models/unload", "other")
+    await several.wait_state("other", "unloaded")
     several.errors["other"] = WeightsNotFound("x", "there is no such folder")
     failed = await several.post("/v1/completions", "other", **PROMPT)
     assert (failed.status_code, failed.headers["Retry-After"]) == (503, "5")

@@ -23,7 +23,7 @@ from .engine import (
     SleepConfig,
 )
 from .model import DEFAULT_MODEL, DEFAULT_MODEL_REPETITION, ModelConfig, PoolingConfig
-from .models import ServedModel, list_models, read_models
+from .models import ServedModel, check_names, list_models, read_models
 from .options import Option, build_config, list_changes, list_options
 from .remote import RemoteConfig, find_base_path
 from .render import MediaConfig, RenderConfig
@@ -55,6 +55,7 @@ __all__ = [
     "ServedModel",
     "SleepConfig",
     "build_config",
+    "check_names",
     "check_plain_file",
     "find_base_path",
     "list_changes",

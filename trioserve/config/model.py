@@ -111,8 +111,11 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if not self.model.strip():
             raise InvalidConfig("model", "must not be empty")
-        if not all(map(str.strip, self.served_model_name or ())):
-            raise InvalidConfig("served_model_name", "has an empty name")
+        for name in self.served_model_name or ():
+            # A name of bytes that are not UTF-8 could not be sent to any client.
+            if not name.strip() or not name.isprintable():
+                reason = f"the name {name!a} is empty, or has control characters"
+                raise InvalidConfig("served_model_name", reason)
         if self.quantization != "none" and self.kernels == "torch":
             raise InvalidConfig(
                 "quantization", "needs native kernels, not --kernels torch"

@@ -65,7 +65,7 @@ def list_models(
         _make(name_source(source), {**values, "model": source}, preload)
         for source in sources
     ]
-    return _check_names(models, "model")
+    return check_names(models, "model")
 
 
 def read_models(path: str, values: Mapping[str, object]) -> list[ServedModel]:
@@ -91,7 +91,7 @@ def read_models(path: str, values: Mapping[str, object]) -> list[ServedModel]:
         ]
     if not models:
         raise InvalidConfig("models", f"{path}: no model is there")
-    return _check_names(models, "models")
+    return check_names(models, "models")
 
 
 def _make(name: str, values: Mapping[str, object], preload: bool) -> ServedModel:
@@ -104,14 +104,15 @@ def _list_folder(folder: Path) -> Iterator[Path]:
     """Yield the models of a folder: folders with a config.json, and GGUF files."""
     for each in sorted(folder.iterdir()):
         if not each.name.startswith("."):
-            if each.suffix == ".gguf" or (each / "config.json").is_file():
+            file = each if each.suffix == ".gguf" else each / "config.json"
+            if file.is_file():
                 yield each
 
 
 def _read_tables(place: Path, path: str) -> Iterator[tuple[str, Mapping[str, object]]]:
     try:
         tables = tomllib.loads(place.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidConfig.of_file("models", "read", path, error) from error
     for name, table in tables.items():
         if not isinstance(table, dict):
@@ -129,8 +130,6 @@ def _read_table(
       InvalidConfig: it says in which table the mistake is.
     """
     try:
-        if not name.strip() or not name.isprintable():
-            raise StartupError("the name is empty, or has control characters")
         if "model" not in table:
             raise StartupError("there is no key `model`")
         known = {option.name: option for option in list_options(EngineConfig)}
@@ -175,13 +174,20 @@ def _find_beside(path: str, value: object) -> object:
         return value
 
 
-def _check_names(models: list[ServedModel], option: str) -> list[ServedModel]:
+def check_names(models: list[ServedModel], option: str) -> list[ServedModel]:
+    """Return models whose names differ.
+
+    Raises:
+      InvalidConfig: two models have one name.
+    """
     seen: dict[str, ServedModel] = {}
     for model in models:
         adapters = (name for name, _ in model.config.model.list_adapters())
         for name in (*model.names, *adapters):
             if name in seen:
-                reason = f"two of them are called {name!r}; --models FILE gives names"
+                reason = f"two of them are called {name!r}"
+                if option == "model":
+                    reason += "; --models FILE gives names"
                 raise InvalidConfig(option, reason)
             seen[name] = model
     return models

@@ -65,7 +65,7 @@ class EngineDied(TrioserveError):
     """Raised in every open request when the engine loop has failed."""
 
     def __init__(self) -> None:
-        super().__init__("The engine failed; the server is stopping.")
+        super().__init__("The engine failed.")
 
 
 class EngineProcessDied(Exception):

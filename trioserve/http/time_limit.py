@@ -120,7 +120,7 @@ class TimeLimit:
             raise RequestCancelled()
         if self._work.cancelled_caught:
             if progress.phase == "load":
-                # The client may come again: meanwhile the load goes on if others wait.
+                # The client may come again; meanwhile the load goes on.
                 raise ModelLoading()
             raise DeadlineExceeded(seconds=self._seconds, phase=progress.phase)
 

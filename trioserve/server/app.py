@@ -15,7 +15,7 @@ from werkzeug.routing import BaseConverter, Map, MapAdapter
 
 from ..engine.generation.engine import TokenEngine
 from ..engine.pooling.engine import TensorEngine
-from ..errors import DeadlineExceeded, HostNotAllowed, InvalidConfig
+from ..errors import DeadlineExceeded, HostNotAllowed, InvalidConfig, ModelLoading
 from ..http.connection import list_connections
 from ..http.keys.key_use import Ticket
 from ..http.route import Route
@@ -178,6 +178,11 @@ def _bind(route: Route, state: ServerState) -> Callable[..., Awaitable[Response]
                     await scoped.ticket.admit(state.siblings)
                     scoped.resources.enter_context(scoped.ticket.hold())
                 return await route.handler(state, scoped)
+        except ModelLoading:
+            if state.models is not None and scoped.model.name is not None:
+                # Without this, no client with a short limit would ever get the model.
+                state.models.keep_loading(scoped.model.name)
+            raise
         except DeadlineExceeded:
             scoped.cancellation.begin(scoped.progress.phase)
             raise

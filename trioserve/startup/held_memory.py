@@ -14,6 +14,9 @@ from ..weights import find_local_description
 # Of a kibibyte in Linux, and of a byte in macOS.
 _UNIT: Final = 1 if sys.platform == "darwin" else 1024
 
+# The least that an engine process holds for libraries.
+_PROCESS_BYTES: Final = 256 * 2**20
+
 
 def measure_held(info: ModelInfo) -> int:
     """Return the bytes that this process holds for its model, with a full cache.
@@ -38,10 +41,11 @@ def _measure_resident() -> int:
     return pages * resource.getpagesize()
 
 
-def estimate_held(config: EngineConfig, budget: int | None) -> int:
-    """Return about the bytes that a model will hold; 0 if nothing is known.
+def estimate_held(config: EngineConfig, budget: int | None, *, process: bool) -> int:
+    """Return about the bytes that a model will hold.
 
     Args:
+      process: its engine gets a process of its own, which holds libraries, too.
       budget: of all models. More than that is returned if the weights alone are larger:
         only the load tells how much of the KV cache a model can use.
     """
@@ -49,12 +53,12 @@ def estimate_held(config: EngineConfig, budget: int | None) -> int:
     if config.model.quantization == "int8":
         # Weights have at least two bytes in files that are quantised by the load.
         num_bytes //= 2
-    if config.cache.kv_cache_memory is None:
-        return num_bytes
-    cache = parse_bytes("kv_cache_memory", config.cache.kv_cache_memory)
-    if budget is None:
-        return num_bytes + cache
-    return max(num_bytes, min(num_bytes + cache, budget))
+    whole = num_bytes
+    if config.cache.kv_cache_memory is not None:
+        whole += parse_bytes("kv_cache_memory", config.cache.kv_cache_memory)
+    if process and not config.model.device.startswith("cuda"):
+        whole += _PROCESS_BYTES
+    return whole if budget is None else max(num_bytes, min(whole, budget))
 
 
 def _list_weights(source: str) -> list[Path]:

@@ -12,7 +12,14 @@ from contextlib import (
 import math
 import socket
 
-from ..config import EngineConfig, ModelsConfig, ServeConfig, ServedModel, build_config
+from ..config import (
+    EngineConfig,
+    ModelsConfig,
+    ServeConfig,
+    ServedModel,
+    build_config,
+    check_names,
+)
 from ..config.keywords import naming_keywords
 from ..errors import InvalidConfig
 from ..frontend.models.router import Engine, ModelEntry, ModelRouter, open_router
@@ -53,10 +60,13 @@ async def open_models(
         config = ModelsConfig(
             memory=memory, min_residence=min_residence, preload=preload
         )
-        served = [
-            ServedModel.of(name, _make_config(each), preload=preload)
-            for name, each in models.items()
-        ]
+        served = check_names(
+            [
+                ServedModel.of(name, _make_config(each), preload=preload)
+                for name, each in models.items()
+            ],
+            "models",
+        )
         router = make_router(served, config, process=process, naming=naming_keywords)
     async with _open(router, served):
         yield router
@@ -110,7 +120,7 @@ def _make_entry(
         other_names=tuple(others),
         source=model.config.model.model,
         adapters=tuple(name for name, _ in model.config.model.list_adapters()),
-        num_bytes=estimate_held(model.config, config.budget),
+        num_bytes=estimate_held(model.config, config.budget, process=process),
         open_engine=open_engine,
     )
 

@@ -353,4 +353,4 @@ async def test_a_stream_may_end_with_an_error(
             async for _ in events:
                 server.engine.close_requests(EngineDied())
     assert failed.value.type == "api_error"
-    assert failed.value.api_message == "The engine failed; the server is stopping."
+    assert failed.value.api_message == "The engine failed."

@@ -127,6 +127,17 @@ async def test_a_name_that_is_not_served_is_told_with_the_names(
                 router.find(name)
 
 
+def test_a_name_wins_over_the_source_of_another_model() -> None:
+    router = ModelRouter(
+        [
+            ModelEntry(name=name, source=source, open_engine=lambda: Models()._open(""))
+            for name, source in [("org/a", "org/b"), ("x", "org/a"), ("y", "org/b")]
+        ]
+    )
+    found = {each: router.find(each) for each in ("org/a", "org/b")}
+    assert found == {"org/a": "org/a", "org/b": "org/a"}
+
+
 async def test_a_load_is_cancelled_when_nobody_waits_any_more(
     autojump_clock: object,
 ) -> None:

@@ -171,10 +171,12 @@ class ModelRouter:
         min_residence: float = 0.0,
     ) -> None:
         self._entries = {each.name: each for each in entries}
-        self._names = {
+        # The source of one may be the name of another one, which wins then.
+        self._names = {each.source: each.name for each in reversed(entries)}
+        self._names |= {
             alias: each.name
             for each in entries
-            for alias in (each.source, *each.names, *each.adapters)
+            for alias in (*each.names, *each.adapters)
         }
         self._adapters = {name for each in entries for name in each.adapters}
         self.budget = budget
@@ -288,6 +290,12 @@ class ModelRouter:
         self._settle()
         if ticket.state == "refused":
             raise self._explain(ticket)
+
+    def keep_loading(self, name: str) -> None:
+        """Let a load that has begun go on, though the request is told to come again."""
+        run = self._runs.get(name)
+        if run is not None and run.engine is None and not run.may_close.is_set():
+            self.load(name)
 
     def unload(self, name: str) -> None:
         """End the engine of a model when its requests have ended."""
