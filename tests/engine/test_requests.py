@@ -6,7 +6,12 @@ import pytest
 import trio
 
 from trioserve.engine.requests import FAREWELL_SECONDS, OpenRequests, Restarts
-from trioserve.errors import EngineDied, ShuttingDown
+from trioserve.errors import (
+    EngineDied,
+    EngineProcessDied,
+    EngineRestarting,
+    ShuttingDown,
+)
 
 
 class Request:
@@ -90,3 +95,25 @@ async def test_an_engine_starts_again_three_times_in_ten_minutes(
     assert not restarts.take()
     await trio.sleep(1)
     assert [restarts.take() for _ in range(4)] == [True, True, True, False]
+
+
+async def test_an_order_that_the_end_of_the_process_cuts_off_gets_the_error_of_requests(
+    nursery: trio.Nursery, autojump_clock: object
+) -> None:
+    requests = OpenRequests()
+
+    async def give_order() -> None:
+        async with requests.tell_end():
+            raise EngineProcessDied("it was killed")
+
+    async def restart() -> None:
+        # The end of the process is known here a little later than to the order.
+        await trio.sleep(FAREWELL_SECONDS / 4)
+        requests.pause(EngineRestarting())
+
+    nursery.start_soon(restart)
+    with pytest.raises(EngineRestarting):
+        await give_order()
+    requests.resume()
+    with pytest.raises(EngineDied):
+        await give_order()

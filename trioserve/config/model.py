@@ -80,8 +80,7 @@ class ModelConfig:
         the process and its container may use. The stages of a pipeline share the cores
         equally.
       adapter: Adapters (LoRA), each as NAME=PATH. PATH is a folder in peft's format, or a
-        GGUF file for a GGUF model. Requests name one as their model. The flag may be
-        repeated.
+        GGUF file. Requests name one as their model. The flag may be repeated.
       max_adapters: Most adapters that are loaded at once. Each takes memory, also one that
         was unloaded and is still in use; a further one is refused.
       logits_processor: Plug-ins that may change logits, each as module:Class. Requests

@@ -118,13 +118,13 @@ class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
     async def sleep(self, level: SleepLevel, *, ends_requests: bool) -> None:
         """Let the core give memory back; see SleepView.sleep."""
         self._requests.check_alive()
-        with self._requests.tell_end():
+        async with self._requests.tell_end():
             await self._core.sleep.sleep(level, ends_requests=ends_requests)
 
     async def wake(self) -> None:
         """Wake the core; see SleepView.wake."""
         self._requests.check_alive()
-        with self._requests.tell_end():
+        async with self._requests.tell_end():
             await self._core.sleep.wake()
 
     def check_room(

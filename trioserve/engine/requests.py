@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 import logging
 from typing import Protocol
 
@@ -48,6 +48,7 @@ class OpenRequests:
         # Reasons why no request can be opened: for ever, and for now.
         self._end: Exception | None = None
         self._pause: Exception | None = None
+        self._has_stopped = trio.Event()
 
     @property
     def is_alive(self) -> bool:
@@ -61,12 +62,15 @@ class OpenRequests:
         if error := self._end or self._pause:
             raise error
 
-    @contextmanager
-    def tell_end(self) -> Iterator[None]:
+    @asynccontextmanager
+    async def tell_end(self) -> AsyncIterator[None]:
         """Raise in the block what requests get, if the engine process ends meanwhile."""
         try:
             yield
         except EngineProcessDied:
+            # Then the engine knows whether it starts again.
+            with trio.move_on_after(FAREWELL_SECONDS):
+                await self._has_stopped.wait()
             self.check_alive()
             raise EngineDied() from None
 
@@ -89,11 +93,13 @@ class OpenRequests:
         if self._end is not None:
             return
         self._end = error
+        self._has_stopped.set()
         self.fail_all(error)
 
     def pause(self, error: Exception) -> None:
         """Raise `error` like `close`, until `resume`."""
         self._pause = error
+        self._has_stopped.set()
         self.fail_all(error)
 
     def fail_all(self, error: Exception) -> None:
@@ -103,6 +109,8 @@ class OpenRequests:
 
     def resume(self) -> None:
         self._pause = None
+        if self._end is None:
+            self._has_stopped = trio.Event()
 
     async def serve(self, run: Callable[[], Awaitable[None]]) -> None:
         """Run an engine, and fail the open requests when it ends.

@@ -73,7 +73,7 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
 
         Args:
           name: no name of the model.
-          path: a folder in peft's format, or a GGUF file for a GGUF model.
+          path: a folder in peft's format, or a GGUF file.
           load_inplace: the name may be loaded already. Its open requests go on as they began.
 
         Raises:

@@ -239,7 +239,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
           EngineDied, EngineRestarting, EngineAsleep, ShuttingDown: no engine runs.
         """
         self.check_alive()
-        with self._requests.tell_end():
+        async with self._requests.tell_end():
             # The model says which adapters it runs.
             await self._core.sleep.wake()
             return await self._core.adapters.load(name, path, replaces=replaces)
@@ -252,7 +252,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
           EngineDied, EngineRestarting, ShuttingDown: no engine runs.
         """
         self._requests.check_alive()
-        with self._requests.tell_end():
+        async with self._requests.tell_end():
             await self._core.adapters.unload(name)
 
     def _list_work(self) -> dict[int, Owner | None]:
