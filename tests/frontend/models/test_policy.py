@@ -352,13 +352,14 @@ def test_a_model_that_is_too_large_is_refused_at_once() -> None:
     world = make_world(a=11)
     assert (
         world.ask("a").reason
-        == "it needs at least 11 bytes, and all models may hold 10"
+        == "it needs at least 11 bytes, and all models may hold 10; "
+        "kv_cache_memory bounds a KV cache"
     )
     # That is sometimes found out only by the load.
     world = World({"a": 1}, {"a": 11}, BUDGET)
     ticket = world.ask("a")
     world.finish_load("a")
-    assert ticket.reason == "it holds 11 bytes, and all models may hold 10"
+    assert ticket.reason.startswith("it holds 11 bytes, and all models may hold 10;")
     world.finish_close("a")
     assert world.ask("a").state == "refused"
     assert list_states(world) == {"a": "failed"}

@@ -291,7 +291,10 @@ class ModelPolicy:
         if model.size <= self._budget:
             return ""
         verb = "holds" if model.is_measured else "needs at least"
-        return f"it {verb} {model.size} bytes, and all models may hold {self._budget}"
+        return (
+            f"it {verb} {model.size} bytes, and all models may hold {self._budget}; "
+            "kv_cache_memory bounds a KV cache"
+        )
 
     def _fail(self, model: _Model, reason: str, now: float) -> None:
         model.reason, model.retry_at = reason, now + self._pause
