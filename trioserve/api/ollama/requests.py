@@ -124,7 +124,7 @@ class OllamaRequest(ModelRequest, frozen=True, kw_only=True):
         is_zero = not re.search("[1-9]", kept) if isinstance(kept, str) else kept == 0
         if is_zero:
             raise NotSupported(
-                "keep_alive", "the model stays loaded until the server stops"
+                "keep_alive", "POST /models/unload unloads one of several models"
             )
 
 
