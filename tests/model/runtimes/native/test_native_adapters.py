@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 from trioserve.config import ModelConfig
 from trioserve.model.adapters.description import LowRank
 from trioserve.model.loading.load import load_model
+from trioserve.model.loading.plain.llama import load_plain
 from trioserve.model.runner import ModelRunner
 from trioserve.testing.models import make_tiny_model
 from trioserve.types.sampling import SamplingParams
@@ -98,24 +100,32 @@ def test_rows_compute_what_their_merged_weights_compute(
 
 
 @pytest.mark.parametrize(
-    ("options", "dtype", "tolerance"),
+    ("load", "options", "dtype", "tolerance"),
     [
-        ({}, torch.float32, 1e-4),
-        ({"dtype": "bfloat16"}, torch.bfloat16, 0.1),
-        ({"quantization": "int8"}, torch.bfloat16, 0.4),
+        (load_model, {}, torch.float32, 1e-4),
+        # Weights that a server packs as they lie in the file.
+        (load_plain, {}, torch.float32, 1e-4),
+        (load_model, {"dtype": "bfloat16"}, torch.bfloat16, 0.1),
+        (load_plain, {"quantization": "int8"}, torch.bfloat16, 0.4),
     ],
 )
 def test_an_adapter_is_rounded_only_where_weights_are(
-    tmp_path: Path, options: dict[str, Any], dtype: torch.dtype, tolerance: float
+    tmp_path: Path,
+    load: Callable[..., Any],
+    options: dict[str, Any],
+    dtype: torch.dtype,
+    tolerance: float,
 ) -> None:
     make_tiny_model("llama").save_pretrained(tmp_path / "0")
-    planner = Planner(load(tmp_path / "0", kernels="native", **options))
+    config = ModelConfig(device="cpu", kernels="native", **options)
+    planner = Planner(load(tmp_path / "0", config, name="tiny"))
     adapters = get_adapters(planner.runner)
     assert adapters.dtype == dtype
     changes = make_changes(adapters.shapes, 1)
     adapters.add(1, adapters.pack(changes))
     merge(make_tiny_model("llama"), changes).save_pretrained(tmp_path / "1")
-    merged = Planner(load(tmp_path / "1", kernels="torch", dtype="float32"))
+    config = ModelConfig(device="cpu", kernels="torch", dtype="float32")
+    merged = Planner(load_model(tmp_path / "1", config, name="tiny"))
 
     def find_logprobs(planner: Planner, slot: int, adapter: int) -> dict[int, float]:
         sampling = SamplingParams(temperature=0.0, logprobs=20)

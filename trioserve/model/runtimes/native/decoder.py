@@ -37,7 +37,7 @@ from ..recognise.formulas import ACTIVATION_CODES
 from .adapters import NativeAdapters
 from .joined import NUM_PRODUCTS, JoinedProduct, Places, join, list_joined
 from .layers import NativeLayers
-from .packer import NUMBERS, Packer, Rows
+from .packer import NUMBERS, Packer, Rows, are_numbers
 from .scans import NativeScans
 from .sublayers import SublayerPacker
 from .sums import NativeSums
@@ -94,7 +94,11 @@ class NativeDecoder:
         self._joined = self._list_joined(parts, columns)
         self._names = parts.names
         # Half of the bytes, where weights are rounded as much or more.
-        is_exact = self._dtype == torch.float32 and not int8 and not sources
+        is_exact = (
+            self._dtype == torch.float32
+            and not int8
+            and all(map(are_numbers, (sources or {}).values()))
+        )
         self._adapter_dtype = torch.float32 if is_exact else torch.bfloat16
         if parts.head is not None:
             release([parts.head])

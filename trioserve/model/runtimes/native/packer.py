@@ -177,6 +177,11 @@ def name_kind(weights: Weights) -> str:
     return weights.kind
 
 
+def are_numbers(weights: Rows) -> bool:
+    """Return whether no weights are codes, so that float32 rounds none of them."""
+    return all(name_kind(each) in _TENSOR_KINDS.values() for each in weights)
+
+
 def _describe(weights: Weights) -> SourceSpec:
     kind, num_outputs = _KINDS[name_kind(weights)], _count_outputs(weights)
     if isinstance(weights, Tensor):
