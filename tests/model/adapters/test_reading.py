@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 import torch
 
 from trioserve.errors import InvalidAdapter
+from trioserve.model.adapters.config import read_config
 from trioserve.model.adapters.part import ModelPart
 from trioserve.model.adapters.read import AdapterReader
 from trioserve.types.adapter import AdapterFacts, AdapterSource
@@ -236,3 +237,20 @@ def test_the_text_model_of_a_model_with_images_is_found(
     assert read(tmp_path).rank == RANK
     save_file({n.replace("layers", "vision.layers"): t for n, t in moved.items()}, path)
     assert "belongs to no module" in explain(tmp_path)
+
+
+def test_patterns_of_ranks_name_the_ends_of_modules() -> None:
+    module = "model.layers.1.q_proj"
+    for pattern, is_found in {
+        "q_proj": True,
+        "1.q_proj": True,
+        module: True,
+        "layers.1.q.proj": True,
+        "(q|k)_proj": True,
+        "proj": False,
+        "2.q_proj": False,
+        f"x.{module}": False,
+    }.items():
+        data = json.dumps({"peft_type": "LORA", "r": 8, "rank_pattern": {pattern: 3}})
+        config = read_config(data.encode())
+        assert config.find_rank(module) == (3 if is_found else 8), pattern

@@ -33,6 +33,8 @@ _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 # A pattern of a file that nobody here wrote could take years.
 _PATTERN_SECONDS = 0.2
 _MAX_RANK = 2**14
+# A pattern without any sign of regular expressions but the dot.
+_IS_PLAIN = regex.compile(r"[A-Za-z0-9_.]+").fullmatch
 
 
 class AdapterProblem(Exception):
@@ -158,9 +160,22 @@ def _names(targets: list[str] | str | None, field: str, module: str) -> bool:
 def _find_key(field: str, patterns: Iterable[str], module: str) -> str:
     """Return the first pattern at the end of a module's name; else the name."""
     for pattern in patterns:
-        if _match(field, rf"(.*\.)?({pattern})", module) is not None:
+        # A file may have a pattern for each module, and to compile all for each takes minutes.
+        if _IS_PLAIN(pattern):
+            is_found = _names_end(pattern, module)
+        else:
+            is_found = _match(field, rf"(.*\.)?({pattern})", module) is not None
+        if is_found:
             return pattern
     return module
+
+
+def _names_end(pattern: str, module: str) -> bool:
+    """Match the end of a name, from a dot on; a dot of the pattern is any character."""
+    rest = len(module) - len(pattern)
+    if rest < 0 or (rest and module[rest - 1] != "."):
+        return False
+    return all(p in (".", c) for p, c in zip(pattern, module[rest:]))
 
 
 def _match(field: str, pattern: str, module: str) -> regex.Match[str] | None:
