@@ -22,13 +22,11 @@ pytestmark = pytest.mark.slow
 MODELS = """
 [first]
 model = "{model}"
-kv_cache_memory = "64MiB"
 num_threads = 1
 preload = true
 
 [second]
 model = "{model}"
-kv_cache_memory = "64MiB"
 num_threads = 1
 
 [embed]
@@ -45,7 +43,9 @@ def test_three_models_under_load_and_one_engine_is_killed(
     path = tmp_path / "models.toml"
     path.write_text(MODELS.format(model=model_folder))
     server = start_server(
-        *("--models", str(path), "--memory", "1280MiB", "--min-residence", "0")
+        *("--models", str(path), "--memory", "1280MiB", "--min-residence", "0"),
+        # The encoder has none.
+        *("--kv-cache-memory", "64MiB"),
     )
 
     def ask(model: str) -> int:
@@ -90,5 +90,6 @@ def test_three_models_under_load_and_one_engine_is_killed(
     assert "was ended by SIGKILL" in second["reason"]
     assert ask("embed") == 200
     assert server.stop(signal.SIGTERM) == 0
+    assert "--kv-cache-memory has no effect on" in server.read_log()
     assert "Traceback" not in server.read_log()
     assert not any(each.is_running() for each in [engine, *before])

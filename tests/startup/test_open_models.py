@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 import trioserve
+from trioserve.config import EngineConfig, ModelConfig, ModelsConfig, ServedModel
 from trioserve.errors import InvalidConfig, ModelFailed, ModelNotFound
+from trioserve.startup.models import make_router
 from trioserve.testing.models import save_tiny_model
 from trioserve.testing.tokenizer import tiny_tokenizer
 
@@ -42,6 +44,16 @@ async def test_models_are_loaded_and_leave_in_a_program(tmp_path: Path) -> None:
         with pytest.raises(ModelNotFound):
             async with router.hold("c"):
                 pass
+
+
+def test_caches_without_a_size_divide_half_of_the_memory() -> None:
+    models = [
+        ServedModel.of(name, EngineConfig(model=ModelConfig(model=name)), preload=False)
+        for name in "ab"
+    ]
+    router = make_router(models, ModelsConfig(memory="8GiB"), process=False)
+    # The files are not there.
+    assert [each.entry.num_bytes for each in router.describe()] == [2 * 2**30] * 2
 
 
 async def test_wrong_options_are_told_as_keywords() -> None:

@@ -24,7 +24,7 @@ from .engine import (
 )
 from .model import DEFAULT_MODEL, DEFAULT_MODEL_REPETITION, ModelConfig, PoolingConfig
 from .models import ServedModel, check_names, list_models, read_models
-from .options import Option, build_config, list_changes, list_options
+from .options import Option, build_config, list_changes, list_options, reset_options
 from .remote import RemoteConfig, find_base_path
 from .render import MediaConfig, RenderConfig
 from .server import STREAM_LOG_BYTES, BindConfig, HttpConfig, ProcessConfig
@@ -59,6 +59,7 @@ __all__ = [
     "check_plain_file",
     "find_base_path",
     "list_changes",
+    "reset_options",
     "list_models",
     "list_options",
     "parse_bytes",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 import os
 from pathlib import Path
@@ -24,19 +24,34 @@ class ServedModel:
     Args:
       names: for clients; answers have the first.
       preload: load it at the start.
+      shared: the options that were not given for it alone. Those that have no effect on
+        this model are left out.
     """
 
     names: tuple[str, ...]
     config: EngineConfig
     preload: bool = False
+    shared: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, name: str, config: EngineConfig, *, preload: bool) -> ServedModel:
+    def of(
+        cls,
+        name: str,
+        config: EngineConfig,
+        *,
+        preload: bool,
+        shared: Iterable[str] = (),
+    ) -> ServedModel:
         """Give a model its name, besides the names in its configuration."""
         others = config.model.served_model_name or ()
         names = tuple(dict.fromkeys((name, *others)))
         model = replace(config.model, served_model_name=names)
-        return cls(names=names, config=replace(config, model=model), preload=preload)
+        return cls(
+            names=names,
+            config=replace(config, model=model),
+            preload=preload,
+            shared=frozenset(shared),
+        )
 
 
 def name_source(source: str) -> str:
@@ -62,7 +77,7 @@ def list_models(
     """
     preload = bool(values.get(_PRELOAD))
     models = [
-        _make(name_source(source), {**values, "model": source}, preload)
+        _make(name_source(source), values, {"model": source}, preload)
         for source in sources
     ]
     return check_names(models, "model")
@@ -81,7 +96,7 @@ def read_models(path: str, values: Mapping[str, object]) -> list[ServedModel]:
     preload = bool(values.get(_PRELOAD))
     if place.is_dir():
         models = [
-            _make(name_source(str(each)), {**values, "model": str(each)}, preload)
+            _make(name_source(str(each)), values, {"model": str(each)}, preload)
             for each in _list_folder(place)
         ]
     else:
@@ -94,10 +109,14 @@ def read_models(path: str, values: Mapping[str, object]) -> list[ServedModel]:
     return check_names(models, "models")
 
 
-def _make(name: str, values: Mapping[str, object], preload: bool) -> ServedModel:
+def _make(
+    name: str, values: Mapping[str, object], own: Mapping[str, object], preload: bool
+) -> ServedModel:
+    """Make a model from the options of all models, and from its own."""
     known = {option.name for option in list_options(EngineConfig)}
-    own = {key: value for key, value in values.items() if key in known}
-    return ServedModel.of(name, build_config(EngineConfig, own), preload=preload)
+    shared = {key: value for key, value in values.items() if key in known - {*own}}
+    config = build_config(EngineConfig, {**shared, **own})
+    return ServedModel.of(name, config, preload=preload, shared=shared)
 
 
 def _list_folder(folder: Path) -> Iterator[Path]:
@@ -148,7 +167,7 @@ def _read_table(
         preload = table.get(_PRELOAD, bool(values.get(_PRELOAD)))
         if not isinstance(preload, bool):
             raise StartupError(f"preload: {preload!r} is not true or false")
-        return _make(name, {**values, **own}, preload)
+        return _make(name, values, own, preload)
     except StartupError as error:
         raise InvalidConfig("models", f"{path}: [{name!a}] {error}") from error
 

@@ -6,8 +6,8 @@ options; each other field is one option. Its class's docstring explains it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 import inspect
@@ -261,6 +261,19 @@ def list_changes(config: object) -> list[tuple[Option, Any]]:
         for option in list_options(type(config))
         if values[option.name] != option.default
     ]
+
+
+def reset_options(config: Config, names: Collection[str]) -> Config:
+    """Return a configuration in which some options have their defaults."""
+    defaults = {each.name: each.default for each in list_options(type(config))}
+    own: dict[str, Any] = {}
+    for field in fields(config):  # type: ignore[arg-type]
+        value = getattr(config, field.name)
+        if is_dataclass(value):
+            own[field.name] = reset_options(value, names)
+        elif field.name in names:
+            own[field.name] = defaults[field.name]
+    return replace(config, **own)  # type: ignore[type-var]
 
 
 def _list_values(config: Any) -> Iterator[tuple[str, Any]]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import (
-    AbstractAsyncContextManager,
     AbstractContextManager,
     asynccontextmanager,
     nullcontext,
 )
+from dataclasses import replace
+from functools import partial
 import math
 import socket
 
@@ -23,10 +24,12 @@ from ..config import (
 from ..config.keywords import naming_keywords
 from ..errors import InvalidConfig
 from ..frontend.models.router import Engine, ModelEntry, ModelRouter, open_router
+from ..processes.threads.fresh_thread import run_in_fresh_thread
 from .first_checks import check_first
 from .held_memory import estimate_held
 from .http_server import HttpServer
 from .open import open_served_engine
+from .source import drop_unused
 
 Naming = Callable[[], AbstractContextManager[None]]
 
@@ -95,7 +98,10 @@ def make_router(
       StartupError: a model cannot be loaded, as far as that is known in milliseconds.
       ValueError: there is no model.
     """
-    entries = [_make_entry(each, config, process, naming) for each in models]
+    models = [*models]
+    entries = [
+        _make_entry(each, config, len(models), process, naming) for each in models
+    ]
     if not entries:
         raise ValueError("there must be a model")
     return ModelRouter(
@@ -103,16 +109,46 @@ def make_router(
     )
 
 
+def _limit_cache(
+    model: ServedModel, budget: int | None, num_models: int
+) -> ServedModel:
+    """Divide a half of the budget by the models, for the KV caches that have no size.
+
+    By default a cache takes a part of the memory that is free, which may be more than all
+    models may hold.
+    """
+    cache = model.config.cache
+    if budget is None or cache.kv_cache_memory or cache.kv_cache_fraction:
+        return model
+    cache = replace(cache, kv_cache_memory=str(budget // (2 * num_models)))
+    return replace(
+        model,
+        config=replace(model.config, cache=cache),
+        shared=model.shared | {"kv_cache_memory"},
+    )
+
+
 def _make_entry(
-    model: ServedModel, config: ModelsConfig, process: bool, naming: Naming
+    model: ServedModel,
+    config: ModelsConfig,
+    num_models: int,
+    process: bool,
+    naming: Naming,
 ) -> ModelEntry:
     check_first(model.config)
+    model = _limit_cache(model, config.budget, num_models)
     if config.memory is not None and model.config.parallel.world_size > 1:
         reason = "does not measure stages; leave it out, or let each model have one"
         raise InvalidConfig("memory", reason)
 
-    def open_engine() -> AbstractAsyncContextManager[Engine]:
-        return open_served_engine(model.config, process=process, naming=naming())
+    @asynccontextmanager
+    async def open_engine() -> AsyncIterator[Engine]:
+        with naming():
+            own = await run_in_fresh_thread(
+                partial(drop_unused, model.config, model.shared)
+            )
+        async with open_served_engine(own, process=process, naming=naming()) as engine:
+            yield engine
 
     name, *others = model.names
     return ModelEntry(

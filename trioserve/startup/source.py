@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 import json
+import logging
 from pathlib import Path
 from typing import Literal
 
-from ..config import EngineConfig, list_changes
+from ..config import EngineConfig, list_changes, reset_options
 from ..errors import InvalidConfig
 from ..types.architecture import guess_task, is_conditional
 from ..types.model_info import SEES_NO_IMAGES
@@ -16,6 +17,8 @@ from ..types.pooling import Task
 from ..types.sentence import SentenceFolder
 from ..weights import Weights, read_sentence_folder, resolve_description
 from .first_checks import check_description, check_device
+
+logger = logging.getLogger(__name__)
 
 # The models that a caller accepts: models that generate, models that pool, or all.
 ModelKind = Literal["generate", "pooling", "all"]
@@ -182,6 +185,21 @@ _FOR_IMAGES = (
 
 # Values that turn off images, their cache, or a parser. A model without them obeys.
 _OFF = (0, "0", "none")
+
+
+def drop_unused(config: EngineConfig, shared: Collection[str]) -> EngineConfig:
+    """Return the configuration without those of some options that have no effect.
+
+    Raises:
+      StartupError: the model cannot be found or read.
+    """
+    source = guess_source(reset_options(config, shared), "all")
+    unused = _list_unused(config, source.task, source.image_refusal is None)
+    dropped = {name for name, _ in unused} & {*shared}
+    for option, _ in list_changes(config):
+        if option.name in dropped:
+            logger.info("%s has no effect on %s", option.flag, config.model.model)
+    return reset_options(config, dropped)
 
 
 def check_options(config: EngineConfig, task: Task, *, takes_images: bool) -> None:
