@@ -324,7 +324,6 @@ async def test_the_event_loop_decodes_short_bodies_of_few_values_alone(
         num_runs += 1
         return work()
 
-    workers = SimpleNamespace(run=run)
-    engine: Any = SimpleNamespace(renderer=SimpleNamespace(workers=workers))
-    assert await run_decoding(engine, lambda: 7, chunks) == 7
+    workers: Any = SimpleNamespace(run=run)
+    assert await run_decoding(workers, lambda: 7, chunks) == 7
     assert num_runs == (not is_short)
