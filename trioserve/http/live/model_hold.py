@@ -37,7 +37,7 @@ class ModelHold:
         """
         if self.engine is not None and self.name == model:
             return
-        self.close()
+        self._held.close()
         self.name, self.engine = model, None
         visit = models.visit(model)
         self._held.callback(visit.leave)
@@ -51,6 +51,8 @@ class ModelHold:
     def close(self) -> None:
         """Let the model go; the engine has nothing of the request any more."""
         self._held.close()
+        # The progress leads to the cancellation, which leads here.
+        self._progress = None
 
     def detach(self) -> ModelHold:
         """Hand the model over to a part of the request that goes on without it."""
