@@ -28,8 +28,11 @@ def recording_products(
     """
     found: dict[str, tuple[int, int]] = {}
 
-    def note(name: str, module: nn.Module, given: tuple[Any, ...], out: Tensor) -> None:
-        if given and given[0].shape[:-1].numel() == num_tokens:
+    def note(name: str, module: nn.Module, given: tuple[Any, ...], out: Any) -> None:
+        # A router of experts may be a linear module that returns several things.
+        if not (given and isinstance(out, Tensor)):
+            return
+        if given[0].shape[:-1].numel() == num_tokens:
             found[name] = (out.shape[-1], given[0].shape[-1])
 
     hooks = [
