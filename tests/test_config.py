@@ -293,7 +293,7 @@ def test_the_value_none_unsets_an_option_of_the_file(
         ),
         (
             ["first", "--served-model-name", "a", ""],
-            "--served-model-name: has an empty",
+            "--served-model-name: the name '' is empty",
         ),
         (
             ["--enable-h2c", "true"],

@@ -44,7 +44,7 @@ For example, the default model on port 8000:
 """
 
 # The column at which the summaries of commands begin.
-_COLUMN = 38
+_COLUMN = 40
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -31,6 +31,9 @@ MINIMAL: Final[dict[str, dict[str, Any]]] = {
     "OllamaEmbedRequest": {"model": "fake"},
     "OllamaEmbeddingRequest": {"model": "fake"},
     "ShowRequest": {"model": "fake"},
+    "LoadAdapterRequest": {"lora_name": "a", "lora_path": "b"},
+    "UnloadAdapterRequest": {"lora_name": "a"},
+    "ManageModelRequest": {"model": "fake"},
 }
 
 

@@ -102,7 +102,8 @@ def check_answer(example: Example, answer: httpx.Response) -> None:
 def test_the_page_shows_each_endpoint_with_json() -> None:
     shown = {(each.method, each.path.partition("?")[0]) for each in EXAMPLES}
     for route in ROUTES:
-        if route.answers.get(JSON) is None:
+        # A server with one model has not got /models/load and /models/unload.
+        if route.answers.get(JSON) is None or route.paths[0].startswith("/models/"):
             continue
         patterns = [re.sub(r"<\w+:\w+>", "[^/]+", path) for path in route.paths]
         assert any(

@@ -286,9 +286,16 @@ async def test_examples_are_answered(tokenizer_folder: Path, tmp_path: Path) -> 
         ):
             with trio.fail_after(60):
                 asked |= await ask_examples(client, pooling.url)
-    assert asked == {
+    assert asked | {*OFF} == {
         path for route in ROUTES if route.bodies for path in route.documented_paths
     }
+
+
+# They need a server with several models, or with --adapter-folder.
+OFF = (
+    *("/models/load", "/models/unload"),
+    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+)
 
 
 async def ask_examples(client: httpx.AsyncClient, url: str) -> set[str]:
@@ -305,5 +312,6 @@ async def ask_examples(client: httpx.AsyncClient, url: str) -> set[str]:
             if answer.status_code == 200:
                 answered.add(path)
             else:
-                assert "this server uses it to" in answer.text, (path, answer.text)
+                reasons = ("this server uses it to", "This endpoint is off")
+                assert any(each in answer.text for each in reasons), (path, answer.text)
     return answered

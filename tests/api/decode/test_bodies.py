@@ -14,7 +14,7 @@ from trioserve.api.responses.messages import naming_fields, to_messages
 from trioserve.api.responses.request import ResponseRequest, to_chat
 from trioserve.api.shared.generation import to_sampling
 from trioserve.api.shared.requests import GenerationRequest
-from trioserve.errors import InvalidParameter, NotSupported, RequestError
+from trioserve.errors import NotSupported, RequestError
 
 from ..decoders import DECODERS, MINIMAL, find_decoder
 
@@ -58,7 +58,7 @@ def test_malformed_bodies_are_refused() -> None:
             for text in WRONG_TEXTS
         ]
         for content in [*MALFORMED, b"{}", *(b"{%b}" % text for text in texts)]:
-            with pytest.raises(InvalidParameter) as caught:
+            with pytest.raises(RequestError) as caught:
                 BODIES[kind].decode(content)
             assert caught.value.status == 400, kind
             assert len(str(caught.value)) < 200, kind

@@ -40,7 +40,7 @@ class LoadAdapterRequest(ModelRequest, frozen=True, kw_only=True):
 
     lora_name: Name | None = None
     lora_path: _Path | None = None
-    load_inplace: bool = False
+    load_inplace: bool | None = None
 
     def __post_init__(self) -> None:
         for field in ("lora_name", "lora_path"):
@@ -79,7 +79,9 @@ async def answer_load_adapter(state: ServerState, request: ScopedRequest) -> Res
     find = partial(find_path, state.config.adapter_folder, body.lora_path)
     # Folders may be far away.
     path = await engine.renderer.workers.run(find)
-    await engine.load_adapter(body.lora_name, path, load_inplace=body.load_inplace)
+    await engine.load_adapter(
+        body.lora_name, path, load_inplace=bool(body.load_inplace)
+    )
     return await _confirm(state, engine, body.lora_name, "added")
 
 
