@@ -26,7 +26,7 @@ KEY = "sk-one"
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
 OPEN = {
     *("/health", "/livez", "/readyz", "/progressz", "/metrics", "/version"),
-    *("/", "/docs", "/ping"),
+    *("/", "/docs", "/ping", "/is_sleeping"),
     *(f"/libraries/{name}" for name in load_libraries()),
 }
 
