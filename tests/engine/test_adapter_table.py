@@ -125,7 +125,7 @@ class Adapters(RuleBasedStateMachine):
         assert self.table.num_held == len(self.on_device) + len(self.loading)
         # A replaced adapter that is in use may be one too many.
         assert self.table.num_held <= LIMIT + 1
-        assert self.table.has_users == bool(self.used)
+        assert self.table.number_of == self.used
 
 
 TestAdapters = Adapters.TestCase

@@ -124,11 +124,6 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     stop_token_id: int | None = None
     error: SequenceError | None = None
 
-    @property
-    def is_last(self) -> bool:
-        """True for the last delta of its sequence."""
-        return self.finish_reason is not None or self.error is not None
-
     @classmethod
     def join(cls, deltas: Sequence[TokenDelta]) -> TokenDelta:
         """Join successive deltas of one sequence; at least one."""

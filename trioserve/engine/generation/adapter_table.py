@@ -29,6 +29,9 @@ class AdapterTable:
     Args:
       is_taken: says whether a name belongs to the model.
       limit: the most adapters that the device holds.
+
+    Attributes:
+      number_of: the adapter of each sequence that has one.
     """
 
     def __init__(self, is_taken: Callable[[str], bool], limit: int) -> None:
@@ -40,7 +43,7 @@ class AdapterTable:
         # The adapters on the device, and the sequences of each with their indices.
         self._names: dict[int, str] = {}
         self._users: dict[int, dict[int, int]] = {}
-        self._number_of: dict[int, int] = {}
+        self.number_of: dict[int, int] = {}
 
     @property
     def served(self) -> tuple[ServedAdapter, ...]:
@@ -51,11 +54,6 @@ class AdapterTable:
     def num_held(self) -> int:
         """The adapters on the device, and on their way to it."""
         return len(self._users) + len(self._loading)
-
-    @property
-    def has_users(self) -> bool:
-        """True if a sequence has an adapter."""
-        return bool(self._number_of)
 
     def begin(self, name: str, path: str, *, replaces: bool) -> AdapterSource:
         """Begin a load. A name is loaded once at a time, which callers see to.
@@ -123,7 +121,7 @@ class AdapterTable:
         facts = self._served[name].facts
         for index, sequence_id in enumerate(sequence_ids):
             self._users[facts.number][sequence_id] = index
-            self._number_of[sequence_id] = facts.number
+            self.number_of[sequence_id] = facts.number
         return facts
 
     def leave(self, sequence_ids: Iterable[int]) -> list[int]:
@@ -133,7 +131,7 @@ class AdapterTable:
         """
         dropped = []
         for sequence_id in sequence_ids:
-            number = self._number_of.pop(sequence_id, None)
+            number = self.number_of.pop(sequence_id, None)
             if number is not None:
                 del self._users[number][sequence_id]
                 dropped += self._drop_unused(number)
@@ -153,7 +151,7 @@ class AdapterTable:
         if name in self._served and self._served[name].facts.number == number:
             del self._served[name]
         for sequence_id in users:
-            del self._number_of[sequence_id]
+            del self.number_of[sequence_id]
         return name, users
 
     def _drop_unused(self, number: int) -> list[int]:

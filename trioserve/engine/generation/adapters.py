@@ -7,7 +7,7 @@ CoreAdapters    the truth, beside the scheduler; adapter_table.py decides
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 import logging
 from typing import Protocol
@@ -86,6 +86,7 @@ class CoreAdapters(AdapterView):
 
     Attributes:
       on_change: is called when `served` has changed.
+      number_of: the adapter of each sequence that has one. Each step looks whether there is any.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class CoreAdapters(AdapterView):
         self.on_change: Callable[[], None] | None = None
         self._executor = executor
         self._table = AdapterTable(is_taken, limit)
+        self.number_of: Mapping[int, int] = self._table.number_of
         self._locks: dict[str, trio.Lock] = {}
 
     @property
@@ -126,11 +128,6 @@ class CoreAdapters(AdapterView):
             self._drop(self._table.unload(name))
             self._publish()
             logger.info("unloaded the adapter %s", name)
-
-    @property
-    def has_users(self) -> bool:
-        """True if a sequence has an adapter."""
-        return self._table.has_users
 
     def use(self, name: str, sequence_ids: Iterable[int]) -> AdapterFacts:
         """Count new sequences of an adapter, until each leaves.

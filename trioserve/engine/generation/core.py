@@ -130,8 +130,12 @@ class LocalCore:
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         def hand_out(deltas: Collection[TokenDelta]) -> None:
-            if self.adapters.has_users:
-                self.adapters.leave(each.sequence_id for each in deltas if each.is_last)
+            if self.adapters.number_of:
+                self.adapters.leave(
+                    each.sequence_id
+                    for each in deltas
+                    if each.finish_reason is not None or each.error is not None
+                )
             deliver(deltas)
 
         self._deliver = deliver

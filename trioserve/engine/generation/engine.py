@@ -360,7 +360,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
                 continue
             stream.push_nowait(delta)
             self._backlog.note(delta)
-            if delta.is_last:
+            if delta.finish_reason is not None or delta.error is not None:
                 del self._streams[delta.sequence_id]
                 is_complete = delta.error is None
                 self._backlog.finish(delta.sequence_id, is_complete=is_complete)
