@@ -161,7 +161,7 @@ async def test_adapters_that_are_dropped_during_the_wake_up_are_not_loaded(
         async with trio.open_nursery() as waking:
             waking.start_soon(executor.take_again)
             while not bench.happened:
-                await trio.sleep(0)
+                await trio.lowlevel.checkpoint()
             # The first is being read; the third hardly is yet.
             executor.drop_adapter(1)
             executor.drop_adapter(3)

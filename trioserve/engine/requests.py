@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 import logging
 from typing import Protocol
 
@@ -65,14 +65,14 @@ class OpenRequests:
     @asynccontextmanager
     async def tell_end(self) -> AsyncIterator[None]:
         """Raise in the block what requests get, if the engine process ends meanwhile."""
-        try:
+        with suppress(EngineProcessDied):
             yield
-        except EngineProcessDied:
-            # Then the engine knows whether it starts again.
-            with trio.move_on_after(FAREWELL_SECONDS):
-                await self._has_stopped.wait()
-            self.check_alive()
-            raise EngineDied() from None
+            return
+        # Then the engine knows whether it starts again.
+        with trio.move_on_after(FAREWELL_SECONDS):
+            await self._has_stopped.wait()
+        self.check_alive()
+        raise EngineDied()
 
     @contextmanager
     def hold(self, request: OpenRequest) -> Iterator[None]:
