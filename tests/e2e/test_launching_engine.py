@@ -41,19 +41,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def open_engine(
-    folder: Path, *, max_num_seqs: int = 8
+    folder: Path, *, max_num_seqs: int = 8, num_blocks: int = 24
 ) -> AsyncIterator[TokenEngine]:
     """Open an engine that launches and finishes steps by two calls, as on a GPU."""
     model = load_model(folder, ModelConfig(), name="tiny")
     runner = ModelRunner(
         model,
-        num_blocks=24,
+        num_blocks=num_blocks,
         block_size=4,
         max_num_seqs=max_num_seqs,
         max_model_len=48,
     )
     scheduler = Scheduler(
-        num_blocks=24,
+        num_blocks=num_blocks,
         block_size=4,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=16,
@@ -111,7 +111,8 @@ async def test_streams_equal_generate_while_others_come_and_leave(
         written[number] = tokens
 
     with trio.fail_after(180):
-        async with open_engine(folder) as engine:
+        # Three streams of average length are too many, so some are preempted in any order.
+        async with open_engine(folder, num_blocks=16) as engine:
             fresh = engine.statistics()
             async with trio.open_nursery() as readers:
                 for number in range(15):
