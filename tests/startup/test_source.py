@@ -13,7 +13,13 @@ from safetensors.numpy import save_file
 from trioserve.config import EngineConfig, build_config, list_options
 from trioserve.errors import InvalidConfig, StartupError
 from trioserve.startup import source
-from trioserve.startup.source import ModelKind, check_options, find_source, guess_source
+from trioserve.startup.source import (
+    ModelKind,
+    check_options,
+    drop_unused,
+    find_source,
+    guess_source,
+)
 from trioserve.types.pooling import Task
 
 
@@ -170,6 +176,23 @@ def test_a_task_refuses_options_of_others(
     assert caught.value.field == name
     assert reason in str(caught.value)
     check({name: value}, other_task)
+
+
+def test_options_of_several_models_count_for_those_that_have_them(
+    tmp_path: Path,
+) -> None:
+    folder = save_model(
+        tmp_path, architectures=["LlamaForCausalLM"], model_type="llama"
+    )
+    options = {"task": "embed", "long_texts": "truncate", "kv_cache_memory": "1GiB"}
+    config = make_config(folder, max_num_seqs=3, **options)
+    kept = drop_unused(config, {*options, "max_num_seqs"})
+    # The task is one of them, and decides.
+    assert (kept.pooling, kept.scheduler) == (config.pooling, config.scheduler)
+    assert kept.cache.kv_cache_memory is None
+    # This one has the option for itself.
+    with pytest.raises(InvalidConfig, match="^--kv-cache-memory: .* does not write"):
+        drop_unused(config, {"task"})
 
 
 @pytest.mark.parametrize("task", ["generate", "embed"])

@@ -193,9 +193,13 @@ def drop_unused(config: EngineConfig, shared: Collection[str]) -> EngineConfig:
     Raises:
       StartupError: the model cannot be found or read.
     """
-    source = guess_source(reset_options(config, shared), "all")
+    # Not the others: --task, for one, decides which have an effect.
+    conditional = {*_FOR_GENERATION, *_FOR_POOLING, *_FOR_IMAGES, *_FOR_STAGES} & {
+        *shared
+    }
+    source = guess_source(reset_options(config, conditional), "all")
     unused = _list_unused(config, source.task, source.image_refusal is None)
-    dropped = {name for name, _ in unused} & {*shared}
+    dropped = {name for name, _ in unused} & conditional
     for option, _ in list_changes(config):
         if option.name in dropped:
             logger.info("%s has no effect on %s", option.flag, config.model.model)
