@@ -393,16 +393,20 @@ def test_an_input_that_cannot_be_pooled_is_refused_by_its_name(
     assert message in str(caught.value)
 
 
-async def test_seeds_of_a_request_stay_numbers_of_64_bits() -> None:
-    """Sequence k samples with seed + k; after the largest seed comes the smallest."""
-    device = FakeDevice(block_size=4)
-    scheduler = Scheduler(
+def make_scheduler() -> Scheduler:
+    return Scheduler(
         num_blocks=64,
         block_size=4,
         max_num_seqs=4,
         max_num_batched_tokens=32,
         max_model_len=32,
     )
+
+
+async def test_seeds_of_a_request_stay_numbers_of_64_bits() -> None:
+    """Sequence k samples with seed + k; after the largest seed comes the smallest."""
+    device = FakeDevice(block_size=4)
+    scheduler = make_scheduler()
     core = LocalCore(scheduler, FakeExecutor(device.step), info=INFO)
     await core.add(
         SequenceGroup(
@@ -420,13 +424,7 @@ async def test_seeds_of_a_request_stay_numbers_of_64_bits() -> None:
 
 async def test_a_sequence_starts_with_its_adapter() -> None:
     device = FakeDevice(block_size=4)
-    scheduler = Scheduler(
-        num_blocks=64,
-        block_size=4,
-        max_num_seqs=4,
-        max_num_batched_tokens=32,
-        max_model_len=32,
-    )
+    scheduler = make_scheduler()
     executor = FakeExecutor(device.step)
     core = LocalCore(scheduler, executor, info=INFO)
     served = await core.adapters.load("french", "adapters/french")

@@ -99,28 +99,28 @@ def make_router(
       ValueError: there is no model.
     """
     models = [*models]
-    entries = [
-        _make_entry(each, config, len(models), process, naming) for each in models
-    ]
-    if not entries:
+    if not models:
         raise ValueError("there must be a model")
+    if config.budget is not None:
+        # The other half is for weights and libraries.
+        size = config.budget // (2 * len(models))
+        models = [_limit_cache(each, size) for each in models]
+    entries = [_make_entry(each, config, process, naming) for each in models]
     return ModelRouter(
         entries, budget=config.budget, min_residence=config.min_residence
     )
 
 
-def _limit_cache(
-    model: ServedModel, budget: int | None, num_models: int
-) -> ServedModel:
-    """Divide a half of the budget by the models, for the KV caches that have no size.
+def _limit_cache(model: ServedModel, size: int) -> ServedModel:
+    """Give the KV cache of a model a size in bytes, if its options give none.
 
-    By default a cache takes a part of the memory that is free, which may be more than all
-    models may hold.
+    By default a cache takes a part of the free memory, which may be more than all models
+    may hold.
     """
     cache = model.config.cache
-    if budget is None or cache.kv_cache_memory or cache.kv_cache_fraction:
+    if cache.kv_cache_memory or cache.kv_cache_fraction:
         return model
-    cache = replace(cache, kv_cache_memory=str(budget // (2 * num_models)))
+    cache = replace(cache, kv_cache_memory=str(size))
     return replace(
         model,
         config=replace(model.config, cache=cache),
@@ -131,12 +131,10 @@ def _limit_cache(
 def _make_entry(
     model: ServedModel,
     config: ModelsConfig,
-    num_models: int,
     process: bool,
     naming: Naming,
 ) -> ModelEntry:
     check_first(model.config)
-    model = _limit_cache(model, config.budget, num_models)
     if config.memory is not None and model.config.parallel.world_size > 1:
         reason = "does not measure stages; leave it out, or let each model have one"
         raise InvalidConfig("memory", reason)

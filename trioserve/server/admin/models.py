@@ -105,10 +105,7 @@ async def answer_models(state: ServerState, request: ScopedRequest) -> Response:
             ModelList(data=tuple(card for cards in found for card in cards))
         )
     engine = await state.require_engine(request.model)
-    cards = (
-        _describe(engine.find(name) or engine, name) for name in engine.list_names()
-    )
-    return respond_json(ModelList(data=tuple(cards)))
+    return respond_json(ModelList(data=tuple(_describe_all(engine))))
 
 
 async def answer_model(state: ServerState, request: ScopedRequest) -> Response:
@@ -194,8 +191,7 @@ def _describe_status(model: ModelStatus) -> list[ModelCard]:
         num_waiting=view.num_waiting,
     )
     if model.engine is not None:
-        engine = model.engine
-        cards = [_describe(engine.find(n) or engine, n) for n in engine.list_names()]
+        cards = _describe_all(model.engine)
     else:
         cards = [_make_card(model.info, model.task, name) for name in entry.names]
         cards += [
@@ -203,6 +199,13 @@ def _describe_status(model: ModelStatus) -> list[ModelCard]:
             for name in entry.adapters
         ]
     return [msgspec.structs.replace(each, status=status) for each in cards]
+
+
+def _describe_all(engine: TextEngine | PoolingEngine) -> list[ModelCard]:
+    """Return a card for each name of a model, and for each of its adapters."""
+    return [
+        _describe(engine.find(name) or engine, name) for name in engine.list_names()
+    ]
 
 
 def _describe(engine: TextEngine | PoolingEngine, name: str) -> ModelCard:
