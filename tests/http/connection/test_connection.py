@@ -10,11 +10,13 @@ import gc
 from importlib.metadata import version
 import itertools
 import logging
+import os
 from pathlib import Path
 import random
 import socket
 import ssl
 import sys
+import time
 from typing import Any
 
 import h2.config
@@ -252,6 +254,20 @@ async def test_an_idle_connection_is_closed(start_server: StartServer) -> None:
     assert answer.endswith(b"well")
     # The same limit holds for headers that never end.
     assert await server.ask(b"GET /health HT") == b""
+
+
+async def test_a_request_that_came_before_the_close_is_answered(
+    start_server: StartServer,
+) -> None:
+    server = await start_server(keep_alive_timeout_seconds=0.02)
+    # The timer and the reader become ready together, and either may run first.
+    for _ in range(10):
+        async with await server.connect() as client:
+            await client.send_all(HEALTH + KEEP)
+            await read_until(client, b"well")
+            os.write(client.socket.fileno(), HEALTH + KEEP)
+            time.sleep(0.03)  # noqa: ASYNC251 (the event loop is late)
+            await read_until(client, b"well")
 
 
 @pytest.mark.parametrize("packet", [HEALTH + CLOSE, b"GET ? HTTP/1.1\r\n" + KEEP])

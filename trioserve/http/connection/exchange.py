@@ -105,6 +105,11 @@ def put_at_once(put: Put) -> Put:
     return put_message
 
 
+# The most time for the head of a connection's first request, in seconds. Strangers who send
+# none wait for no longer.
+FIRST_HEAD_SECONDS: Final = 5.0
+
+
 class IdleWatch:
     """Waits until a connection has been idle for too long.
 
@@ -112,22 +117,25 @@ class IdleWatch:
     starts a task for each idle time instead, and cancels it at the next request.
 
     Args:
-      seconds: the time that a connection may be idle.
+      seconds: the time that a connection may be idle after an answer.
       stopping: set when the server is stopping.
     """
 
     def __init__(self, seconds: float, stopping: Event) -> None:
-        self._seconds = seconds
+        self._seconds = min(seconds, FIRST_HEAD_SECONDS)
+        self._seconds_after_answer = seconds
         self._stopping = stopping
         self._deadline = math.inf
         self._sleep = trio.CancelScope()
 
     def mark(self, *, is_idle: bool) -> None:
         """Note whether the connection has a request from now on."""
-        self._deadline = math.inf
         if is_idle:
             seconds = 0.0 if self._stopping.is_set() else self._seconds
             self._deadline = trio.current_time() + seconds
+        else:
+            self._deadline = math.inf
+            self._seconds = self._seconds_after_answer
         self._sleep.deadline = self._deadline
 
     async def wait_due(self) -> None:

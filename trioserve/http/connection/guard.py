@@ -159,15 +159,16 @@ def _find(place: str) -> Any:
 def make_config(
     *,
     bind: list[str],
-    keep_alive_timeout_seconds: float = 5.0,
+    keep_alive_timeout_seconds: float = 75.0,
     graceful_timeout_seconds: float = 2.0,
 ) -> hypercorn.config.Config:
     """Make a hypercorn Config that suits token streams.
 
     Args:
       bind: "HOST:PORT", "unix:PATH" or "fd://N" each.
-      keep_alive_timeout_seconds: the time that a connection may be idle, or take to send
-        the headers of a request.
+      keep_alive_timeout_seconds: the time that a connection may be idle after an answer. It
+        is longer than usual clients keep one (httpx 5 s, aiohttp 15 s, nginx 60 s): a
+        request that meets the server's close is lost. Idle connections give way to new ones.
       graceful_timeout_seconds: the time that requests may still run after the shutdown
         trigger; then they are cancelled.
     """

@@ -6,6 +6,7 @@ from contextlib import suppress
 import logging
 import math
 import os
+import select
 import socket
 import sys
 from typing import Any, ClassVar
@@ -20,7 +21,14 @@ import trio
 from ...errors import DescriptorsFull
 from ..bodies.memory import name_peer
 from .descriptors import Connections
-from .exchange import IdleWatch, ReadPace, find_lost_at, mark_lost, refuse_unread
+from .exchange import (
+    WAIT_SECONDS,
+    IdleWatch,
+    ReadPace,
+    find_lost_at,
+    mark_lost,
+    refuse_unread,
+)
 from .http1 import GuardedH11
 from .http2 import GuardedH2
 
@@ -44,6 +52,10 @@ LINGER_SECONDS = 2.0
 
 # The same for a connection that is refused. The request is on its way already.
 REFUSAL_LINGER_SECONDS = 0.5
+
+
+# The reader takes bytes that wait within this time, whatever its pace.
+READ_SECONDS = 2 * WAIT_SECONDS
 
 
 # A peer that leaves or violates the protocol. This is not a defect of the server.
@@ -258,6 +270,10 @@ class GuardedServer(TCPServer):
         """
         self._idle.mark(is_idle=True)
         await self._idle.wait_due()
+        while _has_bytes(self.descriptor):
+            # The peer's next request has come, and a close would reset it.
+            await trio.sleep(READ_SECONDS)
+            await self._idle.wait_due()
         with trio.CancelScope(shield=True):
             await self._initiate_server_close()
 
@@ -303,6 +319,14 @@ def _name_address(sock: trio.socket.SocketType) -> str:
     except OSError:
         # It has left already.
         return ""
+
+
+def _has_bytes(descriptor: int) -> bool:
+    """Return whether a socket has bytes to read; one that is closed has none."""
+    poll = select.poll()
+    if descriptor >= 0:
+        poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _detect_dead_peers(sock: trio.socket.SocketType, seconds: float) -> None:
