@@ -30,6 +30,8 @@ def list_libraries():
     # Tests and benches compile with the same flags.
     with open(f"{_NATIVE}/flags.json", encoding="utf-8") as file:
         sets = json.load(file)
+    # Symbols are hidden, because the loader gives all libraries of a process the inline
+    # variables of the first one (STB_GNU_UNIQUE).
     flags = sets.pop("all")
     # -g0: without the symbols that Python's own flags ask for.
     flags += ["-g0", "-pthread", *_QUIET]

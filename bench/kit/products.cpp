@@ -11,6 +11,7 @@ constexpr std::int64_t kReadBytes = 256 * 1024;
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 // Computes all products of one step, one after the other.
@@ -60,3 +61,4 @@ std::uint64_t bench_read(Pool* pool, const std::uint64_t* const* blocks,
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

@@ -27,6 +27,7 @@ std::vector<Operand> to_operands(const float* from, int rows, int size, int stri
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 #if defined(TRIOSERVE_TILES)
@@ -122,3 +123,4 @@ void test_attend(int format, int num_threads, const AttentionShape* shape, int n
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

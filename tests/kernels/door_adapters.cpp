@@ -35,6 +35,7 @@ struct Packed {
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 struct TestAdapter {
@@ -126,3 +127,4 @@ void test_add_adapters(int format, int num_threads, const SourceSpec* source, in
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

@@ -41,6 +41,7 @@ void encode(int num_threads, EncoderSpec spec, const TextsSpec& texts) {
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 void test_normalize_layer(float* x, const float* weight, const float* bias, int size,
@@ -55,3 +56,4 @@ void test_encode(int format, int num_threads, const EncoderSpec* spec, const Tex
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

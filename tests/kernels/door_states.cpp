@@ -4,6 +4,7 @@
 
 using namespace trioserve;
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 std::int64_t test_count_state(const StateSpec* spec) { return spec->size(); }
@@ -33,3 +34,4 @@ void test_mix_states(const StateSpec* spec, int num_threads, const std::int32_t*
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

@@ -39,6 +39,7 @@ struct EncoderOf : AnyEncoder {
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 // Lets products use tiles, which the system has given to this process. Returns 0 if they were
@@ -139,3 +140,4 @@ void trioserve_list_sizes(std::int32_t* to) {
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

@@ -5,6 +5,7 @@
 
 using namespace trioserve;
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 // Replaces numbers by the sum of those of all processes, added in the order of the
@@ -41,3 +42,4 @@ std::int32_t trioserve_gather_shared(ExchangeSpec* spec, const std::uint8_t* byt
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

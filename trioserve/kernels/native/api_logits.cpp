@@ -4,6 +4,7 @@
 
 using namespace trioserve;
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 // ids: (num_rows,)
@@ -52,3 +53,4 @@ void trioserve_sum_weights(Pool* pool, const LogitsSpec* logits, std::int32_t gr
 }
 
 }  // extern "C"
+#pragma GCC visibility pop
