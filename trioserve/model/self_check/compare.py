@@ -8,10 +8,10 @@ from torch import Tensor
 from ...errors import shorten_message
 
 # Largest distance from an oracle, as a part of the size of its numbers. Rounding gives 1e-6
-# in float32, and 0.005 to 0.05 in bfloat16, where modules round after every operator (0.062 in
-# a model of 32 layers with random weights on a GPU). A wrong formula, position, window or mask
-# gives 0.1 or more.
-TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 8e-2, torch.float16: 1e-2}
+# in float32, and 0.005 to 0.05 in bfloat16, where modules round after every operator (with
+# random weights 0.083 in Qwen3.5 on AVX512-BF16, where modules are 0.063 and kernels 0.062 from
+# float32). A wrong formula, position, window or mask gives 0.1 or more.
+TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float16: 1e-2}
 
 # Quantisation gives 0.02 to 0.07. The formula is the same as without.
 _INT8_TOLERANCE = 0.3

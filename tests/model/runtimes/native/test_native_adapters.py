@@ -105,7 +105,8 @@ def test_rows_compute_what_their_merged_weights_compute(
         (load_model, {}, torch.float32, 1e-4),
         # Weights that a server packs as they lie in the file.
         (load_plain, {}, torch.float32, 1e-4),
-        (load_model, {"dtype": "bfloat16"}, torch.bfloat16, 0.1),
+        # 0.05, and 0.13 on AVX512-BF16, where products round what they read.
+        (load_model, {"dtype": "bfloat16"}, torch.bfloat16, 0.2),
         (load_plain, {"quantization": "int8"}, torch.bfloat16, 0.4),
     ],
 )
