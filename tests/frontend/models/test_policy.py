@@ -363,6 +363,12 @@ def test_a_model_that_is_too_large_is_refused_at_once() -> None:
     world.finish_close("a")
     assert world.ask("a").state == "refused"
     assert list_states(world) == {"a": "failed"}
+    # An operator may have it measured again.
+    world.sizes["a"] = 9
+    world.wish("a")
+    world.finish_load("a")
+    assert list_states(world) == {"a": "loaded"}
+    assert world.ask("a").state == "granted"
 
 
 def test_a_failed_load_is_tried_again_by_a_request_after_a_pause() -> None:

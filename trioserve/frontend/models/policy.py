@@ -66,7 +66,8 @@ class _Model:
     """A model and its tickets.
 
     Attributes:
-      size: bytes; an estimate until the model was loaded once.
+      estimate: bytes that it may take, as far as its files tell.
+      size: bytes; the estimate until the model was loaded once.
       is_measured: the size is not an estimate.
       reason: of the last failure.
       wish: the operator's ticket, which waits until the model is loaded.
@@ -79,6 +80,7 @@ class _Model:
     """
 
     name: str
+    estimate: int
     size: int
     is_measured: bool = False
     state: ModelState = "unloaded"
@@ -162,7 +164,10 @@ class ModelPolicy:
         min_residence: float,
         pause: float,
     ) -> None:
-        self._models = {name: _Model(name=name, size=n) for name, n in sizes.items()}
+        self._models = {
+            name: _Model(name=name, estimate=size, size=size)
+            for name, size in sizes.items()
+        }
         self._budget = math.inf if budget is None else budget
         self._min_residence = min_residence
         self._pause = pause
@@ -202,12 +207,16 @@ class ModelPolicy:
         """Ask for a model without a request; the load goes on if nobody waits for it.
 
         The ticket is granted, or refused, when the load has ended. It is not given back.
+        A model that was too large is measured again.
         """
         model = self._models[name]
         if model.wish is not None:
             return model.wish
         ticket = Ticket(name, next(self._numbers), now, notify)
         model.retry_at = -math.inf
+        if not model.is_held and self._find_excess(model):
+            # The resident memory of a process depends on the machine, too.
+            model.size, model.is_measured = model.estimate, False
         if reason := self._find_refusal(model, now):
             ticket.refuse(reason)
         else:
