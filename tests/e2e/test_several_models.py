@@ -91,5 +91,8 @@ def test_three_models_under_load_and_one_engine_is_killed(
     assert ask("embed") == 200
     assert server.stop(signal.SIGTERM) == 0
     assert "--kv-cache-memory has no effect on" in server.read_log()
+    # The engine processes say whose they are.
+    assert "INFO first trioserve." in server.read_log()
+    assert "INFO embed trioserve." in server.read_log()
     assert "Traceback" not in server.read_log()
     assert not any(each.is_running() for each in [engine, *before])

@@ -63,6 +63,10 @@ async def test_wrong_options_are_told_as_keywords() -> None:
     with pytest.raises(InvalidConfig, match="^max_num_seq: there is no such option"):
         async with trioserve.open_models({"a": {"model": "x", "max_num_seq": 1}}):
             pass
+    for wrong in (3, None, {"dtype": "float32"}):
+        with pytest.raises(InvalidConfig, match="^models: 'a': .* is neither a model"):
+            async with trioserve.open_models({"a": wrong}):  # type: ignore[dict-item]
+                pass
     same = {"model": "x", "served_model_name": ["same"]}
     with pytest.raises(InvalidConfig, match="^models: two of them are called 'same'$"):
         async with trioserve.open_models({"a": same, "b": same}):

@@ -26,7 +26,7 @@ async def main(stream: MessageStream[Any]) -> None:
     """Load the model of the first message, and serve it."""
     begin = await stream.receive()
     assert isinstance(begin, StartEngine), "StartEngine comes first"
-    set_up_logging(begin.log_level)
+    set_up_logging(begin.log_level, origin=begin.origin)
     try:
         async with open_core(begin.config, begin.model_kind) as loaded:
             await _host(loaded, stream, begin)

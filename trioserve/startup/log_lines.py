@@ -40,12 +40,13 @@ def set_up_logging(level: int | str, *, origin: str = "", again: bool = False) -
 
     Args:
       level: of our own loggers, as in logging.
-      origin: a name of the process for each line, if there are several of its kind.
+      origin: a name of the process, or of its model, for each line, if there are several.
       again: replace an earlier set-up.
     """
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     handler = open_handler(sys.stderr)
-    origin = f"{origin} " if origin else ""
+    # The name of a model may have any characters.
+    origin = escape(origin).replace("%", "%%") + " " if origin else ""
     handler.setFormatter(
         LineFormatter(f"%(asctime)s %(levelname)s {origin}%(name)s: %(message)s")
     )

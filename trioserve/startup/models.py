@@ -65,7 +65,7 @@ async def open_models(
         )
         served = check_names(
             [
-                ServedModel.of(name, _make_config(each), preload=preload)
+                ServedModel.of(name, _make_config(name, each), preload=preload)
                 for name, each in models.items()
             ],
             "models",
@@ -75,10 +75,15 @@ async def open_models(
         yield router
 
 
-def _make_config(model: str | EngineConfig | Mapping[str, object]) -> EngineConfig:
+def _make_config(
+    name: str, model: str | EngineConfig | Mapping[str, object]
+) -> EngineConfig:
     if isinstance(model, EngineConfig):
         return model
     options = {"model": model} if isinstance(model, str) else model
+    if not (isinstance(options, Mapping) and "model" in options):
+        reason = "is neither a model nor its options with a key `model`"
+        raise InvalidConfig("models", f"{name!r}: {model!r} {reason}")
     return build_config(EngineConfig, options)
 
 
@@ -139,16 +144,19 @@ def _make_entry(
         reason = "does not measure stages; leave it out, or let each model have one"
         raise InvalidConfig("memory", reason)
 
+    name, *others = model.names
+
     @asynccontextmanager
     async def open_engine() -> AsyncIterator[Engine]:
         with naming():
             own = await run_in_fresh_thread(
                 partial(drop_unused, model.config, model.shared)
             )
-        async with open_served_engine(own, process=process, naming=naming()) as engine:
+        async with open_served_engine(
+            own, process=process, naming=naming(), origin=name
+        ) as engine:
             yield engine
 
-    name, *others = model.names
     return ModelEntry(
         name=name,
         other_names=tuple(others),

@@ -90,13 +90,15 @@ def open_served_engine(
     *,
     process: bool,
     naming: AbstractContextManager[None] | None = None,
+    origin: str = "",
 ) -> AbstractAsyncContextManager[TextEngine | PoolingEngine]:
     """Load a model of any kind, and serve it to the block's body.
 
     Args:
       naming: as in _open; by default errors name flags.
+      origin: as in _open.
     """
-    return _open(config, "all", process, naming or nullcontext())
+    return _open(config, "all", process, naming or nullcontext(), origin)
 
 
 @asynccontextmanager
@@ -105,16 +107,18 @@ async def _open(
     model_kind: ModelKind,
     process: bool,
     naming: AbstractContextManager[None],
+    origin: str = "",
 ) -> AsyncIterator[TextEngine | PoolingEngine]:
     """Open an engine.
 
     Args:
       naming: entered while the model is loaded; spells the options in errors.
+      origin: a name of the model for the log of its processes, if there are several.
     """
     # The cores have a stack of their own, which is closed for each restart.
     async with AsyncExitStack() as stack, AsyncExitStack() as running:
         frontend = Frontend(config, model_kind, is_checked=process)
-        cores = _Cores(config, model_kind, process, stack, frontend)
+        cores = _Cores(config, model_kind, process, stack, frontend, origin)
         with naming, telling_shortage():
             core = await cores.open()
             loaded = await frontend.finish(core, cores.reopen)
@@ -175,12 +179,14 @@ class _Cores:
         process: bool,
         stack: AsyncExitStack,
         frontend: Frontend,
+        origin: str,
     ) -> None:
         self._config = config
         self._model_kind: ModelKind = model_kind
         self._process = process
         self._stack = stack
         self._frontend = frontend
+        self._origin = origin
 
     async def open(self) -> LoadedCore:
         core = await self._stack.enter_async_context(await self._choose())
@@ -194,7 +200,9 @@ class _Cores:
 
     async def _choose(self) -> AbstractAsyncContextManager[LoadedCore]:
         if self._process:
-            return _open_process_core(self._config, self._model_kind, self._frontend)
+            return _open_process_core(
+                self._config, self._model_kind, self._frontend, self._origin
+            )
         await self._frontend.prepare()
         return open_core(self._config, self._model_kind, self._frontend.source)
 
@@ -209,14 +217,14 @@ class _Cores:
 
 @asynccontextmanager
 async def _open_process_core(
-    config: EngineConfig, model_kind: ModelKind, frontend: Frontend
+    config: EngineConfig, model_kind: ModelKind, frontend: Frontend, origin: str
 ) -> AsyncIterator[LoadedCore]:
     async with open_child(
         "trioserve.startup.engine_process",
         receives=FromEngine,
         name="the engine process",
     ) as child:
-        load = partial(load_engine, child, config, model_kind)
+        load = partial(load_engine, child, config, model_kind, origin=origin)
         loaded = await _connect_beside(frontend, load)
         remote: Any = RemoteCore if loaded.pooling is None else RemotePoolingCore
         yield LoadedCore(
@@ -255,11 +263,12 @@ async def load_engine(
     model_kind: ModelKind,
     *,
     is_shared: bool = False,
+    origin: str = "",
 ) -> EngineLoaded:
     """Let a process load a model.
 
     Args:
-      is_shared: see StartEngine.
+      is_shared, origin: see StartEngine.
 
     Raises:
       StartupError: the model cannot be loaded.
@@ -267,7 +276,11 @@ async def load_engine(
     """
     level = logging.getLogger("trioserve").getEffectiveLevel()
     begin = StartEngine(
-        config=config, model_kind=model_kind, log_level=level, is_shared=is_shared
+        config=config,
+        model_kind=model_kind,
+        log_level=level,
+        is_shared=is_shared,
+        origin=origin,
     )
     try:
         await child.stream.send(begin)

@@ -32,7 +32,7 @@ async def main(stream: MessageStream[Any]) -> None:
     """Serve a fake core to several clients."""
     begin = await stream.receive()
     assert isinstance(begin, StartEngine), "StartEngine comes first"
-    set_up_logging(begin.log_level)
+    set_up_logging(begin.log_level, origin=begin.origin)
     folder = Path(begin.config.model.model)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     text = tokenizer.encode(ANSWER).ids

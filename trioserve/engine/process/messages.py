@@ -63,12 +63,14 @@ class StartEngine(Message, frozen=True, kw_only=True):
       model_kind: as startup.source.ModelKind.
       log_level: as in logging.
       is_shared: clients come by AddClient; else the sender is the only one.
+      origin: a name of the model for each line of the log, if there are several.
     """
 
     config: EngineConfig
     model_kind: Literal["generate", "pooling", "all"]
     log_level: int
     is_shared: bool = False
+    origin: str = ""
 
 
 class EngineLoaded(Message, frozen=True, kw_only=True):
