@@ -223,6 +223,12 @@ async def test_names_and_loads_that_fail(several: Server) -> None:
     assert late.json()["error"]["message"] == "The model is being loaded."
     # The client may come again, so the load goes on.
     await several.wait_state("other", "loading")
+    # The wait for a model is a part of the queue.
+    for path in ("/v1/completions", "/invocations"):
+        late = await several.post(path, "chat", max_queue_seconds=0.05, **PROMPT)
+        assert (late.status_code, late.headers["Retry-After"]) == (503, "10")
+        await several.wait_state("chat", "loading")
+        await several.post("/models/unload", "chat")
     several.may_load["other"].set()
     await several.wait_state("other", "loaded")
     await several.post("/models/unload", "other")
@@ -248,6 +254,26 @@ async def test_an_operator_loads_and_unloads(several: Server) -> None:
     assert (await several.post("/models/load", "nope")).status_code == 404
     assert (await several.post("/models/load", None)).status_code == 400
     assert (await several.client.get("/v1/models/other")).json()["max_model_len"] == 256
+
+
+async def test_ollama_is_told_the_time_of_a_load(several: Server) -> None:
+    async def load() -> None:
+        await several.wait_state("embed", "loading")
+        await trio.sleep(0.1)
+        several.may_load["embed"].set()
+
+    answers: list[dict[str, Any]] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(load)
+        answers.append((await several.post("/api/embed", "embed", input="Hi")).json())
+    answers.append((await several.post("/api/embed", "embed", input="Hi")).json())
+    loads = [each["load_duration"] / 1e9 for each in answers]
+    assert loads[0] >= 0.1 > loads[1]
+    assert loads[0] <= answers[0]["total_duration"] / 1e9
+    several.may_load["chat"].set()
+    body = {"prompt": "Hi", "options": {"num_predict": 1}, "stream": False}
+    loaded = (await several.post("/api/generate", "chat", **body)).json()
+    assert 0 < loaded["load_duration"] <= loaded["total_duration"]
 
 
 async def test_a_drain_ends_the_wait_for_a_model(

@@ -153,7 +153,8 @@ class ShuttingDown(Unavailable):
 class ModelLoading(Unavailable):
     """Raised when a request comes before the model is loaded.
 
-    With several models, when the time of a request is over before its model is loaded.
+    With several models, when the time of a request, or its time in queues, is over before its
+    model is loaded.
     """
 
     def __init__(self) -> None:

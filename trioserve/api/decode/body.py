@@ -57,6 +57,7 @@ async def read_request(
     Raises:
       ModelNotFound, TaskNotServed: the model is not served here.
       ModelFailed: it cannot be loaded.
+      ModelLoading: it is not loaded within max_queue_seconds.
       Also raises the errors of read_body.
     """
     body = await read_body(state, request, decoder, is_always_json=is_always_json)
@@ -92,9 +93,21 @@ async def read_body(
         ignores_unknown_tools=state.config.ignore_unknown_tools,
     )
     body = await run_decoding(workers, work, chunks)
+    take_limits(request, body)
+    return body
+
+
+def take_limits(request: ScopedRequest, body: ModelRequest) -> None:
+    """Take the time limits of a body.
+
+    Raises:
+      InvalidParameter: a limit is longer than the server allows.
+    """
     if body.timeout is not None:
         request.time_limit.shorten("timeout", body.timeout)
-    return body
+    # Only requests that generate have it. The wait for their model is a part of their queue.
+    if seconds := getattr(body, "max_queue_seconds", None):
+        request.model.starts_by = request.arrived_at + seconds
 
 
 def forget(body: ModelRequest, **fields: object) -> None:

@@ -23,7 +23,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
       done_reason: stop, length or load; also deadline and repetition, which are this
         server's own.
       total_duration: nanoseconds since the request came.
-      load_duration: 0, because the model is loaded.
+      load_duration: nanoseconds for which the request waited for one of several models.
       prompt_eval_duration: nanoseconds from the first step to the first token.
       eval_duration: nanoseconds from the first token to the end.
     """
@@ -85,7 +85,7 @@ class OllamaEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     embeddings: tuple[Numbers, ...] = ()
     total_duration: int
-    load_duration: int = 0
+    load_duration: int
     prompt_eval_count: int = 0
 
 

@@ -37,18 +37,25 @@ async def answer_ollama_embed(state: ServerState, request: ScopedRequest) -> Res
     call = PoolingCall(state=state, request=request, engine=engine)
     if not body.texts:
         body.check_load()
-        return respond_json(OllamaEmbeddings(model=body.model, total_duration=0))
+        return respond_json(_measure(request, body.model))
     pooled = await _pool(
         call, body.texts, params, "input", is_cut=body.truncate is not False
     )
-    content = OllamaEmbeddings(
-        model=body.model,
-        total_duration=count_nanoseconds(trio.current_time() - request.arrived_at),
-        prompt_eval_count=pooled.num_tokens,
-    )
+    content = _measure(request, body.model, pooled.num_tokens)
     vectors = pooled.results
     return await call.respond(
         partial(splice, content, {"embeddings": vectors}), sum(map(len, vectors))
+    )
+
+
+def _measure(
+    request: ScopedRequest, model: str, num_tokens: int = 0
+) -> OllamaEmbeddings:
+    return OllamaEmbeddings(
+        model=model,
+        total_duration=count_nanoseconds(trio.current_time() - request.arrived_at),
+        load_duration=count_nanoseconds(request.model.load_seconds),
+        prompt_eval_count=num_tokens,
     )
 
 

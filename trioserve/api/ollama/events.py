@@ -62,6 +62,7 @@ class Lines:
       make: makes a line of the endpoint.
       model: the name in the request.
       arrived_at: trio.current_time() when the request came.
+      load_seconds: the time for which it waited for its model.
     """
 
     def __init__(
@@ -72,12 +73,14 @@ class Lines:
         texts: TokenTexts,
         *,
         arrived_at: float,
+        load_seconds: float,
     ) -> None:
         self._make = make
         self._model = model
         self._meter = meter
         self._texts = texts
         self._arrived_at = arrived_at
+        self._load_seconds = load_seconds
         self._calls = _CallCollector()
         self._reason: str | UnsetType = UNSET
 
@@ -136,7 +139,7 @@ class Lines:
         return {
             "done_reason": self._reason,
             "total_duration": count_nanoseconds(end - self._arrived_at),
-            "load_duration": 0,
+            "load_duration": count_nanoseconds(self._load_seconds),
             "prompt_eval_count": usage.prompt_tokens,
             "prompt_eval_duration": count_nanoseconds(first - began),
             "eval_count": usage.completion_tokens,

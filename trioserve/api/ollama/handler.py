@@ -121,6 +121,7 @@ async def _answer(
         meter,
         TokenTexts(engine.renderer.token_bytes),
         arrived_at=request.arrived_at,
+        load_seconds=request.model.load_seconds,
     )
     workers = engine.renderer.workers
     if asked.stream:

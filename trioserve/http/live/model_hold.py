@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+import math
 
+import trio
+
+from ...errors import ModelLoading
 from ...frontend import PoolingEngine, TextEngine
 from ...frontend.models.router import ModelRouter
 from ..record.progress import RequestProgress
@@ -18,12 +22,16 @@ class ModelHold:
     Attributes:
       name: one of several models, from its choice on; None if the server has one.
       engine: the engine that answers; None until it is chosen.
+      starts_by: when the wait for a model ends, in seconds of trio.current_time().
+      load_seconds: the time for which the request has waited for models.
     """
 
     def __init__(self, progress: RequestProgress | None = None) -> None:
         self._progress = progress
         self.name: str | None = None
         self.engine: TextEngine | PoolingEngine | None = None
+        self.starts_by = math.inf
+        self.load_seconds = 0.0
         self._held = ExitStack()
 
     async def visit(self, models: ModelRouter, model: str) -> None:
@@ -34,6 +42,7 @@ class ModelHold:
 
         Raises:
           ModelFailed
+          ModelLoading: the wait was too long. The client may come again.
         """
         if self.engine is not None and self.name == model:
             return
@@ -44,7 +53,12 @@ class ModelHold:
         phase = None if self._progress is None else self._progress.phase
         if visit.has_to_wait and self._progress is not None:
             self._progress.enter("load")
-        self.engine = await visit.wait()
+        began = trio.current_time()
+        with trio.move_on_at(self.starts_by):
+            self.engine = await visit.wait()
+        if self.engine is None:
+            raise ModelLoading()
+        self.load_seconds += trio.current_time() - began
         if self._progress is not None and phase is not None:
             self._progress.enter(phase)
 

@@ -11,8 +11,9 @@ from quart import Response
 
 from ...api.chat.handler import answer_chat
 from ...api.completions.handler import answer_completion
-from ...api.decode.body import join_chunks, run_decoding, wait_body
+from ...api.decode.body import join_chunks, run_decoding, take_limits, wait_body
 from ...api.decode.counting import check_size
+from ...api.decode.fields import ModelRequest, Seconds
 from ...api.pooling.embeddings import answer_classify, answer_embeddings, answer_pooling
 from ...api.pooling.requests import QUERY_FIELDS
 from ...api.pooling.score import answer_rerank, answer_score
@@ -45,12 +46,19 @@ _Fields = msgspec.defstruct(
 )
 
 
+class _Limits(ModelRequest, frozen=True, kw_only=True):
+    """The time limits of any body, which count before its endpoint is known."""
+
+    max_queue_seconds: Seconds | None = None
+
+
 async def answer_invocation(state: ServerState, request: ScopedRequest) -> Response:
     """Answer a body of any other endpoint that the model serves."""
     chunks = await wait_body(state, request)
-    content, model, fields = await run_decoding(
+    content, model, fields, limits = await run_decoding(
         state.find_workers(), partial(_look, chunks), chunks
     )
+    take_limits(request, limits)
     engine = await state.require_engine(request.model, model)
     handler = _choose_handler(fields, _list_handlers(engine))
     request.body.put_back(content)
@@ -59,8 +67,11 @@ async def answer_invocation(state: ServerState, request: ScopedRequest) -> Respo
 
 def _look(
     chunks: list[bytes | bytearray],
-) -> tuple[bytes, str | None, Set[str] | None]:
-    """Return a body, its model, and the fields that it has; None if it cannot be read."""
+) -> tuple[bytes, str | None, Set[str] | None, _Limits]:
+    """Return a body, its model, the fields that it has, and its limits.
+
+    The fields are None if it cannot be read.
+    """
     content = join_chunks(chunks)
     check_size(None, content)
     try:
@@ -68,13 +79,18 @@ def _look(
         name = msgspec.json.decode(getattr(fields, "model") or b"null")
     except (ValueError, RecursionError):
         # Any endpoint can name the mistake.
-        return content, None, None
+        return content, None, None, _Limits()
     found = {
         each
         for each in _FIELD_NAMES
         if bytes(getattr(fields, each)) not in (b"", b"null")
     }
-    return content, name if isinstance(name, str) else None, found
+    try:
+        limits = msgspec.json.decode(content, type=_Limits)
+    except msgspec.ValidationError:
+        # The endpoint names the mistake.
+        limits = _Limits()
+    return content, name if isinstance(name, str) else None, found, limits
 
 
 def _list_handlers(engine: TextEngine | PoolingEngine) -> Mapping[str, Handler]:
