@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from typing import Any
 
 import pytest
 import trio
 
-from trioserve.errors import InvalidAdapter, NotEnoughMemory
+from trioserve.errors import InvalidAdapter, NotEnoughMemory, StartupError
 from trioserve.executor import LocalExecutor, RestingExecutor
 from trioserve.types.adapter import AdapterFacts, AdapterSource
 from trioserve.types.output import StepResult
 from trioserve.types.plan import StepPlan
+from trioserve.types.sleep import SleepLevel
 
 # The contents of adapters, by their paths.
 FILES = {"": b"1"}
 
 
+@contextmanager
+def _tell() -> Iterator[None]:
+    try:
+        yield
+    except MemoryError as error:
+        raise NotEnoughMemory(str(error)) from error
+
+
 class Model:
     """A runner that notes its calls."""
 
-    def __init__(self, number: int, happened: list[str]) -> None:
+    def __init__(
+        self, number: int, happened: list[str], check: Callable[[], None]
+    ) -> None:
         self._number = number
         self._happened = happened
+        self._check = check
 
     def note(self, text: str) -> None:
         self._happened.append(f"{self._number} {text}")
@@ -37,6 +50,7 @@ class Model:
 
     def restore_cache(self) -> None:
         self.note("restore")
+        self._check()
 
     def read_adapter(self, source: AdapterSource) -> tuple[AdapterFacts, Any]:
         self.note(f"read {source.name}")
@@ -56,16 +70,24 @@ class Model:
 
 
 class Bench:
-    """An executor whose models are numbered."""
+    """An executor whose models are numbered.
 
-    def __init__(self, *, fails: bool = False) -> None:
+    Attributes:
+      failure: raised when memory is taken again.
+    """
+
+    def __init__(self) -> None:
         self.happened: list[str] = []
+        self.failure: Exception | None = None
         self._num_models = 0
-        self._fails = fails
         stack = AsyncExitStack()
         stack.callback(self.happened.append, "closed")
         self.executor = RestingExecutor[StepPlan, StepResult](
-            self._load(), stack, self._open, trim=lambda: self.happened.append("trim")
+            self._load(),
+            stack,
+            self._open,
+            trim=lambda: self.happened.append("trim"),
+            telling_shortage=_tell,
         )
 
     async def run_step(self, number: int) -> None:
@@ -81,14 +103,17 @@ class Bench:
 
     def _load(self) -> LocalExecutor[StepPlan, StepResult]:
         self._num_models += 1
-        model = Model(self._num_models, self.happened)
+        model = Model(self._num_models, self.happened, self._check)
         return LocalExecutor(model.step, adapters=model, cache=model)
 
     async def _open(self, stack: AsyncExitStack) -> LocalExecutor[StepPlan, StepResult]:
         await trio.lowlevel.checkpoint()
-        if self._fails:
-            raise NotEnoughMemory("out of memory", limit_bytes=None)
+        self._check()
         return self._load()
+
+    def _check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
 
 
 async def test_levels(nursery: trio.Nursery) -> None:
@@ -181,15 +206,30 @@ async def test_an_executor_without_a_cache_has_no_level_1() -> None:
         raise AssertionError("it does not wake")
 
     executor = RestingExecutor[int, int](
-        LocalExecutor(lambda plan: plan), AsyncExitStack(), open, trim=lambda: None
+        *(LocalExecutor(lambda plan: plan), AsyncExitStack(), open),
+        trim=lambda: None,
+        telling_shortage=_tell,
     )
     assert executor.levels == (2,)
 
 
-async def test_a_lack_of_memory_is_told(nursery: trio.Nursery) -> None:
-    bench = Bench(fails=True)
+@pytest.mark.parametrize("level", [1, 2])
+async def test_without_memory_all_is_given_back_and_it_can_wake_later(
+    nursery: trio.Nursery, level: SleepLevel
+) -> None:
+    bench = Bench()
+    executor = bench.executor
     with trio.fail_after(60):
-        await nursery.start(bench.executor.run)
-        await bench.executor.give_back(2)
-        with pytest.raises(RuntimeError, match="cannot wake: .*memory"):
-            await bench.executor.take_again()
+        await nursery.start(executor.run)
+        await executor.load_adapter(AdapterSource(number=3, name="a", path=""))
+        await executor.give_back(level)
+        for _ in range(2):
+            bench.failure = MemoryError("the memory is short")
+            bench.take()
+            with pytest.raises(StartupError, match="the memory is short"):
+                await executor.take_again()
+            assert bench.take()[-1] == "trim"
+        bench.failure = None
+        await executor.take_again()
+        await bench.run_step(1)
+        assert bench.take() == ["2 read a", "2 add 3", "2 step 1"]

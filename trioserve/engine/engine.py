@@ -69,6 +69,7 @@ class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
 
     Attributes:
       on_work: is called when describe_work has changed; None without peers.
+      on_sleep: is called when sleep_state has changed; None if nobody wants to know.
     """
 
     # The word for places, and the field of a request that asks for them.
@@ -95,11 +96,12 @@ class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
         self._requests = OpenRequests()
         self._pace = Pace()
         self.on_work: Callable[[], None] | None = None
+        self.on_sleep: Callable[[], None] | None = None
 
     @property
     def is_alive(self) -> bool:
         """True if requests can be opened now."""
-        return self._requests.is_alive and not self.sleep_state.is_ordered
+        return self._requests.is_alive and not self.sleep_state.refuses_requests
 
     def check_alive(self) -> None:
         """Raise the reason why no request can be opened now, if there is one.
@@ -108,8 +110,8 @@ class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
           EngineDied, EngineRestarting, EngineAsleep, ShuttingDown
         """
         self._requests.check_alive()
-        if self.sleep_state.is_ordered:
-            raise EngineAsleep()
+        if self.sleep_state.refuses_requests:
+            raise EngineAsleep(self.sleep_state.failure)
 
     @property
     def sleep_state(self) -> SleepState:
@@ -122,10 +124,16 @@ class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
             await self._core.sleep.sleep(level, ends_requests=ends_requests)
 
     async def wake(self) -> None:
-        """Wake the core; see SleepView.wake."""
+        """Wake the core; see SleepView.wake.
+
+        Raises:
+          EngineAsleep: it cannot wake.
+        """
         self._requests.check_alive()
         async with self._requests.tell_end():
             await self._core.sleep.wake()
+        if failure := self.sleep_state.failure:
+            raise EngineAsleep(failure)
 
     def check_room(
         self,
@@ -299,7 +307,9 @@ class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
 
     def _note_sleep(self) -> None:
         if self.sleep_state.fails_requests:
-            self._requests.fail_all(EngineAsleep())
+            self._requests.fail_all(EngineAsleep(self.sleep_state.failure))
+        if self.on_sleep is not None:
+            self.on_sleep()
 
     async def _run_cores(self, task_status: trio.TaskStatus[None]) -> None:
         restarts = Restarts()

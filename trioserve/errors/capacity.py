@@ -181,10 +181,14 @@ class EngineRestarting(Unavailable):
 
 
 class EngineAsleep(Unavailable):
-    """Raised when an operator has ordered the engine to sleep."""
+    """Raised when an operator has ordered the engine to sleep, or when it could not wake.
 
-    def __init__(self) -> None:
-        super().__init__(
-            "The engine is asleep by order of an operator, until POST /wake_up.",
-            retry_after_seconds=10,
-        )
+    Args:
+      failure: the reason why it could not wake.
+    """
+
+    def __init__(self, failure: str = "") -> None:
+        reason = "is asleep by order of an operator, until POST /wake_up."
+        if failure:
+            reason = f"is asleep, and could not wake: {failure}"
+        super().__init__(f"The engine {reason}", retry_after_seconds=10)

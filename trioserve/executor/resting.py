@@ -8,7 +8,7 @@ level 2    the executor ends, and with it the model and the stages of a pipeline
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack
 import logging
 from typing import Generic, TypeVar
 
@@ -36,6 +36,7 @@ class RestingExecutor(Generic[PlanT, ResultT]):
         same for its successors.
       open: returns a successor with the same numbers of slots, blocks and copies of states.
       trim: gives freed memory back to the system; blocking.
+      telling_shortage: raises a StartupError in place of any error about a lack of memory.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class RestingExecutor(Generic[PlanT, ResultT]):
         open: Callable[[AsyncExitStack], Awaitable[Executor[PlanT, ResultT]]],
         *,
         trim: Callable[[], None],
+        telling_shortage: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self.depth = first.depth
         has_cache = isinstance(first, LocalExecutor) and first.has_cache
@@ -53,6 +55,7 @@ class RestingExecutor(Generic[PlanT, ResultT]):
         self._stack = stack
         self._open = open
         self._trim = trim
+        self._telling_shortage = telling_shortage
         self._trimming = trio.CapacityLimiter(1)
         self._level: SleepLevel = 0
         # The loaded adapters, for the next executor, each with the digest of its content.
@@ -134,18 +137,33 @@ class RestingExecutor(Generic[PlanT, ResultT]):
           the numbers of adapters whose files are gone, or have changed
 
         Raises:
-          RuntimeError: the model cannot be loaded again.
+          StartupError: the model cannot be loaded again. All memory is given back, as by level 2.
         """
         lost: tuple[int, ...] = ()
+        failure = ""
         try:
-            if self._level == 2:
-                lost = await self._begin_next()
-            else:
-                await self._get_local().restore_cache()
+            with self._telling_shortage():
+                if self._level == 2:
+                    lost = await self._begin_next()
+                else:
+                    await self._get_local().restore_cache()
         except StartupError as error:
-            raise RuntimeError(f"the engine cannot wake: {error}") from error
+            failure = str(error)
+        if failure:
+            # Behind the clause, because the error's traceback holds tensors.
+            await self._give_up()
+            raise StartupError(failure)
         self._level = 0
         return lost
+
+    async def _give_up(self) -> None:
+        """Give back what was taken before the memory was short."""
+        self._level = 2
+        if self._present is not None:
+            await self._end_present()
+        else:
+            await self._stack.aclose()
+        await trio.to_thread.run_sync(self._collect, limiter=self._trimming)
 
     async def _end_present(self) -> None:
         self._must_end.set()

@@ -185,6 +185,7 @@ class ServedModel(Generic[EngineT, RendererT]):
         """Take all memory again; returns when the model can run.
 
         Raises:
+          EngineAsleep: it cannot wake, such as for a lack of memory. It stays asleep.
           EngineDied, EngineRestarting, ShuttingDown: no engine runs.
         """
         await self.engine.wake()

@@ -191,11 +191,14 @@ async def build_pipeline_core(
         return await pipeline.connect(config, info.max_model_len)
 
     async def open_again(stack: AsyncExitStack) -> PipelineExecutor:
-        with telling_shortage():
-            return await connect(await stack.enter_async_context(open_pipeline(opened)))
+        return await connect(await stack.enter_async_context(open_pipeline(opened)))
 
     executor = RestingExecutor(
-        await connect(pipeline), stack, open_again, trim=trim_memory
+        await connect(pipeline),
+        stack,
+        open_again,
+        trim=trim_memory,
+        telling_shortage=telling_shortage,
     )
     scheduler = make_scheduler(config, info, blocks, pipeline.device_type)
     _log_loaded(info, config, blocks)

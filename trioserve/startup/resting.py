@@ -36,13 +36,19 @@ def rest_between(
     """
 
     def load_again() -> Executor[PlanT, ResultT]:
-        with telling_shortage(), checking_torch_calls():
+        with checking_torch_calls():
             return load()
 
     async def open(stack: AsyncExitStack) -> Executor[PlanT, ResultT]:
         return await run_in_fresh_thread(load_again)
 
-    return RestingExecutor(executor, AsyncExitStack(), open, trim=trim_memory)
+    return RestingExecutor(
+        executor,
+        AsyncExitStack(),
+        open,
+        trim=trim_memory,
+        telling_shortage=telling_shortage,
+    )
 
 
 def trim_memory() -> None:

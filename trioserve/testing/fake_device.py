@@ -377,11 +377,12 @@ class FakeMemory:
 
     Args:
       device: loses its blocks with the memory.
-      fails: the memory cannot be taken again.
+      fails: the error of each attempt to take it again.
 
     Attributes:
       moves: the levels in the order of the calls; 0 if all was taken again.
       lost_adapters: the numbers of adapters that are gone then.
+      fails: as above.
     """
 
     def __init__(
@@ -391,7 +392,7 @@ class FakeMemory:
         levels: tuple[SleepLevel, ...] = (1, 2),
         give_seconds: float = 1.0,
         take_seconds: float = 5.0,
-        fails: bool = False,
+        fails: Exception | None = None,
     ) -> None:
         self.levels = levels
         self.moves: list[SleepLevel] = []
@@ -399,7 +400,7 @@ class FakeMemory:
         self._device = device
         self._give_seconds = give_seconds
         self._take_seconds = take_seconds
-        self._fails = fails
+        self.fails = fails
 
     async def give_back(self, level: SleepLevel) -> None:
         await trio.sleep(self._give_seconds)
@@ -409,8 +410,8 @@ class FakeMemory:
 
     async def take_again(self) -> Sequence[int]:
         await trio.sleep(self._take_seconds)
-        if self._fails:
-            raise RuntimeError("the engine cannot wake: memory is short")
+        if self.fails is not None:
+            raise self.fails
         self.moves.append(0)
         return self.lost_adapters
 

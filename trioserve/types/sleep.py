@@ -25,6 +25,8 @@ class SleepState:
         wakes it. An engine that sleeps because it was idle wakes by itself.
       ends_requests: the order also ends the requests that run.
       levels: the levels that the engine can have.
+      failure: the reason why it could not wake a moment ago; empty if there is none. Requests
+        are refused until it is empty again, and then one may wake it.
     """
 
     phase: SleepPhase = "awake"
@@ -32,6 +34,7 @@ class SleepState:
     is_ordered: bool = False
     ends_requests: bool = False
     levels: tuple[SleepLevel, ...] = ()
+    failure: str = ""
 
     @property
     def is_sleeping(self) -> bool:
@@ -39,6 +42,12 @@ class SleepState:
         return self.phase in ("asleep", "waking")
 
     @property
+    def refuses_requests(self) -> bool:
+        """True if no requests are taken now."""
+        return self.is_ordered or bool(self.failure)
+
+    @property
     def fails_requests(self) -> bool:
         """True if open requests cannot go on."""
-        return self.is_ordered and (self.ends_requests or self.is_sleeping)
+        is_ended = self.is_ordered and (self.ends_requests or self.is_sleeping)
+        return is_ended or bool(self.failure)

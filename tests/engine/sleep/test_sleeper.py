@@ -12,12 +12,13 @@ from trioserve.engine.generation.core import LocalCore
 from trioserve.engine.generation.engine import TokenEngine
 from trioserve.engine.pooling.core import LocalPoolingCore
 from trioserve.engine.pooling.engine import TensorEngine
-from trioserve.engine.sleep.rules import IdleRule
+from trioserve.engine.sleep.rules import PAUSE_SECONDS, IdleRule
 from trioserve.errors import (
     AdapterNotFound,
     EngineAsleep,
     EngineDied,
     InvalidParameter,
+    NotEnoughMemory,
     NotSupported,
 )
 from trioserve.scheduler.generation.scheduler import Scheduler
@@ -51,7 +52,7 @@ class Bench:
         idle: IdleRule = IdleRule(),
         is_remote: bool = False,
         keeps_states: bool = False,
-        fails: bool = False,
+        fails: Exception | None = None,
         has_memory: bool = True,
         levels: tuple[int, ...] = (1, 2),
     ) -> None:
@@ -300,10 +301,49 @@ async def test_levels_that_a_model_does_not_have_are_refused(
 
 
 @BOTH_PLACES
+async def test_a_lack_of_memory_fails_requests_and_not_the_engine(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, is_remote: bool
+) -> None:
+    bench = Bench(idle=IDLE, is_remote=is_remote)
+    fresh = bench.engine.statistics()
+    await nursery.start(bench.engine.run)
+    await trio.sleep(65)
+    bench.memory.fails = NotEnoughMemory("out of memory")
+
+    async def fail() -> None:
+        with pytest.raises(EngineAsleep, match="could not wake: .* out of memory"):
+            await bench.generate()
+
+    async with trio.open_nursery() as both:
+        both.start_soon(fail)
+        both.start_soon(fail)
+    assert bench.phase == "asleep"
+    assert not bench.engine.is_alive
+    # Nothing is tried for some seconds, and then only for a request.
+    began = trio.current_time()
+    await fail()
+    assert trio.current_time() == began
+    await trio.sleep(PAUSE_SECONDS + 10)
+    assert bench.engine.is_alive
+    assert bench.phase == "asleep"
+    assert bench.engine.statistics() == fresh
+    # An operator is told at once, and may try again at once.
+    for _ in range(2):
+        with pytest.raises(EngineAsleep, match="out of memory"):
+            await bench.engine.wake()
+        with pytest.raises(EngineAsleep, match="out of memory"):
+            await bench.engine.load_adapter("french", "/french")
+    bench.memory.fails = None
+    await bench.engine.wake()
+    await bench.generate()
+    assert bench.memory.moves == [2, 0]
+
+
+@BOTH_PLACES
 async def test_an_engine_that_cannot_wake_fails(
     autojump_clock: trio.testing.MockClock, is_remote: bool
 ) -> None:
-    bench = Bench(fails=True, is_remote=is_remote)
+    bench = Bench(fails=RuntimeError("of another kind"), is_remote=is_remote)
     with pytest.RaisesGroup(Exception, flatten_subgroups=True):
         async with trio.open_nursery() as nursery:
             await nursery.start(bench.engine.run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,6 +19,7 @@ from trioserve.frontend.models.router import (
     open_router,
 )
 from trioserve.testing.fake_device import make_info
+from trioserve.types.sleep import SleepState
 
 LOAD_SECONDS = 10.0
 RESIDENCE = 60.0
@@ -29,6 +30,10 @@ class FakeEngine:
 
     def __init__(self, name: str, num_bytes: int) -> None:
         self.info = replace(make_info(64), name=name, memory_bytes=num_bytes)
+        # The engine below it.
+        self.engine = self
+        self.on_sleep: Callable[[], None] | None = None
+        self.sleep_state = SleepState()
         self.failure: Exception | None = None
         self.has_failed = trio.Event()
 
@@ -38,6 +43,12 @@ class FakeEngine:
     def check_alive(self) -> None:
         if self.failure is not None:
             raise EngineDied()
+
+    def show(self, **fields: Any) -> None:
+        """Show another state of the sleep."""
+        self.sleep_state = SleepState(**fields)
+        assert self.on_sleep is not None
+        self.on_sleep()
 
     def fail(self, error: Exception) -> None:
         self.failure = error
@@ -221,6 +232,24 @@ async def test_an_engine_that_fails_ends_alone(autojump_clock: object) -> None:
             models.router.unload("a")
             await wait_all_tasks_blocked()
             assert models.states() == {"a": "unloaded", "b": "loaded"}
+
+
+async def test_an_engine_that_cannot_wake_fails_with_the_reason(
+    autojump_clock: object,
+) -> None:
+    models = Models(a=1, b=1)
+    async with open_router(models.router), models.router.hold("b"):
+        await models.use("a", 1)
+        models.open["a"].show(phase="asleep", level=2)
+        await wait_all_tasks_blocked()
+        models.open["a"].show(phase="asleep", level=2, failure="memory is short")
+        await wait_all_tasks_blocked()
+        assert models.states() == {"a": "failed", "b": "loaded"}
+        with pytest.raises(ModelFailed, match="memory is short"):
+            await models.use("a", 1)
+        await trio.sleep(RETRY_SECONDS)
+        await models.use("a", 1)
+        assert models.events == ["+b", "+a", "-a", "+a"]
 
 
 async def test_models_take_turns_in_a_small_memory(autojump_clock: object) -> None:

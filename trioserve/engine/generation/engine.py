@@ -242,6 +242,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         async with self._requests.tell_end():
             # The model says which adapters it runs.
             await self._core.sleep.wake()
+            self.check_alive()
             return await self._core.adapters.load(name, path, replaces=replaces)
 
     async def unload_adapter(self, name: str) -> None:

@@ -11,6 +11,10 @@ from ...types.sleep import SleepLevel
 # The time between two looks at a core that is busy.
 _LOOK_SECONDS: Final = 1.0
 
+# The time in which requests are refused after the core could not wake. As RETRY_SECONDS of
+# several models.
+PAUSE_SECONDS: Final = 5.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleRule:
@@ -58,6 +62,15 @@ class SleepRules:
     def fall_asleep(self) -> None:
         """Note that the core falls asleep; later orders to wake are about this sleep."""
         self._is_wanted = False
+
+    def note_failed(self) -> None:
+        """Note that the core could not wake; the order to wake has been carried out."""
+        self._is_wanted = False
+
+    @property
+    def has_order(self) -> bool:
+        """True if an operator has said what comes next."""
+        return self.order > 0 or self._is_wanted
 
     def note_awake(self, now: float) -> None:
         """Note that the model can run again, after a sleep."""

@@ -8,9 +8,9 @@ from typing import Protocol
 
 import trio
 
-from ...errors import EngineDied
+from ...errors import EngineDied, StartupError
 from ...types.sleep import SleepLevel, SleepPhase, SleepState
-from .rules import IdleRule, SleepRules
+from .rules import PAUSE_SECONDS, IdleRule, SleepRules
 from .view import SleepView
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Memory(Protocol):
           the numbers of adapters that could not be loaded again
 
         Raises:
-          RuntimeError: the model cannot be loaded again.
+          StartupError: the model cannot be loaded again; all memory is given back.
         """
 
 
@@ -83,6 +83,7 @@ class CoreSleep(SleepView):
         self._lose = lose
         self._phase: SleepPhase = "awake"
         self._level: SleepLevel = 0
+        self._failure = ""
         # For the task that sleeps, and for those that wait for it.
         self._has_order = trio.Event()
         self._has_changed = trio.Event()
@@ -104,21 +105,24 @@ class CoreSleep(SleepView):
 
     async def wake(self) -> None:
         self._rules.wake()
+        self._failure = ""
         self._take_order()
-        await self._wait_until(lambda: self._phase == "awake" or self._rules.order > 0)
+        await self._wait_until(
+            lambda: self._phase == "awake"
+            or self._rules.order > 0
+            or self._failure != ""
+        )
 
     async def run(self) -> None:
-        """Sleep and wake until cancelled.
-
-        Raises:
-          RuntimeError: the model cannot be loaded again.
-        """
+        """Sleep and wake until cancelled."""
         self._rules.note_work(trio.current_time())
         try:
             while True:
                 await self._stay_awake()
                 await self._sleep_on()
-                await self._wake()
+                while not await self._wake():
+                    await self._pause()
+                    await self._sleep_on()
         finally:
             self._has_ended = True
             self._has_changed.set()
@@ -155,16 +159,35 @@ class CoreSleep(SleepView):
         logger.info("asleep at level %d", level)
         self._publish()
 
-    async def _wake(self) -> None:
+    async def _wake(self) -> bool:
+        """Wake; returns whether that was possible."""
         assert self._memory is not None, "it sleeps"
         began = trio.current_time()
         self._phase = "waking"
         self._publish()
-        self._lose(await self._memory.take_again())
+        try:
+            lost = await self._memory.take_again()
+        except StartupError as error:
+            logger.error("cannot wake: %s", error)
+            self._rules.note_failed()
+            self._phase, self._level, self._failure = "asleep", 2, str(error)
+            # The engines end their requests.
+            self._publish()
+            return False
+        self._lose(lost)
         self._phase, self._level = "awake", 0
         self._rules.note_awake(trio.current_time())
         self._loop.resume()
         logger.info("awake after %.2f s", trio.current_time() - began)
+        self._publish()
+        return True
+
+    async def _pause(self) -> None:
+        """Refuse requests after a failure: the next one would hardly have more memory."""
+        with trio.move_on_after(PAUSE_SECONDS):
+            while not self._rules.has_order:
+                await self._wait_order()
+        self._failure = ""
         self._publish()
 
     def _rests(self) -> bool:
@@ -197,6 +220,7 @@ class CoreSleep(SleepView):
             is_ordered=self._rules.order > 0,
             ends_requests=self._rules.ends_requests,
             levels=() if self._memory is None else self._memory.levels,
+            failure=self._failure,
         )
         self._has_changed.set()
         self._has_changed = trio.Event()

@@ -52,7 +52,7 @@ class SleepView(ABC):
 
     @abstractmethod
     async def wake(self) -> None:
-        """Wake the core; returns when the model can run, or is told to sleep.
+        """Wake the core; returns when the model can run, is told to sleep, or cannot wake.
 
         The order stands if the call is cancelled.
 

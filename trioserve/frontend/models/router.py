@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 import logging
 import math
 from typing import Final, Literal
@@ -20,6 +21,7 @@ from ...errors import (
     EngineDied,
     ModelFailed,
     ModelNotFound,
+    StartupError,
     TrioserveError,
     find_first,
 )
@@ -114,6 +116,8 @@ class _Run:
         self.scope = trio.CancelScope()
         self.may_close = trio.Event()
         self.engine: Engine | None = None
+        # The reason why it cannot wake.
+        self.failure = ""
 
     def close(self) -> None:
         """End the engine, which nobody uses, or its load."""
@@ -403,8 +407,16 @@ class ModelRouter:
             counts.seconds += now - began
             num_bytes = engine.info.memory_bytes or entry.num_bytes
             self._policy.note_loaded(name, num_bytes, now)
+            engine.engine.on_sleep = partial(self._note_sleep, run, engine)
             self._settle()
             await run.may_close.wait()
+        if run.failure:
+            raise StartupError(run.failure)
+
+    def _note_sleep(self, run: _Run, engine: Engine) -> None:
+        if failure := engine.engine.sleep_state.failure:
+            run.failure = failure
+            run.close()
 
 
 def _has_died(engine: Engine) -> bool:
