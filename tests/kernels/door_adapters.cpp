@@ -113,9 +113,10 @@ void test_add_adapters(int format, int num_threads, const SourceSpec* source, in
     OperandBuffer buffer;
     Adapters added;
     added.begin(runs.data(), static_cast<int>(runs.size()), format, num_rows);
-    if (chosen) added.choose(chosen, num_chosen);
+    Adapters some;
+    if (chosen) some.select(added, chosen, num_chosen);
     const Rows all{padded.data(), stride, count};
-    const Addition addition = added.shrink(pool, all, 0);
+    const Addition addition = (chosen ? some : added).shrink(pool, all, 0);
     multiply(pool, buffer, all,
              [&](int row, int first, int size, const float* values) {
                std::copy_n(values, size, y + row * num_outputs + first);

@@ -50,7 +50,7 @@ class MixtureSpec(Structure):
         *((name, c_int32) for name in ("num_experts", "num_chosen")),
         *((name, c_int32) for name in ("has_shared", "renormalizes", "has_sigmoid")),
         *((name, c_int32) for name in ("num_groups", "num_chosen_groups")),
-        ("num_ranked", c_int32),
+        *((name, c_int32) for name in ("num_ranked", "first_product")),
         ("scale", c_float),
     ]
 

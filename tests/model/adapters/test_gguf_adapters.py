@@ -169,6 +169,6 @@ def test_an_alpha_of_zero_leaves_the_matrices_and_blocks_are_dequantised(
         path = write(tmp_path / "adapter.gguf", tensors, alpha=alpha, half=True)
         source = AdapterSource(number=1, name="a", path=str(path))
         _, weights = runner.read_adapter(source)
-        change = weights["model.layers.0.mlp.down_proj"]
+        change = weights.products["model.layers.0.mlp.down_proj"]
         b = tensors[f"{name}.lora_b"].astype(np.float16).astype(np.float32)
         assert np.array_equal(change.b.numpy(), b * np.float32(scale))

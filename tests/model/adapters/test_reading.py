@@ -92,7 +92,6 @@ REFUSED: dict[str, dict[str, object]] = {
     "modules_to_save is not supported": {"modules_to_save": ["lm_head"]},
     "alora_invocation_tokens is not supported": {"alora_invocation_tokens": [1]},
     "trainable_token_indices is not supported": {"trainable_token_indices": [5]},
-    "target_parameters is not supported": {"target_parameters": ["experts.down_proj"]},
     "layer_replication is not supported": {"layer_replication": [[0, 1]]},
     "use_qalora is not supported": {"use_qalora": True},
     "use_bdlora is not supported": {"use_bdlora": {"nblocks": 2}},

@@ -17,17 +17,30 @@ from .test_shards import SIZES, UNEVEN
 pytestmark = IGNORED
 
 ADAPTERS = (1, 0, 2)
-NETWORK = ["gate_proj", "up_proj", "down_proj", "lm_head"]
+DORA = {"use_dora": True, "target_modules": ["q_proj", "v_proj"]}
+NETWORK = {"target_modules": ["gate_proj", "up_proj", "down_proj", "lm_head"]}
+EXPERTS = {
+    "target_modules": ["down_proj", "lm_head"],
+    "target_parameters": ["experts.gate_up_proj", "experts.down_proj"],
+}
 
 
 @pytest.mark.parametrize(
-    ("model_type", "changes", "targets", "kernels"),
+    ("model_type", "changes", "first", "second", "kernels"),
     [
         # Three heads of keys for two shards, and biases.
-        ("qwen2", UNEVEN, NETWORK, "torch"),
-        ("qwen2", UNEVEN, NETWORK, "native"),
+        ("qwen2", UNEVEN, DORA, NETWORK, "torch"),
+        ("qwen2", UNEVEN, DORA, NETWORK, "native"),
         # One product of queries, keys and values, whose weight has the inputs in front.
-        ("gpt2", {}, ["c_attn", "c_proj", "c_fc"], "torch"),
+        (
+            "gpt2",
+            {},
+            {"target_modules": ["c_attn"], "fan_in_fan_out": True},
+            {"target_modules": ["c_attn", "c_proj", "c_fc"]},
+            "torch",
+        ),
+        ("qwen2_moe", {}, DORA, EXPERTS, "torch"),
+        ("qwen2_moe", {}, DORA, EXPERTS, "native"),
     ],
 )
 def test_shards_write_with_adapters_what_the_whole_model_writes(
@@ -37,18 +50,16 @@ def test_shards_write_with_adapters_what_the_whole_model_writes(
     tmp_path: Path,
     model_type: str,
     changes: dict[str, Any],
-    targets: list[str],
+    first: dict[str, Any],
+    second: dict[str, Any],
     kernels: str,
 ) -> None:
     model = split(model_type, **changes)
-    first = {"use_dora": True, "target_modules": ["q_proj", "v_proj"]}
-    if model_type == "gpt2":
-        first = {"target_modules": targets[:1], "fan_in_fan_out": True}
     adapted = Adapted(
         model.folder,
         {
             1: train(model.folder, tmp_path / "1", seed=1, **first),
-            2: train(model.folder, tmp_path / "2", seed=2, target_modules=targets),
+            2: train(model.folder, tmp_path / "2", seed=2, **second),
         },
     )
     expected = adapted.write(model.loaded, make_prompts(), ADAPTERS)

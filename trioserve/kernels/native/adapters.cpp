@@ -73,14 +73,15 @@ void Adapters::begin(const AdapterRun* runs, int num_runs, std::int32_t format, 
   }
 }
 
-void Adapters::choose(const std::int32_t* tokens, int num_tokens) {
-  if (runs_.empty()) return;
-  chosen_.clear();
+void Adapters::select(const Adapters& all, const std::int32_t* tokens, int num_tokens) {
+  format_ = all.format_;
   runs_.clear();
+  if (all.runs_.empty()) return;
+  of_row_.clear();
   for (int row = 0; row < num_tokens; ++row) {
-    const AdditionSpec* additions = of_row_[tokens[row]];
-    const bool continues = row && additions == chosen_.back();
-    chosen_.push_back(additions);
+    const AdditionSpec* additions = all.of_row_[tokens[row]];
+    const bool continues = row && additions == of_row_.back();
+    of_row_.push_back(additions);
     if (!additions) continue;
     if (continues) {
       ++runs_.back().num_rows;
@@ -88,7 +89,6 @@ void Adapters::choose(const std::int32_t* tokens, int num_tokens) {
       runs_.push_back({additions, row, 1});
     }
   }
-  of_row_.swap(chosen_);
 }
 
 Addition Adapters::shrink(Pool& pool, const Rows& x, int product) {

@@ -56,7 +56,8 @@ struct AdditionSpec {
 
 // Tokens that follow each other, and have the same adapter.
 struct AdapterRun {
-  // Of each product: kNumProducts for each sublayer, and the head.
+  // Of each product: kNumProducts for each sublayer, the head, and those of mixtures
+  // (MixtureProduct in experts.h).
   const AdditionSpec* additions;
   std::int32_t first_token, num_tokens;
 };
@@ -91,8 +92,10 @@ class Adapters {
   //   format: of A and B, kFloat32 or kBfloat16
   void begin(const AdapterRun* runs, int num_runs, std::int32_t format, int num_tokens);
 
-  // Continues with the rows of some tokens in place of all.
-  void choose(const std::int32_t* tokens, int num_tokens);
+  // Takes the rows of some tokens of a step.
+  //
+  //   all: of the step
+  void select(const Adapters& all, const std::int32_t* tokens, int num_tokens);
 
   // Computes z for a product.
   //
@@ -128,7 +131,6 @@ class Adapters {
   std::int32_t format_ = 0;
   std::vector<Run> runs_;
   std::vector<const AdditionSpec*> of_row_;  // the additions of a row's adapter, or null
-  std::vector<const AdditionSpec*> chosen_;
   std::vector<Piece> pieces_;
   std::vector<float> shrunk_;  // (rows, stride_)
   std::ptrdiff_t stride_ = 0;

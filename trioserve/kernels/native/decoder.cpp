@@ -247,14 +247,15 @@ template <class Format>
 void Decoder<Format>::add_mixture(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step) {
   const MixtureSpec& mixture = *sublayer.mixture;
   if (!sublayer.output.weights) {
-    mixture_.run(pool, operands_, mixture, activation(), normed(step), normed(step),
+    mixture_.run(pool, operands_, mixture, activation(), normed(step), normed(step), adapters_,
                  added_.data());
     return add_sums(pool, sublayer, step);
   }
   // Experts that read and write fewer numbers.
   read_inputs(pool, sublayer, step);
   mixture_.run(pool, operands_, mixture, activation(),
-               {inputs_.data(), sublayer.width(), step.num_tokens}, normed(step), mixed_.data());
+               {inputs_.data(), sublayer.width(), step.num_tokens}, normed(step), adapters_,
+               mixed_.data());
   add_product(pool, sublayer, step);
 }
 
@@ -283,7 +284,7 @@ void Decoder<Format>::add_beside(Pool& pool, const SublayerSpec& sublayer, const
     norm(hidden, mixture.input_norm, &normed_[token * stride]);
   });
   mixture_.run(pool, operands_, mixture, activation(), normed(step),
-               {routed_.data(), stride, step.num_tokens}, chosen_.data());
+               {routed_.data(), stride, step.num_tokens}, adapters_, chosen_.data());
   run_tokens(pool, step.num_tokens, [&](std::ptrdiff_t token) {
     float* added = &added_[token * size];
     float* chosen = &chosen_[token * size];
@@ -385,8 +386,8 @@ void Decoder<Format>::write_logits(Pool& pool, const StepSpec& step) {
               spec_.epsilon, &normed_[i * row_stride(spec_.hidden_size)]);
   });
   const Rows rows{normed_.data(), row_stride(spec_.hidden_size), step.num_wanted};
-  adapters_.choose(step.wanted, step.num_wanted);
-  const Addition addition = adapters_.shrink(pool, rows, spec_.num_sublayers * kNumProducts);
+  wanted_.select(adapters_, step.wanted, step.num_wanted);
+  const Addition addition = wanted_.shrink(pool, rows, spec_.num_sublayers * kNumProducts);
   multiply(pool, operands_, rows,
            [&](int row, int first, int count, const float* values) {
              float* to = step.logits + static_cast<std::ptrdiff_t>(row) * spec_.vocab_size + first;

@@ -193,6 +193,7 @@ class Decoder {
   std::vector<typename Format::Operand> queries_;
   OperandBuffer operands_;
   Adapters adapters_;
+  Adapters wanted_;  // of the tokens whose logits are wanted
   Mixture mixture_;
   StateMixer states_;
   LatentProducts latents_;

@@ -50,24 +50,34 @@ struct MixtureSpec {
   // Experts are chosen among those of the best groups: the largest num_ranked ranks of a group
   // are added up. One group is all experts.
   std::int32_t num_groups, num_chosen_groups, num_ranked;
-  float scale;                // factor of the weights
+  // Place of its first product among those that adapters may add to.
+  std::int32_t first_product;
+  float scale;  // factor of the weights
 };
+
+// The products of a mixture that adapters may add to. Those of the experts follow each other,
+// the gate with what it weighs and then the output; and behind them those of the shared one.
+enum MixtureProduct { kSharedGateProduct, kExpertProducts };
 
 // Computes mixtures, one after the other.
 class Mixture {
  public:
   // x: num_inputs numbers a row; routed: what the router reads in its place
+  // adapters: of the tokens
   // to: (x.num_rows, size of the experts' outputs)
   void run(Pool& pool, OperandBuffer& buffer, const MixtureSpec& spec, Activation activation,
-           const Rows& x, const Rows& routed, float* to) {
+           const Rows& x, const Rows& routed, Adapters& adapters, float* to) {
     const int size = spec.experts->down.num_outputs;
-    choose(pool, buffer, spec, routed);
+    choose(pool, buffer, spec, routed, adapters);
     group(spec, x.num_rows);
     gather(pool, x);
     fit(outputs_, static_cast<std::ptrdiff_t>(choices_.size()) * size);
     for (int expert = 0; expert < count_experts(spec); ++expert) {
       const int begin = begins_[expert], num_rows = begins_[expert + 1] - begin;
-      if (num_rows) run_expert(pool, buffer, spec.experts[expert], activation, x, begin, num_rows);
+      if (!num_rows) continue;
+      adapters_.select(adapters, &token_of_place_[begin], num_rows);
+      run_expert(pool, buffer, spec.experts[expert], activation, x, begin, num_rows,
+                 spec.first_product + kExpertProducts + 2 * expert);
     }
     run_tokens(pool, x.num_rows, [&](int token) {
       float* sum = to + static_cast<std::ptrdiff_t>(token) * size;
@@ -90,7 +100,8 @@ class Mixture {
   static int count_experts(const MixtureSpec& spec) { return spec.num_experts + spec.has_shared; }
 
   // Fills in the experts of each token, in their order, and their weights.
-  void choose(Pool& pool, OperandBuffer& buffer, const MixtureSpec& spec, const Rows& x) {
+  void choose(Pool& pool, OperandBuffer& buffer, const MixtureSpec& spec, const Rows& x,
+              Adapters& adapters) {
     const int size = spec.num_experts;
     num_choices_ = spec.num_chosen + spec.has_shared;
     choices_.resize(static_cast<std::size_t>(x.num_rows) * num_choices_);
@@ -98,7 +109,8 @@ class Mixture {
     multiply_into(pool, buffer, x, spec.router, scores_.data());
     if (spec.shared_gate.weights) {
       fit(shared_, x.num_rows);
-      multiply_into(pool, buffer, x, spec.shared_gate, shared_.data());
+      multiply_into(pool, buffer, x, spec.shared_gate, shared_.data(),
+                    adapters.shrink(pool, x, spec.first_product + kSharedGateProduct));
     }
     run_tokens(pool, x.num_rows, [&](int token) {
       Choice* choices = &choices_[static_cast<std::ptrdiff_t>(token) * num_choices_];
@@ -212,26 +224,31 @@ class Mixture {
 
   // Computes the outputs of places [begin, begin + num_rows), which are one expert's.
   void run_expert(Pool& pool, OperandBuffer& buffer, const ExpertSpec& expert,
-                  Activation activation, const Rows& x, int begin, int num_rows) {
+                  Activation activation, const Rows& x, int begin, int num_rows, int product) {
     const std::ptrdiff_t stride = row_stride(expert.up.num_outputs);
     fit(activated_, num_rows * stride);
-    multiply_gated(pool, buffer, {&inputs_[begin * x.stride], x.stride, num_rows}, activation, 1.0f,
-                   expert.gate, expert.up, activated_.data());
+    const Rows inputs{&inputs_[begin * x.stride], x.stride, num_rows};
+    const Addition up = adapters_.shrink(pool, inputs, product);
+    multiply_gated(pool, buffer, inputs, activation, 1.0f, expert.gate, expert.up,
+                   activated_.data(), up.skip(expert.up.num_outputs), up);
     const std::ptrdiff_t size = expert.down.num_outputs;
-    multiply_into(pool, buffer, {activated_.data(), stride, num_rows}, expert.down,
-                  &outputs_[begin * size]);
+    const Rows activated{activated_.data(), stride, num_rows};
+    multiply_into(pool, buffer, activated, expert.down, &outputs_[begin * size],
+                  adapters_.shrink(pool, activated, product + 1));
   }
 
   static void multiply_into(Pool& pool, OperandBuffer& buffer, const Rows& x,
-                            const MatrixSpec& matrix, float* to) {
+                            const MatrixSpec& matrix, float* to,
+                            const Addition& addition = {}) {
     const std::ptrdiff_t size = matrix.num_outputs;
     multiply(pool, buffer, x,
              [&](int row, int first, int count, const float* values) {
                std::copy_n(values, count, to + row * size + first);
              },
-             matrix);
+             matrix, addition);
   }
 
+  Adapters adapters_;    // of the tokens of one expert
   int num_choices_ = 0;  // of each token
   std::vector<Choice> choices_;
   std::vector<int> begins_, next_, token_of_place_;

@@ -55,26 +55,38 @@ class PeftConfig(msgspec.Struct, frozen=True, kw_only=True):
     rank_pattern: dict[str, int] | None = None
     alpha_pattern: dict[str, float] | None = None
     target_modules: list[str] | str | None = None
+    target_parameters: list[str] | None = None
     exclude_modules: list[str] | str | None = None
     layers_to_transform: list[int] | int | None = None
     layers_pattern: list[str] | str | None = None
     init_lora_weights: bool | str | None = True
     bias: str | None = "none"
 
-    def find_rank(self, module: str) -> int:
-        """Return the rank of a module's matrices."""
+    def find_rank(self, name: str) -> int:
+        """Return the rank of the matrices of a module, or of a parameter."""
         ranks = self.rank_pattern or {}
-        return ranks.get(_find_key("rank_pattern", ranks, module), self.r)
+        return ranks.get(_find_key("rank_pattern", ranks, name), self.r)
 
-    def find_scale(self, module: str) -> float:
-        """Return the factor of a module's matrices."""
-        alphas, rank = self.alpha_pattern or {}, self.find_rank(module)
-        key = _find_key("alpha_pattern", alphas, module)
+    def find_scale(self, name: str) -> float:
+        """Return the factor of the matrices of a module, or of a parameter."""
+        alphas, rank = self.alpha_pattern or {}, self.find_rank(name)
+        key = _find_key("alpha_pattern", alphas, name)
         divisor = math.sqrt(rank) if self.use_rslora else rank
         return alphas.get(key, self.lora_alpha) / divisor
 
+    def names_parameter(self, name: str) -> bool:
+        """Return whether a parameter is one of the adapter's."""
+        return _names(self.target_parameters, "target_parameters", name)
+
+    def find_name(self, module: str) -> str:
+        """Return the name by which patterns know a module: its own, or its weight's."""
+        weight = f"{module}.weight"
+        return weight if self.names_parameter(weight) else module
+
     def explain_foreign(self, module: str) -> str | None:
         """Return why a module is none of the adapter's; None if it is one."""
+        if self.names_parameter(f"{module}.weight"):
+            return None
         if _names(self.exclude_modules, "exclude_modules", module):
             return "exclude_modules names it"
         targets = self.target_modules

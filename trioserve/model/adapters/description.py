@@ -60,7 +60,8 @@ class LayerAdapters(Protocol):
 
     Attributes:
       shapes: (num_outputs, num_inputs) of the products that adapters may change, by
-        transformers' names of their modules, such as "model.layers.0.self_attn.q_proj".
+        transformers' names of their modules, such as "model.layers.0.self_attn.q_proj";
+        name_expert (products.py) names those of experts.
     """
 
     @property

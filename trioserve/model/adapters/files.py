@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 
@@ -71,6 +72,28 @@ def check_numbers(name: str, tensor: Tensor) -> Tensor:
     if not numbers.isfinite().all():
         raise AdapterProblem(f"the tensor {name} has numbers that are not finite")
     return numbers
+
+
+def take_tensor(
+    tensors: Mapping[str, Tensor], module: str, kind: str, shape: tuple[int, ...]
+) -> Tensor:
+    """Return a tensor of a module.
+
+    Args:
+      tensors: of the module, by their kinds.
+
+    Raises:
+      AdapterProblem: it is missing, or has another shape.
+    """
+    tensor = tensors.get(kind)
+    if tensor is None:
+        raise AdapterProblem(f"the tensor {module}.{kind} is missing")
+    if tuple(tensor.shape) != shape:
+        raise AdapterProblem(
+            f"the tensor {module}.{kind} has the shape {tuple(tensor.shape)}; the model "
+            f"and adapter_config.json need {shape}"
+        )
+    return tensor
 
 
 def digest(*contents: bytes) -> bytes:

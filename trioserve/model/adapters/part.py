@@ -8,6 +8,7 @@ from dataclasses import replace
 from ..shards.cuts import Cut
 from .config import AdapterProblem
 from .description import LayerAdapters, LowRank
+from .products import split_expert
 
 
 class ModelPart:
@@ -15,7 +16,8 @@ class ModelPart:
 
     Args:
       layers: those that run adapters here.
-      cuts: of their weights, (num_outputs, num_inputs), if other processes have the rest.
+      cuts: of their weights, (num_outputs, num_inputs), if other processes have the rest; those
+        of experts by the names of the weights of all.
       has_all: no other stage has other products.
 
     Attributes:
@@ -38,7 +40,7 @@ class ModelPart:
         Raises:
           AdapterProblem: the others would have to be asked.
         """
-        cut = self._cuts.get(name)
+        cut = self._find_cut(name)
         if cut is None:
             return change
         if cut.axis == -2:
@@ -60,11 +62,16 @@ class ModelPart:
 
     def _widen(self, name: str, shape: tuple[int, int]) -> tuple[int, int]:
         """Return the shape of the whole of a product."""
-        cut = self._cuts.get(name)
+        cut = self._find_cut(name)
         if cut is None:
             return shape
         size = cut.size * cut.num_parts
         return (size, shape[1]) if cut.axis == -2 else (shape[0], size)
+
+    def _find_cut(self, name: str) -> Cut | None:
+        if (expert := split_expert(name)) is not None:
+            name = f"{expert[0]}.{expert[2]}"
+        return self._cuts.get(name)
 
 
 def describe_unknown(tensor: str) -> str:

@@ -12,7 +12,8 @@ from torch import Tensor
 from .config import AdapterProblem, PeftConfig, read_config
 from .description import LowRank, ReadAdapter
 from .dora import divide_magnitude
-from .files import digest, load_tensors, read_config_file, read_file
+from .experts import ExpertReader
+from .files import digest, load_tensors, read_config_file, read_file, take_tensor
 from .names import ModuleNames
 from .part import ModelPart
 
@@ -46,10 +47,17 @@ def read_peft(folder: Path, part: ModelPart, max_bytes: int) -> ReadAdapter:
     modules = _sort_tensors(load_tensors(data, _WEIGHTS))
     if not modules:
         raise AdapterProblem(f"{_WEIGHTS} has no tensors")
+    experts = ExpertReader(config, part)
     names = ModuleNames(part.shapes)
     changes: dict[str, LowRank] = {}
     unmatched = []
     for module, tensors in modules.items():
+        if "lora_magnitude_vector" in tensors and not config.use_dora:
+            raise AdapterProblem(
+                f"there is {module}.lora_magnitude_vector, but use_dora is false"
+            )
+        if experts.take(module, tensors):
+            continue
         name = names.find(module)
         if name is None or name in changes:
             first = f"base_model.model.{module}.{min(tensors)}"
@@ -59,6 +67,7 @@ def read_peft(folder: Path, part: ModelPart, max_bytes: int) -> ReadAdapter:
         if reason := config.explain_foreign(module):
             raise AdapterProblem(f"there are tensors of {module}, but {reason}")
         changes[name] = _make_change(config, module, name, tensors, part)
+    changes |= experts.make_changes()
     return ReadAdapter(
         changes=changes, digest=digest(described, data), unmatched=tuple(unmatched)
     )
@@ -98,31 +107,14 @@ def _make_change(
             f"the tensor {module}.lora_embedding_A is not supported: the vectors of "
             "tokens stay the model's"
         )
-    rank = config.find_rank(module)
+    key = config.find_name(module)
+    rank = config.find_rank(key)
     num_outputs, num_inputs = part.shapes[name]
-    a = _take(tensors, module, "lora_A", (rank, num_inputs))
-    b = _take(tensors, module, "lora_B", (num_outputs, rank))
-    change = LowRank(a=a, b=b * config.find_scale(module))
+    a = take_tensor(tensors, module, "lora_A", (rank, num_inputs))
+    b = take_tensor(tensors, module, "lora_B", (num_outputs, rank))
+    change = LowRank(a=a, b=b * config.find_scale(key))
     if not config.use_dora:
-        if "lora_magnitude_vector" in tensors:
-            raise AdapterProblem(
-                f"there is {module}.lora_magnitude_vector, but use_dora is false"
-            )
         return part.take(name, change)
-    magnitude = _take(tensors, module, "lora_magnitude_vector", (num_outputs,))
+    magnitude = take_tensor(tensors, module, "lora_magnitude_vector", (num_outputs,))
     change = part.take(name, replace(change, output_scale=magnitude))
     return divide_magnitude(change, name, part)
-
-
-def _take(
-    tensors: Mapping[str, Tensor], module: str, kind: str, shape: tuple[int, ...]
-) -> Tensor:
-    tensor = tensors.get(kind)
-    if tensor is None:
-        raise AdapterProblem(f"the tensor {module}.{kind} is missing")
-    if tuple(tensor.shape) != shape:
-        raise AdapterProblem(
-            f"the tensor {module}.{kind} has the shape {tuple(tensor.shape)}; the model "
-            f"and adapter_config.json need {shape}"
-        )
-    return tensor

@@ -1,4 +1,8 @@
-"""The products of a model that adapters may change, found by watching one forward pass."""
+"""The products of a model that adapters may change, found by watching one forward pass.
+
+The weight of all experts of a layer is one parameter, and each expert has a product of its own:
+"model.layers.0.mlp.experts.3.down_proj".
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,35 @@ from functools import partial
 import re
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 # Their inputs are the tokens that have chosen an expert.
 _EXPERT = re.compile(r"\.experts?\.\d+\.")
+
+_FUSED = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)")
+_NUMBERS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def name_expert(experts: str, expert: int, weight: str) -> str:
+    """Return the name of the product of one expert.
+
+    Args:
+      experts: the module's name.
+      weight: of all experts, a parameter of the module.
+    """
+    return f"{experts}.{expert}.{weight}"
+
+
+def split_expert(name: str) -> tuple[str, int, str] | None:
+    """Return the arguments of name_expert; None for other products."""
+    found = _FUSED.fullmatch(name)
+    return None if found is None else (found[1], int(found[2]), found[3])
+
+
+def list_weights(experts: Any) -> tuple[str, str]:
+    """Return the names of the weights of experts that transformers has fused."""
+    return "gate_up_proj" if experts.has_gate else "up_proj", "down_proj"
 
 
 @contextmanager
@@ -35,10 +64,24 @@ def recording_products(
         if given[0].shape[:-1].numel() == num_tokens:
             found[name] = (out.shape[-1], given[0].shape[-1])
 
+    def note_experts(name: str, module: Any, given: tuple[Any, ...], out: Any) -> None:
+        if len(given) != 3 or given[0].shape != (num_tokens, out.shape[-1]):
+            return
+        for weight in list_weights(module):
+            shape = getattr(module, weight).shape
+            outputs, inputs = reversed(shape[1:]) if module.is_transposed else shape[1:]
+            for expert in range(shape[0]):
+                found[name_expert(name, expert, weight)] = (outputs, inputs)
+
     hooks = [
         module.register_forward_hook(partial(note, name))
         for name, module in model.named_modules()
         if _is_product(module) and not _EXPERT.search(name)
+    ]
+    hooks += [
+        module.register_forward_hook(partial(note_experts, name))
+        for name, module in model.named_modules()
+        if name.endswith(".experts") and _are_fused(module)
     ]
     try:
         yield found
@@ -50,3 +93,14 @@ def recording_products(
 def _is_product(module: nn.Module) -> bool:
     # transformers' Conv1D is a linear module whose weight lies the other way.
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+
+
+def _are_fused(module: Any) -> bool:
+    # What transformers' use_experts_implementation gives a class.
+    if not (hasattr(module, "has_gate") and hasattr(module, "is_transposed")):
+        return False
+    weights = [getattr(module, name, None) for name in list_weights(module)]
+    return all(
+        isinstance(each, nn.Parameter) and each.dim() == 3 and each.dtype in _NUMBERS
+        for each in weights
+    )

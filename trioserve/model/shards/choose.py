@@ -50,8 +50,15 @@ class ShardBuilder:
         cut_model(model, self._plan, self._cuts, self.group)
 
     def find_cuts(self, products: Iterable[str]) -> dict[str, Cut]:
-        """Return the cuts of the weights of products, as if all had their outputs first."""
-        found = {}
+        """Return the cuts of the weights of products, as if all had their outputs first.
+
+        The weights of all experts are there by their own names.
+        """
+        found = {
+            name: cut
+            for name, cut in self._cuts.items()
+            if not name.endswith((".weight", ".bias"))
+        }
         for name in products:
             cut = self._cuts.get(f"{name}.weight")
             if cut is not None:

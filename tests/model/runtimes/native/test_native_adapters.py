@@ -12,6 +12,7 @@ from torch import nn
 
 from trioserve.config import ModelConfig
 from trioserve.model.adapters.description import LowRank
+from trioserve.model.adapters.products import split_expert
 from trioserve.model.loading.load import load_model
 from trioserve.model.loading.plain.llama import load_plain
 from trioserve.model.runner import ModelRunner
@@ -49,23 +50,39 @@ def make_changes(shapes: dict[str, tuple[int, int]], number: int) -> dict[str, L
     return {name: make(*shapes[name]) for name in [*shapes][::step]}
 
 
+def get_weight(model: Any, name: str) -> torch.Tensor:
+    """Return the weight of a product of transformers' model."""
+    if (expert := split_expert(name)) is None:
+        weight: torch.Tensor = model.get_submodule(name).weight
+        return weight.detach()
+    weight = getattr(model.get_submodule(expert[0]), expert[2])
+    return weight[expert[1]].detach()
+
+
 def merge(model: Any, changes: dict[str, LowRank]) -> Any:
     """Add an adapter to the weights of transformers' model."""
     for name, change in changes.items():
-        product = model.get_submodule(name)
         scale = 1.0 if change.output_scale is None else change.output_scale[:, None]
+        weight = get_weight(model, name)
+        changed = scale * (weight + change.b @ change.a)
+        if split_expert(name) is not None:
+            weight.copy_(changed)
+            continue
+        product = model.get_submodule(name)
         if product is model.get_output_embeddings():
             # The vectors of tokens stay.
             model.config.tie_word_embeddings = False
-        product.weight = nn.Parameter(
-            (scale * (product.weight + change.b @ change.a)).detach()
-        )
+        product.weight = nn.Parameter(changed)
     return model
 
 
 @pytest.mark.parametrize(
     "model_type",
-    ["llama", "phi3", "gemma2", "deepseek_v3", "qwen3_5_text", "falcon_h1", "lfm2"],
+    [
+        *("llama", "phi3", "gemma2", "qwen3_5_text", "falcon_h1", "lfm2"),
+        # Experts, with a shared one.
+        *("deepseek_v3", "qwen2_moe"),
+    ],
 )
 def test_rows_compute_what_their_merged_weights_compute(
     tmp_path: Path, model_type: str
@@ -75,7 +92,7 @@ def test_rows_compute_what_their_merged_weights_compute(
     adapters = get_adapters(planner.runner)
     model = make_tiny_model(model_type)
     for name in adapters.shapes:
-        assert torch.equal(adapters.read(name), model.get_submodule(name).weight), name
+        assert torch.equal(adapters.read(name), get_weight(model, name)), name
     for number in (1, 2, 3):
         changes = make_changes(adapters.shapes, number)
         adapters.add(number, adapters.pack(changes))

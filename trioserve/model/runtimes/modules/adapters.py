@@ -17,9 +17,11 @@ from torch import Tensor, nn
 
 from ....types.adapter import NO_ADAPTER
 from ...adapters.description import Changes, LowRank
+from ...adapters.products import split_expert
 from ...device.tensors import send_ids
 from ...step.layout import StepInputs
 from ..loaded import LoadedModel
+from .experts import ExpertChanges, change_experts, get_weight
 
 # Of a step: an adapter's number, and the rows that have it, (num_rows,) int64
 _Owned = list[tuple[int, Tensor]]
@@ -33,6 +35,18 @@ class _Step:
     wanted: _Owned
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ModuleChanges:
+    """The changes of an adapter, by the names of modules."""
+
+    products: Mapping[str, LowRank]
+    experts: Mapping[str, ExpertChanges]
+
+    @property
+    def names(self) -> set[str]:
+        return {*self.products, *self.experts}
+
+
 class ModuleAdapters:
     """The adapters of a model's modules; a LayerAdapters."""
 
@@ -41,17 +55,21 @@ class ModuleAdapters:
         self._device = model.device
         self._dtype = model.dtype
         self._modules: dict[str, nn.Module] = {
-            name: model.model.get_submodule(name) for name in model.products
+            name: model.model.get_submodule(name)
+            for name in {*map(_find_module, model.products)}
         }
         self._head = _get_head(model)
-        self._adapters: dict[int, Changes] = {}
+        self._adapters: dict[int, _ModuleChanges] = {}
         self._hooks: dict[str, Any] = {}
         self._step: _Step | None = None
 
     def read(self, name: str) -> Tensor:
-        module: Any = self._modules[name]
+        module: Any = self._modules[_find_module(name)]
+        if (expert := split_expert(name)) is not None:
+            weight = get_weight(module, *expert[1:])
+            return weight.to("cpu", torch.float32, copy=True)
         if type(module) is nn.Linear:
-            weight: Tensor = module.weight.detach()
+            weight = module.weight.detach()
             return weight.to("cpu", torch.float32, copy=True)
         # Its weight may lie packed, or the other way round.
         chosen = torch.eye(self.shapes[name][1], dtype=self._dtype, device=self._device)
@@ -61,20 +79,30 @@ class ModuleAdapters:
             output -= module.bias.float()
         return output.T.cpu()
 
-    def pack(self, changes: Changes) -> Changes:
-        return {name: _send(each, self._device) for name, each in changes.items()}
+    def pack(self, changes: Changes) -> _ModuleChanges:
+        products: dict[str, LowRank] = {}
+        experts: dict[str, dict[tuple[int, str], LowRank]] = {}
+        for name, each in changes.items():
+            change = _send(each, self._device)
+            if (expert := split_expert(name)) is None:
+                products[name] = change
+            else:
+                experts.setdefault(expert[0], {})[expert[1:]] = change
+        return _ModuleChanges(products=products, experts=experts)
 
-    def add(self, number: int, packed: Changes) -> None:
+    def add(self, number: int, packed: _ModuleChanges) -> None:
         self._adapters[number] = packed
-        for name in packed.keys() - self._hooks.keys():
+        for name in packed.names - self._hooks.keys():
+            is_product = name in packed.products
+            change = self._change if is_product else self._change_experts
             # Before the hooks that add up the outputs of several processes.
             self._hooks[name] = self._modules[name].register_forward_hook(
-                partial(self._change, name), prepend=True
+                partial(change, name), prepend=True
             )
 
     def remove(self, number: int) -> None:
         del self._adapters[number]
-        used = {name for changes in self._adapters.values() for name in changes}
+        used = {name for each in self._adapters.values() for name in each.names}
         for name in self._hooks.keys() - used:
             self._hooks.pop(name).remove()
 
@@ -119,11 +147,29 @@ class ModuleAdapters:
         inputs = given[0].flatten(0, -2)  # (num_tokens, num_inputs)
         changed = output.flatten(0, -2)  # (num_tokens, num_outputs)
         for number, rows in owned:
-            change = self._adapters[number].get(name)
+            change = self._adapters[number].products.get(name)
             if change is not None:
                 own = _change_rows(change, inputs[rows], changed[rows], module.bias)
                 changed = changed.index_copy(0, rows, own.to(output.dtype))
         return changed.view(output.shape)
+
+    def _change_experts(
+        self, name: str, module: Any, given: tuple[Any, ...], output: Tensor
+    ) -> Tensor | None:
+        if self._step is None:
+            return None
+        for number, rows in self._step.tokens:
+            changes = self._adapters[number].experts.get(name)
+            if changes is not None:
+                own = change_experts(module, changes, *(each[rows] for each in given))
+                output = output.index_copy(0, rows, own.to(output.dtype))
+        return output
+
+
+def _find_module(name: str) -> str:
+    """Return the name of the module that computes a product."""
+    expert = split_expert(name)
+    return name if expert is None else expert[0]
 
 
 def _change_rows(

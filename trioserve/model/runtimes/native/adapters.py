@@ -15,8 +15,9 @@ from ....kernels.library import Library
 from ....kernels.structs import AdapterRun, AdditionSpec, ExpandSpec
 from ....types.adapter import NO_ADAPTER
 from ...adapters.description import Changes, LowRank
+from ...adapters.products import name_expert
 from ...step.layout import StepInputs
-from .joined import BlockRun, JoinedProduct
+from .joined import BlockRun, ExpertProduct, JoinedProduct, Product
 
 # Ranks that a step of a product reads, in every format.
 _RANKS = 2
@@ -55,7 +56,7 @@ class NativeAdapters:
 
     Args:
       products: those of the layers that adapters may change, by their places for the kernels.
-      names: of their modules.
+      names: of modules.
       dtype: of packed numbers, float32 or bfloat16.
     """
 
@@ -68,7 +69,7 @@ class NativeAdapters:
     ) -> None:
         self.dtype = dtype
         self.shapes = {
-            names[module]: (module.out_features, module.in_features)
+            _name(module, names): (module.out_features, module.in_features)
             for product in products.values()
             for module in product.modules
         }
@@ -104,7 +105,7 @@ class NativeAdapters:
         for product in self._products.values():
             ends = [0, *accumulate(each.out_features for each in product.modules)]
             for module, (begin, end) in zip(product.modules, pairwise(ends)):
-                if self._names[module] == name:
+                if _name(module, self._names) == name:
                     return product, begin, end
         raise KeyError(name)
 
@@ -112,7 +113,9 @@ class NativeAdapters:
         held: list[Tensor | ctypes.Array[ExpandSpec]] = []
         additions = (AdditionSpec * (max(self._products) + 1))()
         for place, product in self._products.items():
-            changed = [changes.get(self._names[each]) for each in product.modules]
+            changed = [
+                changes.get(_name(each, self._names)) for each in product.modules
+            ]
             if any(changed):
                 additions[place] = self._pack_product(product, changed, held)
         return PackedAdapter(additions, held)
@@ -212,6 +215,12 @@ class NativeAdapters:
             held.append(chosen)
             spec.scales = chosen.data_ptr()
         return spec
+
+
+def _name(product: Product, names: Mapping[nn.Module, str]) -> str:
+    if isinstance(product, ExpertProduct):
+        return name_expert(names[product.experts], product.expert, product.weight)
+    return names[product]
 
 
 def _round_up(rank: int) -> int:

@@ -17,6 +17,7 @@ from ....kernels.structs import (
     AttentionSpec,
     DecoderSpec,
     MatrixSpec,
+    MixtureSpec,
     StateSpec,
     SublayerSpec,
 )
@@ -35,7 +36,14 @@ from ..description import (
 )
 from ..recognise.formulas import ACTIVATION_CODES
 from .adapters import NativeAdapters
-from .joined import NUM_PRODUCTS, JoinedProduct, Places, join, list_joined
+from .joined import (
+    NUM_PRODUCTS,
+    JoinedProduct,
+    Places,
+    join,
+    list_joined,
+    list_mixture,
+)
 from .layers import NativeLayers
 from .packer import NUMBERS, Packer, Rows, are_numbers
 from .scans import NativeScans
@@ -121,6 +129,16 @@ class NativeDecoder:
         if parts.head is not None:
             head = join([parts.head], [self._spec.head], block_size)
             products[len(self._sublayers) * NUM_PRODUCTS] = head
+        end = len(self._sublayers) * NUM_PRODUCTS + 1
+        for sublayer, body in zip(self._sublayers, parts.bodies):
+            if (mixture := find_mixture(body)) is None:
+                continue
+            spec = MixtureSpec.from_address(sublayer.mixture)
+            spec.first_product = end
+            joined = list_mixture(mixture, spec, block_size)
+            own = {spec.first_product + place: each for place, each in joined}
+            products |= own
+            end = max(own) + 1
         return products
 
     @property

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from ....kernels.structs import AttentionSpec, LatentSpec, MatrixSpec, SublayerSpec
+from ....kernels.structs import (
+    AttentionSpec,
+    ExpertSpec,
+    LatentSpec,
+    MatrixSpec,
+    MixtureSpec,
+    SublayerSpec,
+)
 from ..description import (
     BesideParts,
     Body,
@@ -24,7 +32,36 @@ from ..description import (
 # SublayerProduct of native/adapters.h.
 INPUT, MIDDLE, OUTPUT, NUM_PRODUCTS = range(4)
 
+# MixtureProduct of native/experts.h.
+_SHARED_GATE, _EXPERTS = range(2)
+
 Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertProduct:
+    """The product of one expert, whose weight is a part of a parameter of all.
+
+    Args:
+      experts: the module.
+      expert: its place.
+      weight: the name of the parameter.
+    """
+
+    experts: Any
+    expert: int
+    weight: str
+
+    @property
+    def out_features(self) -> int:
+        return int(getattr(self.experts, self.weight).shape[1])
+
+    @property
+    def in_features(self) -> int:
+        return int(getattr(self.experts, self.weight).shape[2])
+
+
+Product = nn.Linear | ExpertProduct
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +86,7 @@ class JoinedProduct:
     """Modules that read the same numbers, whose outputs the kernels compute together.
 
     Args:
-      modules: the products.
+      modules: the products; experts have no modules of their own.
       matrices: as they are packed.
       order: (num_outputs,) the places of the outputs of all matrices among those of the
         modules.
@@ -59,7 +96,7 @@ class JoinedProduct:
         kernels read; None if they are in order.
     """
 
-    modules: tuple[nn.Linear, ...]
+    modules: tuple[Product, ...]
     matrices: tuple[MatrixSpec, ...]
     order: Places
     runs: tuple[BlockRun, ...]
@@ -72,7 +109,7 @@ class JoinedProduct:
 
 
 def join(
-    modules: Sequence[nn.Linear],
+    modules: Sequence[Product],
     matrices: Sequence[MatrixSpec],
     block_size: int,
     *,
@@ -144,9 +181,10 @@ def list_joined(
         case LookupParts():
             yield INPUT, join([body.gate], _list_inputs(spec), block_size)
         case MlpParts():
-            yield INPUT, _join_gated(body, spec, block_size)
+            up = _list_inputs(spec)[0]
+            yield INPUT, _join_gated(body.inputs, up, spec.gate, block_size)
         case MixtureParts():
-            # The products of experts read other rows.
+            # list_mixture has the products of experts.
             if body.output is None:
                 return
             yield INPUT, join(body.inputs, _list_inputs(spec), block_size)
@@ -162,14 +200,52 @@ def list_joined(
     yield OUTPUT, join([body.output], [spec.output], block_size, columns=columns)
 
 
-def _join_gated(body: MlpParts, spec: SublayerSpec, block_size: int) -> JoinedProduct:
+def list_mixture(
+    mixture: MixtureParts, spec: MixtureSpec, block_size: int
+) -> Iterator[tuple[int, JoinedProduct]]:
+    """List the products of a mixture, with their places among these.
+
+    Args:
+      spec: the mixture, packed.
+    """
+    if mixture.shared_gate is not None:
+        gate = join([mixture.shared_gate], [spec.shared_gate], block_size)
+        yield _SHARED_GATE, gate
+    packed = ctypes.cast(spec.experts, ctypes.POINTER(ExpertSpec))
+    weights = mixture.first_name, "down_proj"
+    first: list[JoinedProduct] = []
+    for i in range(spec.num_experts):
+        expert = packed[i]
+        inner, outer = (
+            ExpertProduct(experts=mixture.experts, expert=i, weight=each)
+            for each in weights
+        )
+        if not first:
+            inputs = _join_gated([inner], expert.up, expert.gate, block_size)
+            first = [inputs, join([outer], [expert.down], block_size)]
+        # Experts have the same shapes, and share the places of their outputs.
+        matrices = _list_gated(expert.up, expert.gate), (expert.down,)
+        for j, module in enumerate((inner, outer)):
+            product = replace(first[j], modules=(module,), matrices=matrices[j])
+            yield _EXPERTS + 2 * i + j, product
+    if (shared := mixture.shared) is not None:
+        expert, place = packed[spec.num_experts], _EXPERTS + 2 * spec.num_experts
+        yield place, _join_gated(shared.inputs, expert.up, expert.gate, block_size)
+        yield place + 1, join([shared.output], [expert.down], block_size)
+
+
+def _join_gated(
+    modules: Sequence[Product], up: MatrixSpec, gate: MatrixSpec, block_size: int
+) -> JoinedProduct:
     """Join a network's products: what its gate weighs comes before the gate."""
-    inputs = _list_inputs(spec)
-    if not body.has_gate:
-        return join(body.inputs, inputs, block_size)
-    (up,) = inputs
-    order = np.roll(np.arange(2 * up.num_outputs), up.num_outputs)
-    return join(body.inputs, [up, spec.gate], block_size, order=order)
+    matrices = _list_gated(up, gate)
+    size = up.num_outputs
+    order = np.roll(np.arange(len(matrices) * size), size)
+    return join(modules, matrices, block_size, order=order)
+
+
+def _list_gated(up: MatrixSpec, gate: MatrixSpec) -> tuple[MatrixSpec, ...]:
+    return (up, gate) if gate.weights else (up,)
 
 
 def _list_inputs(spec: SublayerSpec) -> list[MatrixSpec]:

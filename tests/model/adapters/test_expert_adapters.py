@@ -1,0 +1,199 @@
+"""Adapters of experts compute the tokens that peft computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import save_file
+import torch
+
+from trioserve.errors import InvalidAdapter
+
+from ..planning import Planner, make_prompt
+from .trained import IGNORED, Adapted, train
+
+pytestmark = [
+    *IGNORED,
+    # It applies patterns to parameters all the same.
+    pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning"),
+]
+
+GATE_UP, DOWN = "experts.gate_up_proj", "experts.down_proj"
+
+
+@pytest.fixture(scope="module")
+def adapted_experts(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[Path], Adapted]:
+    """Train adapters of the experts of a model: of both weights, and of one alone."""
+    both = [GATE_UP, DOWN]
+    settings: dict[int, dict[str, Any]] = {
+        1: {"r": 4, "lora_alpha": 8, "target_parameters": both},
+        2: {
+            **{"target_modules": [], "target_parameters": [DOWN], "use_rslora": True},
+            "alpha_pattern": {"experts.down_proj": 20},
+        },
+        3: {
+            **{"r": 2, "target_modules": []},
+            "target_parameters": [*both, "q_proj.weight"],
+            "rank_pattern": {r"layers\.1\..*gate_up_proj": 5, "q_proj.weight": 3},
+        },
+    }
+
+    @functools.cache
+    def train_all(base: Path) -> Adapted:
+        folder = tmp_path_factory.mktemp("experts")
+        return Adapted(
+            base,
+            {
+                number: train(base, folder / str(number), seed=number, **each)
+                for number, each in settings.items()
+            },
+        )
+
+    return train_all
+
+
+# The weights of experts have their outputs in front; and their inputs, with biases.
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss"])
+def test_three_adapters_of_experts_and_none_in_one_batch(
+    tiny_by_kernels: Callable[..., Any],
+    adapted_experts: Callable[[Path], Adapted],
+    model_type: str,
+) -> None:
+    model = tiny_by_kernels(model_type)
+    adapted = adapted_experts(model.folder)
+    planner = Planner(model.loaded)
+    for number in adapted.adapters:
+        adapted.load(planner.runner, number)
+    prompt = make_prompt(20)
+    sequences = [
+        planner.begin(prompt[:length], slot=slot, adapter=adapter)
+        for slot, (adapter, length) in enumerate(
+            [(1, 20), (0, 9), (2, 9), (3, 9), (1, 9)]
+        )
+    ]
+    planner.run(*sequences[:3], num_tokens=2, chunk=4)
+    planner.run(*sequences, num_tokens=7, chunk=5)
+    adapted.check(*sequences)
+    outputs = {tuple(each.outputs) for each in sequences}
+    assert len(outputs) == len(sequences), "no adapter computes what another does"
+
+
+def write_modules(
+    base: Path,
+    folder: Path,
+    names: dict[str, tuple[str, int, int]],
+    num_experts: int = 4,
+    **fields: Any,
+) -> Path:
+    """Write an adapter of a time when each expert was a module of its own.
+
+    Args:
+      names: the numbers of outputs and inputs of each product of an expert, and its name.
+    """
+    chance = torch.Generator().manual_seed(7)
+    rank = fields.get("r", 4)
+    tensors = {}
+    for layer in range(2):
+        for expert in range(num_experts):
+            for name, (home, num_outputs, num_inputs) in names.items():
+                key = f"base_model.model.model.layers.{layer}.{home}.{expert}.{name}"
+                a = torch.randn(rank, num_inputs, generator=chance) / 4
+                tensors[f"{key}.lora_A.weight"] = a
+                b = torch.randn(num_outputs, rank, generator=chance) / 2
+                tensors[f"{key}.lora_B.weight"] = b
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 8, **fields}
+    config |= {"base_model_name_or_path": str(base), "task_type": "CAUSAL_LM"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+MIXTRAL, QWEN = "block_sparse_moe.experts", "mlp.experts"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "names"),
+    [
+        (
+            "mixtral",
+            {"w1": (MIXTRAL, 64, 32), "w2": (MIXTRAL, 32, 64), "w3": (MIXTRAL, 64, 32)},
+        ),
+        (
+            "qwen3_moe",
+            {each: (QWEN, 32, 32) for each in ("gate_proj", "up_proj", "down_proj")},
+        ),
+        ("qwen3_moe", {"down_proj": (QWEN, 32, 32)}),
+    ],
+)
+def test_experts_that_were_modules_when_their_adapter_was_trained(
+    tiny_by_kernels: Callable[..., Any],
+    tmp_path: Path,
+    model_type: str,
+    names: dict[str, tuple[str, int, int]],
+) -> None:
+    model = tiny_by_kernels(model_type)
+    folder = write_modules(model.folder, tmp_path / "1", names, target_modules=[*names])
+    adapted = Adapted(model.folder, {1: folder})
+    planner = Planner(model.loaded)
+    adapted.load(planner.runner, 1)
+    sequences = [
+        planner.begin(make_prompt(9, slot), slot=slot, adapter=adapter)
+        for slot, adapter in enumerate((1, 0, 1))
+    ]
+    planner.run(*sequences, num_tokens=6)
+    adapted.check(*sequences)
+
+
+def change(folder: Path, name: str, value: Any) -> None:
+    path = folder / "adapter_config.json"
+    config = json.loads(path.read_text())
+    config[name] = value
+    path.write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("target_parameters", [DOWN], "of 2 parameters of .*experts, but .* down_proj"),
+        ("target_parameters", None, "target_parameters names none"),
+        ("use_dora", True, "use_dora is not supported for .*experts"),
+        ("r", 3, r"experts.*lora_A has the shape \(16, 32\)"),
+        ("target_parameters", GATE_UP, "target_parameters"),
+    ],
+)
+def test_adapters_of_experts_are_refused_by_the_name_of_the_field(
+    tiny: Callable[..., Any], tmp_path: Path, field: str, value: Any, reason: str
+) -> None:
+    model = tiny("qwen3_moe")
+    both = {"target_modules": [], "target_parameters": [GATE_UP, DOWN]}
+    folder = train(model.folder, tmp_path, r=4, **both)
+    change(folder, field, value)
+    with pytest.raises(InvalidAdapter, match=reason):
+        Adapted(model.folder, {1: folder}).load(Planner(model.loaded).runner, 1)
+
+
+def test_experts_of_another_model_are_refused(
+    tiny: Callable[..., Any], tmp_path: Path
+) -> None:
+    """An expert more than the model has, and one that target_modules does not name."""
+    model = tiny("qwen3_moe")
+    names = {"down_proj": (QWEN, 32, 32)}
+    first = write_modules(
+        model.folder, tmp_path / "1", names, target_modules=["up_proj"]
+    )
+    second = write_modules(
+        model.folder, tmp_path / "2", names, 5, target_modules=["down_proj"]
+    )
+    adapted = Adapted(model.folder, {1: first, 2: second})
+    runner = Planner(model.loaded).runner
+    for number, reason in ((1, "target_modules does not"), (2, "belongs to no module")):
+        with pytest.raises(InvalidAdapter, match=reason):
+            adapted.load(runner, number)

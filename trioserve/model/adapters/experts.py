@@ -1,0 +1,170 @@
+"""Adapters of mixtures of experts in peft's format.
+
+peft wraps the module of fused experts once for each of its parameters that target_parameters
+names; the first parameter has the innermost wrapper:
+
+    experts.base_layer.lora_A    (num_experts * rank, num_inputs)      gate_up_proj
+    experts.base_layer.lora_B    (num_outputs, rank * num_experts)
+    experts.lora_A, lora_B                                             down_proj
+
+The rows of A are in the order of experts and then of ranks, the columns of B in the order of
+ranks and then of experts. Before transformers 5, experts were modules: experts.3.gate_proj.
+
+Source: peft 0.21, tuners/lora/layer.py (ParamWrapper), utils/transformers_weight_conversion.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import re
+
+import torch
+from torch import Tensor
+
+from .config import AdapterProblem, PeftConfig
+from .description import LowRank
+from .files import take_tensor
+from .names import ModuleNames
+from .part import ModelPart
+from .products import name_expert, split_expert
+
+_WRAPPER = ".base_layer"
+
+_MODULE = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)")
+
+# The weight of all experts that has a module's own weight: as which part of its outputs, and of
+# how many.
+_PARTS = {
+    **{"gate_proj": ("gate_up_proj", 0, 2), "up_proj": ("gate_up_proj", 1, 2)},
+    **{"w1": ("gate_up_proj", 0, 2), "w3": ("gate_up_proj", 1, 2)},
+    "w2": ("down_proj", 0, 1),
+}
+
+
+class ExpertReader:
+    """Makes the changes of experts from the tensors of an adapter.
+
+    Args:
+      part: runs them.
+    """
+
+    def __init__(self, config: PeftConfig, part: ModelPart) -> None:
+        self._config = config
+        self._part = part
+        # The weights of each module in its own order, and their numbers of experts.
+        self._weights: dict[str, dict[str, int]] = {}
+        for name in part.shapes:
+            if (found := split_expert(name)) is not None:
+                experts, _, weight = found
+                numbers = self._weights.setdefault(experts, {})
+                numbers[weight] = numbers.get(weight, 0) + 1
+        self._names = ModuleNames(self._weights)
+        # The tensors of wrappers, from the outside in, by the names in the file.
+        self._wrapped: dict[str, dict[int, Mapping[str, Tensor]]] = {}
+        # The changes of modules that have become parts of a product.
+        self._parts: dict[str, dict[int, LowRank]] = {}
+
+    def take(self, module: str, tensors: Mapping[str, Tensor]) -> bool:
+        """Take the tensors of a module; returns False if it has no experts that are here.
+
+        Raises:
+          AdapterProblem: the model cannot run them.
+        """
+        bare, depth = module, 0
+        while bare.endswith(_WRAPPER):
+            bare, depth = bare.removesuffix(_WRAPPER), depth + 1
+        if self._find(bare) is not None:
+            self._refuse_magnitude(module)
+            self._wrapped.setdefault(bare, {})[depth] = tensors
+            return True
+        found = _MODULE.fullmatch(module)
+        experts = None if found is None else self._find(found[1])
+        if found is None or experts is None:
+            return False
+        weights = self._weights[experts]
+        whole = found[3], 0, 1
+        weight, place, num_parts = (
+            whole if found[3] in weights else _PARTS.get(found[3], whole)
+        )
+        if int(found[2]) >= weights.get(weight, 0):
+            return False
+        self._refuse_magnitude(module)
+        if reason := self._config.explain_foreign(module):
+            raise AdapterProblem(f"there are tensors of {module}, but {reason}")
+        name = name_expert(experts, int(found[2]), weight)
+        parts = self._parts.setdefault(name, {})
+        if place in parts:
+            raise AdapterProblem(f"the tensors of {module} are there twice")
+        num_outputs, num_inputs = self._part.shapes[name]
+        rank = self._config.find_rank(module)
+        a = take_tensor(tensors, module, "lora_A", (rank, num_inputs))
+        b = take_tensor(tensors, module, "lora_B", (num_outputs // num_parts, rank))
+        parts[place] = LowRank(a=a, b=b * self._config.find_scale(module))
+        return True
+
+    def make_changes(self) -> dict[str, LowRank]:
+        """Return the changes of all that was taken, by the names of products.
+
+        Raises:
+          AdapterProblem: tensors and target_parameters do not fit.
+        """
+        changes = {name: self._join(name, own) for name, own in self._parts.items()}
+        for module, wrapped in self._wrapped.items():
+            divided = self._divide(module, wrapped)
+            if divided.keys() & changes.keys():
+                raise AdapterProblem(f"the tensors of {module} are there twice")
+            changes |= divided
+        return {name: self._part.take(name, each) for name, each in changes.items()}
+
+    def _find(self, name: str) -> str | None:
+        """Return the model's name of a module of experts; None if it is not here."""
+        # Mixtral's was moved.
+        moved = name.replace(".block_sparse_moe.", ".mlp.")
+        return self._names.find(name) or self._names.find(moved)
+
+    def _refuse_magnitude(self, module: str) -> None:
+        if self._config.use_dora:
+            raise AdapterProblem(f"use_dora is not supported for {module}")
+
+    def _join(self, name: str, parts: Mapping[int, LowRank]) -> LowRank:
+        """Join the changes of the parts of a product's outputs."""
+        num_outputs, _ = self._part.shapes[name]
+        size = len(next(iter(parts.values())).b)
+        b = torch.zeros(num_outputs, sum(each.rank for each in parts.values()))
+        rank = 0
+        for place, each in parts.items():
+            b[place * size : (place + 1) * size, rank : rank + each.rank] = each.b
+            rank += each.rank
+        return LowRank(a=torch.cat([each.a for each in parts.values()]), b=b)
+
+    def _divide(
+        self, module: str, wrapped: Mapping[int, Mapping[str, Tensor]]
+    ) -> dict[str, LowRank]:
+        """Return the changes of each expert of a module."""
+        experts = self._find(module)
+        assert experts is not None, "it was found before"
+        numbers = self._weights[experts]
+        named = [
+            weight
+            for weight in numbers
+            if self._config.names_parameter(f"{module}.{weight}")
+        ]
+        if sorted(wrapped) != [*range(len(named))]:
+            raise AdapterProblem(
+                f"there are tensors of {len(wrapped)} parameters of {module}, but "
+                f"target_parameters names {' and '.join(named) or 'none'}"
+            )
+        changes = {}
+        for depth, weight in enumerate(reversed(named)):
+            key, own = f"{module}.{weight}", module + depth * _WRAPPER
+            rank, count = self._config.find_rank(key), numbers[weight]
+            num_outputs, num_inputs = self._part.shapes[name_expert(experts, 0, weight)]
+            a = take_tensor(wrapped[depth], own, "lora_A", (count * rank, num_inputs))
+            b = take_tensor(wrapped[depth], own, "lora_B", (num_outputs, rank * count))
+            a = a.unflatten(0, (count, rank))
+            b = b.unflatten(1, (rank, count)) * self._config.find_scale(key)
+            for expert in range(count):
+                changes[name_expert(experts, expert, weight)] = LowRank(
+                    a=a[expert], b=b[:, :, expert].contiguous()
+                )
+        return changes
