@@ -7,7 +7,14 @@ import json
 from hypothesis import given, strategies as st
 import msgspec
 
-from trioserve.errors import escape, escape_ascii, escape_json, make_line, make_safe
+from trioserve.errors import (
+    escape,
+    escape_ascii,
+    escape_json,
+    join_names,
+    make_line,
+    make_safe,
+)
 
 
 def test_control_characters_become_pictures() -> None:
@@ -38,3 +45,13 @@ def test_an_escape_says_what_stood_there() -> None:
     assert escape("é\n\x1b\u202e") == "é\\n\\x1b\\u202e"
     assert escape_ascii("é\n中") == "\\xe9\\n\\u4e2d"
     assert make_line(" a\n b\x1b ") == "a b\\x1b"
+
+
+def test_names_are_joined_as_a_sentence_has_them() -> None:
+    assert [join_names("abc"[:n]) for n in range(4)] == [
+        "",
+        "a",
+        "a and b",
+        "a, b and c",
+    ]
+    assert join_names(["x"] * 99).endswith("x, x and 83 more")

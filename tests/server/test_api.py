@@ -324,7 +324,7 @@ async def test_a_model_has_several_names_and_the_one_of_its_source(
         assert answer["model"] == "a"
     body["model"] = "d"
     refusal = (await client.post("/v1/completions", json=body)).json()
-    assert "this server has `a` and `b` and `c`." in refusal["error"]["message"]
+    assert "this server has `a`, `b` and `c`." in refusal["error"]["message"]
 
 
 async def test_another_model_is_not_found(client: httpx.AsyncClient) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .base import TrioserveError
+from .foreign_text import join_names
 
 
 class RequestError(TrioserveError, status=400, code="BadRequestError"):
@@ -117,7 +118,7 @@ class ModelNotFound(RequestError, status=404, code="NotFoundError"):
     """Raised when a request names a model that this server does not serve."""
 
     def __init__(self, name: str, *, served: Sequence[str]) -> None:
-        names = " and ".join(f"`{each}`" for each in served)
+        names = join_names([f"`{each}`" for each in served])
         super().__init__(
             f"The model `{name[:128]}` does not exist; this server has {names}.",
             param="model",

@@ -23,6 +23,8 @@ _DELETE_PICTURE: Final = "\u2421"
 # Values of a client in a message, and characters of each: a client may send kilobytes.
 _MOST_VALUES: Final = 8
 _LONGEST_VALUE: Final = 64
+# Names of models and adapters in a message. GET /v1/models has all of them.
+_MOST_NAMES: Final = 16
 _TYPE_NAMES: Final[Mapping[type, str]] = {
     type(None): "null",
     bool: "a boolean",
@@ -87,6 +89,15 @@ def list_some(values: Sequence[object]) -> str:
     ]
     num_left = len(values) - len(shown)
     return ", ".join(shown) + (f" and {num_left} more" if num_left else "")
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Return names as a sentence has them, and count those that would make it too long."""
+    shown = [*names[:_MOST_NAMES]]
+    if num_left := len(names) - len(shown):
+        shown.append(f"{num_left} more")
+    first = ", ".join(shown[:-1])
+    return " and ".join(filter(None, (first, *shown[-1:])))
 
 
 def list_choices(choices: Iterable[str], sent: object) -> str:

@@ -10,7 +10,7 @@ from datetime import datetime
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ...errors import ModelNotFound, TrioserveError
+from ...errors import ModelNotFound, TrioserveError, join_names
 from ..pooling.answers import Numbers
 from ..shared.logprobs import TokenLogprob
 
@@ -104,7 +104,7 @@ class OllamaError(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, error: TrioserveError, request_id: str = "") -> OllamaError:
         if isinstance(error, ModelNotFound):
             # Tools look for these words.
-            served = " and ".join(f"'{each}'" for each in error.served)
+            served = join_names([f"'{each}'" for each in error.served])
             return cls(
                 error=f"model '{error.name}' not found; this server has {served}"
             )
