@@ -39,7 +39,7 @@ def read_gguf_adapter(path: Path, max_bytes: int) -> GgufAdapter:
         raise WeightsBroken(source, f"it has more than {max_bytes} bytes")
     # A copy, because somebody may be writing the file, and its header is read by mapping it.
     with TemporaryDirectory() as folder:
-        copy = Path(folder) / "adapter.gguf"
+        copy = Path(folder) / source
         copy.write_bytes(data)
         header = read_header(copy, source)
     _check(header, source)

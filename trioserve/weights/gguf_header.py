@@ -148,6 +148,13 @@ def _place(
     return tensor
 
 
+def _find_number(code: int) -> str:
+    """Return struct's code of a type of numbers."""
+    if code not in _NUMBERS:
+        raise ValueError(f"a value has the type {code}")
+    return _NUMBERS[code]
+
+
 class _Reader:
     """Reads one value after the other; raises struct.error and ValueError."""
 
@@ -184,7 +191,7 @@ class _Reader:
             (count,) = self.read("Q")
             self._skip(item_code, count)
         else:
-            (value,) = self.read(_NUMBERS[code])
+            (value,) = self.read(_find_number(code))
         raw = self.raw[begin : self.place]
         return key, GgufEntry(value=value, count=count, head=head, raw=raw)
 
@@ -198,7 +205,7 @@ class _Reader:
 
     def _skip(self, code: int, count: int) -> None:
         if code != _STRING:
-            self.place += count * struct.calcsize(f"<{_NUMBERS[code]}")
+            self.place += count * struct.calcsize(f"<{_find_number(code)}")
             return
         unpack, raw, place = struct.Struct("<Q").unpack_from, self.raw, self.place
         for _ in range(count):

@@ -127,7 +127,7 @@ def read_config(data: bytes) -> PeftConfig:
         fields: Any = json.loads(data)
         config = msgspec.convert(fields, PeftConfig, strict=True)
     except (ValueError, RecursionError) as error:
-        raise AdapterProblem(str(error)) from None
+        raise AdapterProblem(f"adapter_config.json is wrong: {error}") from None
     _check(config)
     known = {*PeftConfig.__struct_fields__, *_INERT}
     for name in sorted(fields.keys() - known):

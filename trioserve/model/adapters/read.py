@@ -20,6 +20,8 @@ from .peft import read_peft
 
 logger = logging.getLogger(__name__)
 
+_LONGEST_REASON = 500
+
 # Reads a file that is not larger than a number of bytes; raises WeightsBroken.
 ReadGguf = Callable[[Path, int], GgufAdapter]
 
@@ -57,9 +59,9 @@ class AdapterReader:
         try:
             adapter = self._read(Path(source.path))
         except AdapterProblem as problem:
-            raise InvalidAdapter(source.name, str(problem)) from None
+            raise InvalidAdapter(source.name, _shorten(str(problem))) from None
         except WeightsBroken as error:
-            raise InvalidAdapter(source.name, error.reason) from None
+            raise InvalidAdapter(source.name, _shorten(error.reason)) from None
         except Exception as error:
             # The libraries read files that nobody here wrote. No other request may end by them.
             logger.exception("the adapter %s cannot be read", source.name)
@@ -88,6 +90,12 @@ class AdapterReader:
             architecture=self._architecture,
             head_dim=self._head_dim,
         )
+
+
+def _shorten(reason: str) -> str:
+    """Cut a reason: the names of tensors have no limit."""
+    end = "..." if len(reason) > _LONGEST_REASON else ""
+    return f"{reason[:_LONGEST_REASON]}{end}"
 
 
 def _find_max_bytes(part: ModelPart) -> int:
