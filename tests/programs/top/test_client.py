@@ -95,6 +95,24 @@ def url(server: Server) -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.server_address[1]}"
 
 
+def test_of_several_models_the_states_are_told(server: Server, url: str) -> None:
+    client = Client(RemoteConfig(url=url))
+    # A server of one model, which is asked once whether it has several.
+    assert client.describe_engines() == client.describe_engines() == ""
+    assert [path for _, path, _ in server.seen] == [
+        *("/v1/models", "/is_sleeping", "/is_sleeping")
+    ]
+    cards = [
+        {"id": "chat", "parent": None, "status": {"value": "sleeping"}},
+        {"id": "french", "parent": "chat", "status": {"value": "sleeping"}},
+        {"id": "embed", "parent": None, "status": {"value": "unloaded"}},
+        {"id": "tiny", "parent": None, "status": {"value": "loaded"}},
+    ]
+    server.body = json.dumps({"data": cards}).encode()
+    several = Client(RemoteConfig(url=url))
+    assert several.describe_engines() == "chat sleeping, tiny loaded"
+
+
 def test_requests_are_listed_and_cancelled(server: Server, url: str) -> None:
     client = Client(RemoteConfig(url=url, api_key="sk-a"))
     [request] = client.list_requests()

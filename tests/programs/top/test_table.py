@@ -7,10 +7,10 @@ import pytest
 from trioserve.programs.top.client import Details, Request, Task
 from trioserve.programs.top.config import Order
 from trioserve.programs.top.table import (
-    HEADING,
     sort,
     write_count,
     write_details,
+    write_heading,
     write_row,
     write_seconds,
     write_table,
@@ -50,8 +50,14 @@ def test_a_row_has_a_line_of_80_columns() -> None:
     assert short.split() == [
         *("one", "decode", "1.0s", "-", "10", "2", "-", "/v1/completions")
     ]
-    assert HEADING.index("PHASE") == short.index("decode")
-    assert HEADING.index("PATH") == short.index("/v1")
+    heading = write_heading([make("one")])
+    assert heading.index("PHASE") == short.index("decode")
+    assert heading.index("PATH") == short.index("/v1")
+    chosen = make("one", model="org/chat\n")
+    heading = write_heading([make("two"), chosen])
+    row = write_row(chosen, 200, with_model=True)
+    assert heading.index("MODEL") == row.index("org/chat\\n")
+    assert heading.index("PATH") == row.index("/v1")
 
 
 def test_clients_cannot_control_the_terminal() -> None:
@@ -84,7 +90,7 @@ def test_the_whole_table() -> None:
     assert lines[0] == "2 requests: 1 queue, 1 decode"
     assert [line.split()[0] for line in lines[1:]] == ["ID", "one", "two"]
     assert list(write_table([], 120)) == ["0 requests"]
-    asleep = list(write_table([], 120, is_asleep=True))
+    asleep = list(write_table([], 120, engines="the engine is asleep"))
     assert asleep == ["0 requests; the engine is asleep"]
 
 

@@ -68,6 +68,22 @@ class _IsSleeping(msgspec.Struct, frozen=True):
     is_sleeping: bool
 
 
+class _Status(msgspec.Struct, frozen=True):
+    value: str
+
+
+class _Model(msgspec.Struct, frozen=True):
+    """A model or an adapter; only of several models it has a status."""
+
+    id: str
+    parent: str | None = None
+    status: _Status | None = None
+
+
+class _Models(msgspec.Struct, frozen=True):
+    data: list[_Model]
+
+
 class Client:
     """Asks one server, each time over a new connection.
 
@@ -78,6 +94,8 @@ class Client:
     def __init__(self, config: RemoteConfig) -> None:
         self._config = config
         self._open = find_opener(config)
+        # Whether the server has several models; None until it has told.
+        self._has_states: bool | None = None
 
     def list_requests(self) -> list[Request]:
         """Return the requests that the key may see, the oldest first.
@@ -87,13 +105,38 @@ class Client:
         """
         return self._ask("GET", _PATH, _Requests).data
 
-    def is_asleep(self) -> bool:
-        """Return whether the engine has given memory back.
+    def describe_engines(self) -> str:
+        """Return the states of several models, or whether the only engine is asleep.
+
+        Models that are not loaded are left out, and so is an engine that is awake.
 
         Raises:
           TopError
         """
-        return self._ask("GET", "/is_sleeping", _IsSleeping).is_sleeping
+        states = {} if self._has_states is False else self._list_states()
+        if states:
+            return ", ".join(
+                f"{name} {value}"
+                for name, value in states.items()
+                if value != "unloaded"
+            )
+        answer = self._ask("GET", "/is_sleeping", _IsSleeping)
+        return "the engine is asleep" if answer.is_sleeping else ""
+
+    def _list_states(self) -> dict[str, str]:
+        """Return the states of several models by their names; none of a single one."""
+        try:
+            models = self._ask("GET", "/v1/models", _Models).data
+        except TopError:
+            # A single model that is not ready, for one.
+            return {}
+        states = {
+            each.id: each.status.value
+            for each in models
+            if each.status is not None and each.parent is None
+        }
+        self._has_states = bool(states)
+        return states
 
     def find_details(self, request_id: str) -> list[Details]:
         """Return the requests with an id; none if they have ended.

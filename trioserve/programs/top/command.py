@@ -30,7 +30,7 @@ def run_top(config: TopConfig, write: Callable[[str], int]) -> int:
     client = Client(config.remote)
     try:
         # A wrong key or address is told before the screen is cleared.
-        requests, is_asleep = client.list_requests(), client.is_asleep()
+        requests, engines = client.list_requests(), client.describe_engines()
     except TopError as error:
         # The message may be the server's.
         sys.stderr.write(f"trioserve: {escape(str(error))}\n")
@@ -39,7 +39,7 @@ def run_top(config: TopConfig, write: Callable[[str], int]) -> int:
     if config.screen.once or not is_terminal:
         width = shutil.get_terminal_size((_WIDTH, 24)).columns
         rows = sort(requests, config.screen.sort, reverse=False)
-        lines = write_table(rows, width, is_asleep=is_asleep)
+        lines = write_table(rows, width, engines=engines)
         return write("".join(f"{line}\n" for line in lines))
     return _run_screen(config, Poller(client, config.screen.interval, tuple(requests)))
 

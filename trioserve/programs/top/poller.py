@@ -18,11 +18,11 @@ class Seen:
       details: of the request that is shown in full; empty if it has ended.
       error: why the last look failed.
       message: the result of the last cancel.
-      is_asleep: the engine has given memory back.
+      engines: their states in words; empty for one that is awake.
     """
 
     requests: tuple[Request, ...] = ()
-    is_asleep: bool = False
+    engines: str = ""
     details: tuple[Details, ...] = ()
     error: str = ""
     message: str = ""
@@ -75,14 +75,14 @@ class Poller:
             requests = tuple(self._client.list_requests())
             # The list is new even if the next look fails.
             self.seen = replace(self.seen, requests=requests, message=message)
-            is_asleep = self._client.is_asleep()
+            engines = self._client.describe_engines()
             shown = self._shown
             details = () if shown is None else tuple(self._client.find_details(shown))
             self.seen = Seen(
                 requests=requests,
                 details=details,
                 message=message,
-                is_asleep=is_asleep,
+                engines=engines,
             )
         except TopError as error:
             self.seen = replace(self.seen, error=str(error))

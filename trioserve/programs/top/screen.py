@@ -12,7 +12,7 @@ from ...errors import escape_ascii
 from .choices import DETAILS_HELP, HELP, Choices, Move
 from .client import Request
 from .poller import Poller, Seen
-from .table import HEADING, write_details, write_row, write_summary
+from .table import has_models, write_details, write_heading, write_row, write_summary
 
 # Milliseconds that a key is waited for before the screen is drawn again.
 _TICK: Final = 100
@@ -75,7 +75,7 @@ class Screen:
         _write(
             window,
             0,
-            f"{write_summary(rows, is_asleep=seen.is_asleep)}   "
+            f"{write_summary(rows, engines=seen.engines)}   "
             f"{escape_ascii(self._url)}",
             curses.A_BOLD,
         )
@@ -94,15 +94,18 @@ class Screen:
     def _draw_table(
         self, window: curses.window, rows: Sequence[Request], room: int, width: int
     ) -> None:
-        order = f"{HEADING}   by {self._choices.order}"
+        order = f"{write_heading(rows)}   by {self._choices.order}"
         _write(window, 1, order, curses.A_REVERSE)
+        with_model = has_models(rows)
         selected = self._choices.selected
         # The selected row stays in sight.
         self._top_row = min(self._top_row, selected)
         self._top_row = max(self._top_row, selected - room + 1, 0)
         for line, row in enumerate(rows[self._top_row : self._top_row + room]):
             style = curses.A_STANDOUT if self._top_row + line == selected else 0
-            _write(window, 2 + line, write_row(row, width), style)
+            _write(
+                window, 2 + line, write_row(row, width, with_model=with_model), style
+            )
 
     def _draw_details(self, window: curses.window, seen: Seen, room: int) -> None:
         lines = [line for each in seen.details for line in write_details(each)]

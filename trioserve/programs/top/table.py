@@ -22,11 +22,10 @@ _KEYS: Final[dict[Order, Callable[[Request], Any]]] = {
     "id": lambda each: each.id,
 }
 
-_ASLEEP: Final = "; the engine is asleep"
-
-HEADING: Final = (
-    f"{'ID':<16} {'PHASE':<7} {'AGE':>6} {'LIMIT':>6} {'IN':>6} {'OUT':>6} {'KEY':<9} PATH"
+_HEADING: Final = (
+    f"{'ID':<16} {'PHASE':<7} {'AGE':>6} {'LIMIT':>6} {'IN':>6} {'OUT':>6} {'KEY':<9} "
 )
+_MODEL: Final = 16
 
 
 def sort(requests: Sequence[Request], order: Order, *, reverse: bool) -> list[Request]:
@@ -34,9 +33,20 @@ def sort(requests: Sequence[Request], order: Order, *, reverse: bool) -> list[Re
     return sorted(requests, key=_KEYS[order], reverse=reverse)
 
 
-def write_row(request: Request, width: int) -> str:
+def has_models(requests: Sequence[Request]) -> bool:
+    """Return whether a server with several models has these requests."""
+    return any(each.model for each in requests)
+
+
+def write_heading(requests: Sequence[Request]) -> str:
+    """Write the names of the columns; models have one if there are several."""
+    model = f"{'MODEL':<{_MODEL}} " if has_models(requests) else ""
+    return f"{_HEADING}{model}PATH"
+
+
+def write_row(request: Request, width: int, *, with_model: bool = False) -> str:
     """Write a request as a line that fits."""
-    cells = (
+    cells = [
         f"{_shorten(request.id, 16):<16}",
         f"{_shorten(request.phase, 7):<7}",
         f"{write_seconds(request.age_seconds):>6}",
@@ -44,31 +54,32 @@ def write_row(request: Request, width: int) -> str:
         f"{write_count(request.prompt_tokens):>6}",
         f"{write_count(request.completion_tokens):>6}",
         f"{_shorten(request.key or '-', 9):<9}",
-        escape_ascii(request.path),
-        # Of servers with several.
-        escape_ascii(request.model or ""),
-    )
-    return " ".join(cells).rstrip()[:width]
+    ]
+    if with_model:
+        cells.append(f"{_shorten(request.model or '-', _MODEL):<{_MODEL}}")
+    return " ".join([*cells, escape_ascii(request.path)])[:width]
 
 
-def write_summary(requests: Sequence[Request], *, is_asleep: bool = False) -> str:
-    """Count the requests by phase, and tell whether the engine is asleep."""
+def write_summary(requests: Sequence[Request], *, engines: str = "") -> str:
+    """Count the requests by phase, and tell the states of engines."""
     counts = Counter(escape_ascii(each.phase) for each in requests)
     parts = [f"{counts[phase]} {phase}" for phase in sorted(counts, key=_rank)]
     number = len(requests)
     noun = "request" if number == 1 else "requests"
-    return f"{number} {noun}{': ' if parts else ''}{', '.join(parts)}{_ASLEEP if is_asleep else ''}"
+    summary = f"{number} {noun}{': ' if parts else ''}{', '.join(parts)}"
+    return f"{summary}; {escape_ascii(engines)}" if engines else summary
 
 
 def write_table(
-    requests: Sequence[Request], width: int, *, is_asleep: bool = False
+    requests: Sequence[Request], width: int, *, engines: str = ""
 ) -> Iterator[str]:
     """Write everything that --once prints."""
-    yield write_summary(requests, is_asleep=is_asleep)
+    yield write_summary(requests, engines=engines)
     if requests:
-        yield HEADING[:width]
+        yield write_heading(requests)[:width]
+        with_model = has_models(requests)
         for each in requests:
-            yield write_row(each, width)
+            yield write_row(each, width, with_model=with_model)
 
 
 def write_details(details: Details) -> Iterator[str]:
