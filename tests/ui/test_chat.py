@@ -414,12 +414,20 @@ def test_a_tab_chooses_among_the_model_and_its_adapters(
         wait_for(page, "server.model.id === 'fake'")
         assert page.is_hidden("#models")
         # Of several models, each has a state, and one that was never loaded has no more.
-        states = "[['a', 'loading'], ['b', 'failed']]"
-        page.evaluate(
-            f"showModels({states}.map(([id, value]) => ({{ id, architecture: null, "
-            "status: { value, reason: 'gone' } })))"
-        )
-        texts = "(all) => all.map(({ text, title }) => `${text} ${title}`)"
-        shown = page.eval_on_selector_all("#models option", texts)
-        assert shown == ["a: loading gone", "b: failed gone"]
+        shown = page.evaluate("""() => {
+            showModels([
+                { id: "a", parent: null, status: { value: "loading", num_waiting: 1 } },
+                { id: "x", parent: "a", status: { value: "loading" } },
+                { id: "b", parent: null, status: { value: "failed", reason: "gone" } },
+                { id: "c", parent: null, status: { value: "loaded", memory_bytes: 3 << 29 } },
+            ]);
+            return [...document.querySelectorAll("#models option, #states:not([hidden]) li > *")]
+                .map(({ textContent }) => textContent);
+        }""")
+        assert shown == [
+            *("a (loading)", "x (loading)", "b (failed)", "c"),
+            *("a", "loading", "1 request waits; adapters: x"),
+            *("b", "failed", "", "gone"),
+            *("c", "loaded", "1.5 GiB"),
+        ]
         assert page.is_visible("#chat")

@@ -24,6 +24,7 @@ async function poll() {
 async function look() {
   showRequests((await (await get("v1/requests")).json()).data);
   await showOpenRows();
+  if (haveStates()) showModels((await (await get("v1/models")).json()).data);
   try {
     const metrics = readMetrics(await (await get("metrics")).text());
     showMetrics(metrics);

@@ -28,7 +28,7 @@ class Row {
     setText(this.phase, card.phase);
     this.phase.dataset.phase = card.phase;
     const tokens = card.prompt_tokens ? `${card.prompt_tokens} + ${card.completion_tokens} tokens` : "";
-    setText(this.line, [formatSeconds(card.age_seconds), tokens, card.key, ownIds.has(card.id) && "from this page"].filter(Boolean).join(", "));
+    setText(this.line, [formatSeconds(card.age_seconds), !byId("models").hidden && card.model, tokens, card.key, ownIds.has(card.id) && "from this page"].filter(Boolean).join(", "));
     this.showFacts();
   }
 

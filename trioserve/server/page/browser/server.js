@@ -87,42 +87,17 @@ async function connect() {
   }
 }
 
-// A page that asks nothing else looks now and then whether the server is there.
+// A page that asks nothing else looks now and then whether the server is there, and more often
+// what several models are doing.
 const QUIET_MILLISECONDS = 15000;
 
 function checkServer() {
-  const isQuiet = Date.now() - server.heardAt > QUIET_MILLISECONDS;
-  if (document.visibilityState === "visible" && isQuiet && !server.isDown && !server.needsKey) connect();
+  const isDue = haveStates() || Date.now() - server.heardAt > QUIET_MILLISECONDS;
+  if (document.visibilityState === "visible" && isDue && !server.isDown && !server.needsKey) connect();
 }
 
 setInterval(checkServer, 5000);
 document.addEventListener("visibilitychange", checkServer);
-
-// The model, its other names and its adapters; the last choice of this tab is shown, if it is there.
-function showModels(models) {
-  const choice = byId("models"), ids = models.map(({ id }) => id);
-  const wanted = tabStorage.getItem(CHOSEN);
-  const model = models.find(({ id }) => id === wanted) ?? models[0];
-  if (ids.join("\n") !== [...choice.options].map(({ value }) => value).join("\n")) {
-    choice.replaceChildren(...ids.map((id) => new Option(id, id)));
-  }
-  // Of several models, each has a state.
-  models.forEach(({ id, status }, i) => {
-    choice.options[i].text = status ? `${id}: ${status.value}` : id;
-    choice.options[i].title = status?.reason ?? "";
-  });
-  choice.value = model.id;
-  choice.hidden = ids.length < 2;
-  byId("model").hidden = !choice.hidden;
-  choice.onchange = () => {
-    tabStorage.setItem(CHOSEN, choice.value);
-    showModel(models.find(({ id }) => id === choice.value));
-  };
-  showModel(model);
-}
-
-// Adapters may have come or gone.
-byId("models").addEventListener("focus", connect);
 
 function showModel(model) {
   server.model = model;
