@@ -9,6 +9,7 @@ Question
       python bench/limit.py
       python bench/limit.py --formats float32,int8 --clients 1,16,64 --json limit.json
       python bench/limit.py --model FOLDER
+      python bench/limit.py --instructions avx512_bf16    a machine with AMX, without tiles
 
 Machine
   A CPU that the kernels run on, with g++; the report names it. Run it alone. The kernels
@@ -20,6 +21,8 @@ How to read the answer
   products ms    of all products of one step with so many rows, the head included.
   prompt ms      a token of a prompt: a 512th of the products of 512 rows without the
                  head, which only the last token of a prompt needs.
+  attention ms   of all tokens of a prompt of 512 in all layers. It is no part of the
+                 bound, and grows with the square of longer prompts.
   KV ms          reading the cache of one client once in the middle of its answer, at
                  the highest speed at which any of the weights were read.
   tokens/s       the bound. N clients send a prompt at once, and each gets all of its
@@ -52,7 +55,7 @@ from kit.runs import run_and_save
 from kit.tables import write_markdown, write_number
 import torch
 
-from trioserve.kernels.library import NoKernels
+from trioserve.kernels.library import NoKernels, find_instruction_sets
 from trioserve.kernels.threads import count_threads
 from trioserve.programs.bench.measuring.report import describe_machine, write_now
 from trioserve.programs.bench.measuring.table import write_milliseconds
@@ -79,6 +82,7 @@ class Limit:
 
     Attributes:
       products: number of rows -> seconds.
+      attention: of the tokens of one prompt.
       kv: of one client.
       tokens_per_second: number of clients -> bound.
     """
@@ -88,6 +92,7 @@ class Limit:
     read: float
     products: dict[int, float]
     prompt_token: float
+    attention: float
     kv: float
     tokens_per_second: dict[int, float]
 
@@ -98,6 +103,7 @@ class Report:
 
     created: str
     machine: str
+    instructions: str
     num_threads: int
     shape: Shape
     load: Load
@@ -106,16 +112,24 @@ class Report:
 
 
 def measure(
-    load: Load, shape: Shape, formats: Sequence[str], num_threads: int, num_rounds: int
+    load: Load,
+    shape: Shape,
+    formats: Sequence[str],
+    num_threads: int,
+    num_rounds: int,
+    instructions: str | None = None,
 ) -> Report:
     """Measure all formats in turns.
+
+    Args:
+      instructions: as open_kernels.
 
     Raises:
       NoKernels, OSError, subprocess.CalledProcessError: the kernels cannot be compiled.
     """
     machine = describe_machine()
     tell("compiling the kernels")
-    with open_kernels() as kernels:
+    with open_kernels(instructions) as kernels:
         tell("packing weights")
         with open_products(kernels, num_threads, shape, formats) as products:
             times = take_turns(num_rounds, dict(list_calls(products, load)))
@@ -125,6 +139,7 @@ def measure(
     return Report(
         created=write_now(),
         machine=machine,
+        instructions=kernels.name,
         num_threads=num_threads,
         shape=shape,
         load=load,
@@ -143,6 +158,7 @@ def list_calls(
     for name, each in products.items():
         yield f"{name} read", each.read
         yield f"{name} prompt", partial(each.multiply, PROMPT_ROWS, head=False)
+        yield f"{name} attention", partial(each.attend, PROMPT_ROWS)
         for num_rows in list_rows(load):
             call = partial(each.multiply, num_rows, head=True)
             yield f"{name} {num_rows}", call
@@ -174,6 +190,7 @@ def find_limit(
         read=least[f"{format} read"],
         products=products,
         prompt_token=prompt_token,
+        attention=least[f"{format} attention"],
         kv=kv,
         tokens_per_second={
             clients: find_bound(
@@ -204,7 +221,7 @@ def build_table(report: Report) -> Iterator[list[str]]:
     yield [
         *("format", "MB", "read ms", "GB/s"),
         f"products ms: {' / '.join(map(str, rows))} rows",
-        *("prompt ms", "KV ms"),
+        *("prompt ms", "attention ms", "KV ms"),
         f"tokens/s: {' / '.join(map(str, clients))} clients",
     ]
     for limit in report.limits:
@@ -216,6 +233,7 @@ def build_table(report: Report) -> Iterator[list[str]]:
             write_number(limit.num_bytes / limit.read / 1e9),
             " / ".join(write_milliseconds(limit.products[each]) for each in rows),
             write_milliseconds(limit.prompt_token),
+            write_milliseconds(limit.attention),
             write_milliseconds(limit.kv),
             " / ".join(map(write_number, speeds)),
         ]
@@ -224,7 +242,7 @@ def build_table(report: Report) -> Iterator[list[str]]:
 def write_notes(report: Report) -> Iterator[str]:
     """Describe the run."""
     load = report.load
-    yield f"{report.machine}; {report.created}"
+    yield f"{report.machine}; {report.instructions}; {report.created}"
     yield (
         f"{report.num_threads} threads, the least of {report.num_rounds} rounds; "
         f"{load.prompt_tokens} tokens in, {load.output_tokens} out"
@@ -268,6 +286,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--model", type=Path, help="a folder with config.json; default: SmolLM2-135M")
     known = tuple(FORMATS)
     add("--formats", type=partial(read_choice, known=known), default=known)
+    add(
+        "--instructions",
+        choices=find_instruction_sets(),
+        help="the set that the kernels use; default: the best of this machine",
+    )
     add("--clients", type=read_clients, default=load.clients, metavar="1,16,64")
     add("--prompt-tokens", type=read_positive, default=load.prompt_tokens)
     add("--output-tokens", type=read_positive, default=load.output_tokens)
@@ -293,7 +316,9 @@ def run(options: argparse.Namespace) -> Report:
     # Torch only draws the weights here.
     torch.set_num_threads(options.threads)
     rounds = 2 if options.quick else options.rounds
-    return measure(load, shape, options.formats, options.threads, rounds)
+    return measure(
+        load, shape, options.formats, options.threads, rounds, options.instructions
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

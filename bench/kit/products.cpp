@@ -1,6 +1,8 @@
-// Doors to the kernels' products alone, for bench/limit.py. They are compiled together with
-// trioserve/kernels/native/*.cpp.
-#include "matrix.h"
+// Doors to the kernels' products and attention alone, for bench/limit.py. They are compiled
+// together with trioserve/kernels/native/*.cpp.
+#include <numeric>
+
+#include "decoder.h"
 
 using namespace trioserve;
 
@@ -8,6 +10,28 @@ namespace {
 
 // Bytes that one thread reads in one piece.
 constexpr std::int64_t kReadBytes = 256 * 1024;
+
+template <class Format>
+void attend(Pool& pool, const AttentionShape& shape, int num_tokens, int num_layers) {
+  // As in a decoder, memory is allocated by the first step alone.
+  static std::vector<typename Format::Weight> cache;
+  static std::vector<typename Format::Operand> queries;
+  static std::vector<float> out;
+  static StepAttention<Format> attention;
+  const int num_blocks = (num_tokens + shape.block_size - 1) / shape.block_size;
+  std::vector<std::int64_t> blocks(static_cast<std::size_t>(num_blocks));
+  std::iota(blocks.begin(), blocks.end(), std::int64_t{0});
+  const std::ptrdiff_t layer_size = shape.block_numbers() * num_blocks;
+  const std::ptrdiff_t width = shape.num_heads * shape.value_dim;
+  fit(cache, layer_size * num_layers);
+  fit(queries, static_cast<std::ptrdiff_t>(num_tokens) * shape.num_heads * shape.key_dim);
+  fit(out, num_tokens * width);
+  Pool::Step awake(pool);
+  attention.plan(shape, {{0, num_tokens, 0, {blocks.data(), nullptr}}}, pool.num_threads());
+  for (int layer = 0; layer < num_layers; ++layer) {
+    attention.run(pool, shape, &cache[layer * layer_size], queries.data(), out.data(), width);
+  }
+}
 
 }  // namespace
 
@@ -39,6 +63,20 @@ void bench_multiply(Pool* pool, const MatrixSpec* first, const MatrixSpec* secon
     } else {
       multiply(*pool, buffer, rows, keep, first[i]);
     }
+  }
+}
+
+// Computes attention of the tokens of one prompt to each other, in all layers. Keys and values
+// are 0, which takes as long as other numbers.
+//
+//   format: of the cache, kFloat32 or kBfloat16
+void bench_attend(Pool* pool, std::int32_t format, const AttentionSpec* spec, int block_size,
+                  int num_tokens, int num_layers) {
+  const AttentionShape shape = shape_of(*spec, block_size);
+  if (format == kFloat32) {
+    attend<Float32Format>(*pool, shape, num_tokens, num_layers);
+  } else {
+    attend<Bfloat16Format>(*pool, shape, num_tokens, num_layers);
   }
 }
 

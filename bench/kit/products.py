@@ -1,4 +1,4 @@
-"""The products of a decoder's step by our own kernels alone, without the rest of a step."""
+"""The products and attention of a decoder's step by our own kernels, without the rest of it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from gguf import GGMLQuantizationType
 from gguf.quants import quantize
 import torch
 
+from trioserve.config.engine import CacheConfig
 import trioserve.kernels
-from trioserve.kernels.library import Library, open_library
-from trioserve.kernels.structs import MatrixSpec
+from trioserve.kernels.library import Library, NoKernels, open_library
+from trioserve.kernels.structs import AttentionSpec, MatrixSpec
 from trioserve.model.runtimes.native.gguf_matrix import GgufMatrix
 from trioserve.model.runtimes.native.packer import Packer, Weights
 
@@ -76,25 +77,34 @@ class Kernels(Library):
             *[c_void_p] * 3,
             *(c_int, c_void_p, c_int64, c_int, c_void_p),
         )
+        self.attend = library.bench_attend
+        self.attend.restype = None
+        self.attend.argtypes = (c_void_p, c_int, c_void_p, *[c_int] * 3)
         self.read = library.bench_read
         self.read.restype = c_uint64
         self.read.argtypes = (*[c_void_p] * 3, c_int)
 
 
 @contextmanager
-def open_kernels() -> Iterator[Kernels]:
+def open_kernels(instructions: str | None = None) -> Iterator[Kernels]:
     """Compile the kernels and the doors, with the flags of an installation.
 
     With -march=native the compiler keeps other numbers in registers, and the bound would
     belong to other kernels.
 
+    Args:
+      instructions: the set that they use; by default the one that a server would use.
+
     Raises:
-      NoKernels: the installation has none for this processor.
+      NoKernels: the installation has none for this processor, or the system gives no tiles.
       OSError: there is no g++.
       CalledProcessError: it fails.
     """
-    name = open_library().name
+    best = open_library().name
+    name = instructions or best
     by_tiles = name == "amx"
+    if by_tiles and best != "amx":
+        raise NoKernels("the system gives no tiles")
     flags = json.loads((NATIVE / "flags.json").read_bytes())
     sources = [*NATIVE.glob("*.cpp"), Path(__file__).with_name("products.cpp")]
     with TemporaryDirectory() as folder:
@@ -120,6 +130,7 @@ class Products:
     def __init__(self, kernels: Kernels, pool: int, shape: Shape, format: str) -> None:
         self._kernels = kernels
         self._pool = pool
+        self._shape = shape
         dtype, self._kinds = FORMATS[format]
         self._packer = Packer(kernels, pool, dtype, int8=format == "int8")
         self._dtype = dtype
@@ -159,6 +170,23 @@ class Products:
         self._kernels.multiply(
             *(self._pool, first, second, len(used), x.data_ptr(), x.stride(0)),
             *(num_rows, y.data_ptr()),
+        )
+        return time.perf_counter() - began
+
+    def attend(self, num_tokens: int) -> float:
+        """Compute the attention of one prompt in all layers, and return its seconds."""
+        shape = self._shape
+        spec = AttentionSpec(
+            scaling=shape.head_dim**-0.5,
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            key_dim=shape.head_dim,
+            value_dim=shape.head_dim,
+        )
+        began = time.perf_counter()
+        self._kernels.attend(
+            *(self._pool, self._dtype == torch.bfloat16, ctypes.byref(spec)),
+            *(CacheConfig().block_size, num_tokens, shape.num_layers),
         )
         return time.perf_counter() - began
 

@@ -18,7 +18,7 @@ def test_every_format_has_its_bounds() -> None:
     rows = limit.list_rows(LOAD)
     seconds = {
         "read": 0.5,
-        "prompt": 512.0,
+        **{"prompt": 512.0, "attention": 0.25},
         **{str(each): float(each) for each in rows},
     }
     least = {f"{name} {key}": time for name in FORMATS for key, time in seconds.items()}
@@ -33,6 +33,7 @@ def test_every_format_has_its_bounds() -> None:
     report = limit.Report(
         created="today",
         machine="this",
+        instructions="amx",
         num_threads=2,
         shape=shape,
         load=LOAD,

@@ -25,6 +25,7 @@ FLAGS: dict[str, list[str]] = json.loads((NATIVE / "flags.json").read_bytes())
 ALL = FLAGS.pop("all")
 # The instructions of tiles, so that a machine without them tests what is done with them.
 _STAND_IN = _FOLDER / "tiles_stand_in.h"
+_TILES = ["amx", "tiles"]
 # What the doors call, without the decoder, which takes the compiler long.
 _COMPILED = [
     NATIVE / f"{name}.cpp"
@@ -45,19 +46,31 @@ def kernels(request: pytest.FixtureRequest) -> ctypes.CDLL:
     return _open_doors(request.param)
 
 
-@pytest.fixture(scope="session", params=[*FLAGS, "amx", "tiles"])
+@pytest.fixture(scope="session", params=[*FLAGS, *_TILES])
 def products(request: pytest.FixtureRequest) -> Products:
     """The library of doors, for each way to multiply."""
     kind = request.param
-    by_tiles = kind not in FLAGS
-    if kind == "amx" and not (kind in find_instruction_sets() and ask_for_tiles()):
+    by_tiles = kind in _TILES
+    return Products(_open_tiles(kind) if by_tiles else _open_doors(kind), by_tiles)
+
+
+@pytest.fixture(scope="session", params=_TILES)
+def tiles(request: pytest.FixtureRequest) -> ctypes.CDLL:
+    """The library of doors, which multiply by tiles."""
+    return _open_tiles(request.param)
+
+
+def _open_tiles(kind: str) -> ctypes.CDLL:
+    usable = find_instruction_sets()
+    if kind == "amx" and not (kind in usable and ask_for_tiles()):
         pytest.skip("the processor has no amx")
-    extra = ["-include", str(_STAND_IN)] if kind == "tiles" else []
-    names = {"amx": "avx512_bf16", "tiles": "avx2"}
-    doors = _open_doors(names.get(kind, kind), extra)
-    if hasattr(doors, "test_use_tiles"):
-        doors.test_use_tiles(by_tiles)
-    return Products(doors, by_tiles)
+    # The switch is one of the library, so even the real instructions need a library of their own.
+    extra = ["-include", str(_STAND_IN)] if kind == "tiles" else ["-DUSES_TILES"]
+    # Only the first of these has tiles, but the stand-in works with any set.
+    best = "avx512_bf16" if "avx512_bf16" in usable else "avx2"
+    doors = _open_doors(best, extra)
+    doors.test_use_tiles(True)
+    return doors
 
 
 def _open_doors(instructions: str, extra: Sequence[str] = ()) -> ctypes.CDLL:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import Structure, c_bool, c_float, c_int32, c_void_p
+from dataclasses import dataclass
 import math
 from typing import Any
 
@@ -390,84 +391,147 @@ def attend_paged(
     return out
 
 
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """The last tokens of a sequence attend to all of them, with random numbers."""
+
+    dtype: torch.dtype
+    num_queries: int
+    num_earlier: int
+    num_kv_heads: int
+    group_size: int
+    key_dim: int
+    value_dim: int
+    block_size: int
+    softcap: float
+    window: int
+    has_sinks: bool
+    values_in_keys: bool
+    num_threads: int
+    seed: int
+
+    def attend(self, kernels: ctypes.CDLL) -> tuple[Tensor, Tensor]:
+        """Return what the kernels compute, and what the formula says."""
+        num_heads = self.num_kv_heads * self.group_size
+        query = self._draw(0, self.num_queries, num_heads, self.key_dim)
+        num_keys = self.num_earlier + self.num_queries
+        key = self._draw(1, num_keys, self.num_kv_heads, self.key_dim)
+        value = self._draw(2, num_keys, self.num_kv_heads, self.value_dim)
+        if self.values_in_keys:
+            value = key[..., : self.value_dim].contiguous()
+        sinks = make_numbers(self.seed + 3, num_heads) if self.has_sinks else None
+        shape = Shape(
+            num_heads=num_heads,
+            num_kv_heads=self.num_kv_heads,
+            key_dim=self.key_dim,
+            value_dim=value.shape[-1],
+            block_size=self.block_size,
+            scaling=self.key_dim**-0.5,
+            softcap=self.softcap,
+            window=self.window,
+            sinks=None if sinks is None else sinks.data_ptr(),
+            values_in_keys=self.values_in_keys,
+        )
+        tensors = (query, key, value)
+        out = attend_paged(kernels, shape, self.dtype, *tensors, self.num_threads)
+        return out, attend(*tensors, shape, sinks)
+
+    def _draw(self, number: int, *shape: int) -> Tensor:
+        return make_numbers(self.seed + number, *shape).bfloat16().float()
+
+
+CASES: dict[str, st.SearchStrategy[Any]] = {
+    "dtype": st.sampled_from(list(FORMATS)),
+    "num_queries": st.integers(1, 60),
+    "num_earlier": st.sampled_from([0, 1, 15, 16, 17, 130, 300, 700]),
+    "num_kv_heads": st.integers(1, 3),
+    "group_size": st.integers(1, 5),
+    "key_dim": st.integers(1, 20).map(lambda n: 2 * n),
+    "value_dim": st.integers(1, 40),
+    "block_size": st.sampled_from([1, 3, 4, 8, 16, 32, 200]),
+    "softcap": st.sampled_from([0.0, 5.0]),
+    "window": st.sampled_from([0, 1, 7, 40, 200]),
+    "has_sinks": st.booleans(),
+    "values_in_keys": st.booleans(),
+    "num_threads": st.integers(1, 3),
+    "seed": st.integers(0, 99),
+}
 ONE_QUERY: dict[str, Any] = {
     **{"dtype": torch.float32, "num_queries": 1, "num_kv_heads": 1},
-    **{"softcap": 0.0, "seed": 0},
+    **{"softcap": 0.0, "values_in_keys": False, "seed": 0},
 }
 
 
 @by_chance
-@given(
-    dtype=st.sampled_from(list(FORMATS)),
-    num_queries=st.integers(1, 60),
-    num_earlier=st.sampled_from([0, 1, 15, 16, 17, 130, 300, 700]),
-    num_kv_heads=st.integers(1, 3),
-    group_size=st.integers(1, 5),
-    key_dim=st.integers(1, 20).map(lambda n: 2 * n),
-    value_dim=st.integers(1, 40),
-    block_size=st.sampled_from([1, 3, 4, 8, 16, 32, 200]),
-    softcap=st.sampled_from([0.0, 5.0]),
-    window=st.sampled_from([0, 1, 7, 40, 200]),
-    has_sinks=st.booleans(),
-    values_in_keys=st.booleans(),
-    num_threads=st.integers(1, 3),
-    seed=st.integers(0, 99),
-)
+@given(case=st.builds(Case, **CASES))
 # The keys of 42 blocks of three end within a vector, and more keys follow.
 @example(
-    **ONE_QUERY,
-    **{"num_earlier": 130, "group_size": 1, "key_dim": 2, "value_dim": 1},
-    **{"block_size": 3, "window": 0, "has_sinks": False, "num_threads": 1},
-    values_in_keys=False,
+    case=Case(
+        **ONE_QUERY,
+        **{"num_earlier": 130, "group_size": 1, "key_dim": 2, "value_dim": 1},
+        **{"block_size": 3, "window": 0, "has_sinks": False, "num_threads": 1},
+    )
 )
 # The keys are cut into parts, of which the window leaves out the first.
 @example(
-    **ONE_QUERY,
-    **{"num_earlier": 700, "group_size": 3, "key_dim": 16, "value_dim": 16},
-    **{"block_size": 16, "window": 200, "has_sinks": True, "num_threads": 3},
-    values_in_keys=False,
-)
-def test_attention_is_the_formula(
-    kernels: ctypes.CDLL,
-    dtype: torch.dtype,
-    num_queries: int,
-    num_earlier: int,
-    num_kv_heads: int,
-    group_size: int,
-    key_dim: int,
-    value_dim: int,
-    block_size: int,
-    softcap: float,
-    window: int,
-    has_sinks: bool,
-    values_in_keys: bool,
-    num_threads: int,
-    seed: int,
-) -> None:
-    num_heads, num_keys = num_kv_heads * group_size, num_earlier + num_queries
-    query = make_numbers(seed, num_queries, num_heads, key_dim).bfloat16().float()
-    key = make_numbers(seed + 1, num_keys, num_kv_heads, key_dim).bfloat16().float()
-    value = make_numbers(seed + 2, num_keys, num_kv_heads, value_dim).bfloat16().float()
-    if values_in_keys:
-        value = key[..., :value_dim].contiguous()
-    sinks = make_numbers(seed + 3, num_heads) if has_sinks else None
-    shape = Shape(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        key_dim=key_dim,
-        value_dim=value.shape[-1],
-        block_size=block_size,
-        scaling=key_dim**-0.5,
-        softcap=softcap,
-        window=window,
-        sinks=None if sinks is None else sinks.data_ptr(),
-        values_in_keys=values_in_keys,
+    case=Case(
+        **ONE_QUERY,
+        **{"num_earlier": 700, "group_size": 3, "key_dim": 16, "value_dim": 16},
+        **{"block_size": 16, "window": 200, "has_sinks": True, "num_threads": 3},
     )
-    out = attend_paged(kernels, shape, dtype, query, key, value, num_threads)
-    expected = attend(query, key, value, shape, sinks)
+)
+def test_attention_is_the_formula(kernels: ctypes.CDLL, case: Case) -> None:
+    out, expected = case.attend(kernels)
     # Where operands are bfloat16, the softmax's weights are rounded to it, too.
-    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    tolerance = 1e-4 if case.dtype == torch.float32 else 2e-2
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+# What tiles compute, if there are eight queries of a head or more.
+TILE_CASES = {
+    **CASES,
+    "dtype": st.just(torch.bfloat16),
+    "num_kv_heads": st.integers(1, 2),
+    "group_size": st.integers(1, 9),
+    "key_dim": st.sampled_from([2, 32, 36, 64, 80]),
+    "value_dim": st.sampled_from([16, 27, 32, 64, 80]),
+    "block_size": st.sampled_from([16, 32, 48, 144]),
+    "values_in_keys": st.just(False),
+}
+
+
+CHUNK: dict[str, Any] = {
+    **{"dtype": torch.bfloat16, "num_earlier": 300, "num_kv_heads": 1},
+    **{"key_dim": 64, "value_dim": 64, "block_size": 16, "softcap": 0.0, "window": 0},
+    **{"has_sinks": False, "values_in_keys": False, "num_threads": 1, "seed": 0},
+}
+
+
+@by_chance
+@given(case=st.builds(Case, **TILE_CASES))
+# The second tile has a single row.
+@example(case=Case(num_queries=17, group_size=1, **CHUNK))
+def test_attention_by_tiles_is_the_formula(tiles: ctypes.CDLL, case: Case) -> None:
+    out, expected = case.attend(tiles)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("num_queries", "by_tiles"), [(1, False), (3, False), (4, True), (30, True)]
+)
+def test_tiles_compute_the_attention_of_eight_queries_and_more(
+    tiles: ctypes.CDLL, num_queries: int, by_tiles: bool
+) -> None:
+    """Queries of heads that share keys count together."""
+    case = Case(num_queries=num_queries, group_size=2, **CHUNK)
+    out, _ = case.attend(tiles)
+    tiles.test_use_tiles(False)
+    try:
+        by_vectors, _ = case.attend(tiles)
+    finally:
+        tiles.test_use_tiles(True)
+    # Sums are added in another order.
+    assert torch.equal(out, by_vectors) != by_tiles
 
 
 @by_chance

@@ -12,11 +12,13 @@
 #undef _tile_loadd
 #undef _tile_stored
 #undef _tile_dpbf16ps
+#undef _tile_zero
 #define _tile_loadconfig stand_in::load_config
 #define _tile_release stand_in::release
 #define _tile_loadd stand_in::load
 #define _tile_stored stand_in::store
 #define _tile_dpbf16ps stand_in::add_products
+#define _tile_zero stand_in::clear
 #define TRIOSERVE_TILES_STAND_IN
 
 namespace stand_in {
@@ -62,6 +64,11 @@ inline void store(int from, void* base, std::ptrdiff_t stride) {
   for (int r = 0; r < tile.rows; ++r) {
     std::memcpy(static_cast<char*>(base) + r * stride, tile.bytes[r], tile.row_bytes);
   }
+}
+
+inline void clear(int number) {
+  Tile& tile = find_tile(number);
+  std::memset(tile.bytes, 0, sizeof tile.bytes);
 }
 
 inline float read_bfloat16(const char* from) {

@@ -12,6 +12,7 @@
 
 #include "activation.h"
 #include "kv_cache.h"
+#include "tile_attention.h"
 
 namespace trioserve {
 
@@ -88,18 +89,23 @@ class QueryTile {
   // The sums of a range do not depend on the other queries of the tile: corrections are at
   // the same keys, and keys that a query does not see change nothing.
   void add_keys(const Weight* cache, const StepRow& row, int kv_head, BlockRange range) {
-    const int end = std::min(range.end, last_block());
-    const int skipped = std::max(0, first_block() - range.begin);
-    for (int block = range.begin + skipped / blocks_ * blocks_; block < end; block += blocks_) {
-      int last = std::min(block + blocks_, end);
+#if defined(TRIOSERVE_TILES)
+    if constexpr (std::is_same_v<Weight, Bfloat16>) {
+      if (AttentionTiles::suit(shape_, num_rows_)) {
+        add_keys_by_tiles(cache, row, kv_head, range);
+        return;
+      }
+    }
+#endif
+    for_keys(range, [&](int block, int last) {
       if (shape_.values_in_keys) {
         score_rows(cache, row, kv_head, block, last);
       } else {
         score(cache, row, kv_head, block, last);
       }
-      weigh(block * shape_.block_size, (last - block) * shape_.block_size);
+      weigh(block, last, weights_.data(), keys_);
       add_values(cache, row, kv_head, block, last);
-    }
+    });
   }
 
   //   out: (tokens, num_heads, value_dim), tokens `out_stride` apart
@@ -155,6 +161,29 @@ class QueryTile {
   }
 
   static constexpr float kNone = -std::numeric_limits<float>::infinity();
+
+  // Calls body(block, last) for the blocks of a range that a query sees, as many at once as lie
+  // between two corrections.
+  template <class Body>
+  void for_keys(BlockRange range, const Body& body) const {
+    const int end = std::min(range.end, last_block());
+    const int skipped = std::max(0, first_block() - range.begin);
+    for (int block = range.begin + skipped / blocks_ * blocks_; block < end; block += blocks_) {
+      body(block, std::min(block + blocks_, end));
+    }
+  }
+
+#if defined(TRIOSERVE_TILES)
+  void add_keys_by_tiles(const Weight* cache, const StepRow& row, int kv_head, BlockRange range) {
+    auto find = [&](int block) { return find_head(cache, row, kv_head, block); };
+    tiles_.gather(shape_, blocks_ * shape_.block_size, queries_, num_rows_);
+    for_keys(range, [&](int block, int last) {
+      tiles_.score(find, block, last, {scores_.data(), keys_});
+      weigh(block, last, tiles_.weights().first, tiles_.weights().stride);
+      tiles_.add_values(find, block, last, {sums_.data(), shape_.value_width()});
+    });
+  }
+#endif
 
   const Weight* find_head(const Weight* cache, const StepRow& row, int kv_head, int block) {
     const std::int64_t place = row.tables[shape_.table][block];
@@ -249,12 +278,14 @@ class QueryTile {
     }
   }
 
-  // Turns scores into weights, and corrects the sums for a larger maximum.
-  void weigh(int first_key, int num_keys) {
+  // Turns the scores of blocks [block, last) into weights, `stride` numbers a row, and corrects
+  // the sums for a larger maximum.
+  template <class Number>
+  void weigh(int block, int last, Number* weights, std::ptrdiff_t stride) {
+    const int first_key = block * shape_.block_size, num_keys = (last - block) * shape_.block_size;
     const int width = round_up(num_keys, Vec::kLanes);
-    for (int r = 0; r < num_rows_; ++r) {
+    for (int r = 0; r < num_rows_; ++r, weights += stride) {
       float* scores = &scores_[r * keys_];
-      Operand* weights = &weights_[r * keys_];
       scale(scores, width);
       mask(scores, num_keys, begins_[r] - first_key, ends_[r] - first_key);
       std::fill(scores + num_keys, scores + width, kNone);
@@ -262,7 +293,7 @@ class QueryTile {
       for (int i = 0; i < width; i += Vec::kLanes) most = Vec::max(most, Vec::load(scores + i));
       float largest = most.largest();
       if (largest == kNone) {
-        std::fill_n(weights, width, Operand{0});
+        std::fill_n(weights, width, Number{0});
         continue;
       }
       Vec total = Vec::zero(), shift = Vec::all(largest);
@@ -342,6 +373,10 @@ class QueryTile {
   float largest_[kRows], total_[kRows];
   std::vector<float> scores_, sums_, wide_;
   std::vector<Operand> weights_, gathered_;
+#if defined(TRIOSERVE_TILES)
+  static_assert(kRows == AttentionTiles::kRows);
+  AttentionTiles tiles_;
+#endif
 };
 
 }  // namespace trioserve
