@@ -50,6 +50,8 @@ async def test_memory_is_given_back_and_taken_again() -> None:
             assert engine.is_asleep
             without_cache = child.memory_info().rss
             assert awake_bytes - without_cache > 0.9 * kept_bytes
+            told_bytes = engine.engine.sleep_state.memory_bytes
+            assert abs(told_bytes - without_cache) < 2**24
             await engine.sleep(2)
             weights = engine.info.weights
             assert weights is not None

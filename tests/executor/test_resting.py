@@ -86,7 +86,7 @@ class Bench:
             self._load(),
             stack,
             self._open,
-            trim=lambda: self.happened.append("trim"),
+            trim=self._trim,
             telling_shortage=_tell,
         )
 
@@ -111,6 +111,10 @@ class Bench:
         self._check()
         return self._load()
 
+    def _trim(self) -> int:
+        self.happened.append("trim")
+        return 7
+
     def _check(self) -> None:
         if self.failure is not None:
             raise self.failure
@@ -133,7 +137,7 @@ async def test_levels(nursery: trio.Nursery) -> None:
         await bench.run_step(2)
         assert bench.take() == ["1 release", "trim", "1 restore", "1 step 2"]
         await executor.give_back(1)
-        await executor.give_back(2)
+        assert await executor.give_back(2) == 7
         assert bench.take() == ["1 release", "trim", "closed", "trim"]
         # The adapter is loaded again, and has its number.
         await executor.take_again()
@@ -207,7 +211,7 @@ async def test_an_executor_without_a_cache_has_no_level_1() -> None:
 
     executor = RestingExecutor[int, int](
         *(LocalExecutor(lambda plan: plan), AsyncExitStack(), open),
-        trim=lambda: None,
+        trim=lambda: 0,
         telling_shortage=_tell,
     )
     assert executor.levels == (2,)

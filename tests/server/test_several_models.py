@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ import pytest
 import trio
 
 from trioserve.config import ServeConfig, build_config
-from trioserve.errors import WeightsNotFound
+from trioserve.errors import NotEnoughMemory, WeightsNotFound
 from trioserve.frontend import PoolingEngine, TextEngine
 from trioserve.frontend.models.router import ModelEntry, ModelRouter, open_router
 from trioserve.http.state import ServerState
 from trioserve.startup import http_server
 from trioserve.startup.address import open_address
 from trioserve.startup.http_server import HttpServer
+from trioserve.testing.fake_device import FakeMemory
 from trioserve.testing.server import open_fake_pooling_server, open_fake_server
 
 PROMPT = {"prompt": "Hi", "max_tokens": 3}
@@ -32,6 +34,7 @@ class Server:
     Attributes:
       may_load: by model; loads wait for these.
       errors: raised by loads, by model.
+      memory: of the chat model.
       state: of the server.
     """
 
@@ -39,8 +42,9 @@ class Server:
         self._folder = folder
         self.may_load = {name: trio.Event() for name in ("chat", "other", "embed")}
         self.errors: dict[str, Exception] = {}
+        self.memory = FakeMemory(give_seconds=0.0, take_seconds=0.0)
         openers: dict[str, Callable[..., Any]] = {
-            "chat": open_fake_server,
+            "chat": partial(open_fake_server, memory=self.memory),
             "other": open_fake_server,
             "embed": open_fake_pooling_server,
         }
@@ -252,6 +256,32 @@ async def test_an_operator_loads_and_unloads(several: Server) -> None:
     assert (await several.post("/models/load", "nope")).status_code == 404
     assert (await several.post("/models/load", None)).status_code == 400
     assert (await several.client.get("/v1/models/other")).json()["max_model_len"] == 256
+
+
+async def test_an_operator_lets_a_model_sleep_and_wakes_it(several: Server) -> None:
+    client = several.client
+    refused = await client.post("/sleep?model=chat")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
+    several.may_load["chat"].set()
+    assert (await several.post("/v1/completions", "chat", **PROMPT)).is_success
+    assert (await client.post("/sleep?model=chat-alias&level=2")).is_success
+    status = (await several.read_states())["chat"]
+    # The budget counts with what the engine holds now.
+    assert status == {"value": "sleeping", "memory_bytes": 1}
+    refused = await several.post("/v1/completions", "chat", **PROMPT)
+    assert refused.status_code == 503
+    assert "by order of an operator" in refused.json()["error"]["message"]
+    assert (await several.post("/tokenize", "chat", prompt="Hi")).is_success
+    assert (await client.post("/wake_up?model=chat")).is_success
+    assert (await several.post("/v1/completions", "chat", **PROMPT)).is_success
+    assert several.memory.moves == [2, 0]
+    assert (await client.post("/sleep?model=chat")).is_success
+    several.memory.fails = NotEnoughMemory("out of memory")
+    failed = await client.post("/wake_up?model=chat")
+    assert (failed.status_code, failed.headers["Retry-After"]) == (503, "10")
+    await several.wait_state("chat", "failed")
+    reason = (await several.read_states())["chat"]["reason"]
+    assert reason.endswith("out of memory")
 
 
 async def test_ollama_is_told_the_time_of_a_load(several: Server) -> None:

@@ -35,7 +35,8 @@ class RestingExecutor(Generic[PlanT, ResultT]):
       stack: the owner's, with everything that the first one needs and that is closed; the
         same for its successors.
       open: returns a successor with the same numbers of slots, blocks and copies of states.
-      trim: gives freed memory back to the system; blocking.
+      trim: gives freed memory back to the system, and returns the bytes that the process
+        still holds; blocking.
       telling_shortage: raises a StartupError in place of any error about a lack of memory.
     """
 
@@ -45,7 +46,7 @@ class RestingExecutor(Generic[PlanT, ResultT]):
         stack: AsyncExitStack,
         open: Callable[[AsyncExitStack], Awaitable[Executor[PlanT, ResultT]]],
         *,
-        trim: Callable[[], None],
+        trim: Callable[[], int],
         telling_shortage: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self.depth = first.depth
@@ -115,8 +116,12 @@ class RestingExecutor(Generic[PlanT, ResultT]):
             self._present_adapters.remove(number)
             self._get_present().drop_adapter(number)
 
-    async def give_back(self, level: SleepLevel) -> None:
-        """Give memory back; no step is in flight."""
+    async def give_back(self, level: SleepLevel) -> int:
+        """Give memory back; no step is in flight.
+
+        Returns:
+          the bytes that this process still holds
+        """
         while self._num_loading:
             self._has_loaded = trio.Event()
             await self._has_loaded.wait()
@@ -128,7 +133,7 @@ class RestingExecutor(Generic[PlanT, ResultT]):
             await self._get_local().release_cache()
         # The memory of level 1 is free by now, and collecting all objects takes half a second.
         work = self._collect if level == 2 else self._trim
-        await trio.to_thread.run_sync(work, limiter=self._trimming)
+        return await trio.to_thread.run_sync(work, limiter=self._trimming)
 
     async def take_again(self) -> tuple[int, ...]:
         """Take all memory again, and load all adapters.
@@ -205,9 +210,9 @@ class RestingExecutor(Generic[PlanT, ResultT]):
         logger.error("after the sleep: %s", fault)
         return False
 
-    def _collect(self) -> None:
+    def _collect(self) -> int:
         collect_settled()
-        self._trim()
+        return self._trim()
 
     def _get_present(self) -> Executor[PlanT, ResultT]:
         assert self._present is not None, "the model is loaded"

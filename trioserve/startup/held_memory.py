@@ -24,15 +24,15 @@ def measure_held(info: ModelInfo) -> int:
     The cache of a CPU takes no memory until it is used, so it is added. On a GPU all of it
     is among the bytes that torch has reserved.
     """
-    if info.device_type == "cpu":
-        return _measure_resident() + info.cache_bytes
-    # The engine has imported it.
-    import torch
-
-    return torch.cuda.memory_reserved()
+    return measure_present() + (info.cache_bytes if info.device_type == "cpu" else 0)
 
 
-def _measure_resident() -> int:
+def measure_present() -> int:
+    """Return the bytes that this process holds now: on its GPU, if it uses one."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        reserved: int = torch.cuda.memory_reserved()
+        return reserved
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:

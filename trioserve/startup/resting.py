@@ -14,6 +14,7 @@ from ..processes.threads.fresh_thread import run_in_fresh_thread
 from ..processes.threads.heap import trim_heap
 from ..processes.threads.stopping import checking_torch_calls
 from ..types.sleep import SleepLevel
+from .held_memory import measure_present
 from .shortage import telling_shortage
 
 PlanT = TypeVar("PlanT")
@@ -51,9 +52,14 @@ def rest_between(
     )
 
 
-def trim_memory() -> None:
-    """Give the memory of objects that are gone back to the system and the device."""
+def trim_memory() -> int:
+    """Give the memory of objects that are gone back to the system and the device.
+
+    Returns:
+      the bytes that this process still holds
+    """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
     trim_heap()
+    return measure_present()

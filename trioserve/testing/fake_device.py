@@ -402,11 +402,12 @@ class FakeMemory:
         self._take_seconds = take_seconds
         self.fails = fails
 
-    async def give_back(self, level: SleepLevel) -> None:
+    async def give_back(self, level: SleepLevel) -> int:
         await trio.sleep(self._give_seconds)
         if self._device is not None:
             self._device.lose_memory()
         self.moves.append(level)
+        return 3 - level
 
     async def take_again(self) -> Sequence[int]:
         await trio.sleep(self._take_seconds)

@@ -25,6 +25,7 @@ class SleepState:
         wakes it. An engine that sleeps because it was idle wakes by itself.
       ends_requests: the order also ends the requests that run.
       levels: the levels that the engine can have.
+      memory_bytes: that its process holds while it sleeps; 0 at other times.
       failure: the reason why it could not wake a moment ago; empty if there is none. Requests
         are refused until it is empty again, and then one may wake it.
     """
@@ -34,6 +35,7 @@ class SleepState:
     is_ordered: bool = False
     ends_requests: bool = False
     levels: tuple[SleepLevel, ...] = ()
+    memory_bytes: int = 0
     failure: str = ""
 
     @property

@@ -31,6 +31,7 @@ class World:
 
     Attributes:
       loading, open, closing: models with such an engine; their real bytes.
+      asleep: open engines that sleep, and whether that is by an order.
     """
 
     def __init__(
@@ -45,14 +46,15 @@ class World:
         self.loading: dict[str, int] = {}
         self.open: dict[str, int] = {}
         self.closing: dict[str, int] = {}
+        self.asleep: dict[str, bool] = {}
         self.tickets: list[Ticket] = []
         self.wishes: list[Ticket] = []
         self.wakes_at = math.inf
         # Open engines that have served nobody.
         self.fresh: set[str] = set()
 
-    def ask(self, name: str) -> Ticket:
-        ticket = self.policy.ask(name, self.now, ignore)
+    def ask(self, name: str, *, is_order: bool = False) -> Ticket:
+        ticket = self.policy.ask(name, self.now, ignore, is_order=is_order)
         if ticket.state != "refused":
             self.tickets.append(ticket)
         if ticket.state == "waiting":
@@ -80,10 +82,30 @@ class World:
         self.policy.note_loaded(name, self.sizes[name], self.now)
         self.decide()
 
+    def fall_asleep(self, name: str, num_bytes: int, *, is_ordered: bool) -> None:
+        self.asleep[name] = is_ordered
+        self.policy.note_sleep(name, num_bytes, is_ordered=is_ordered)
+        self.decide()
+
+    def list_waking(self) -> list[str]:
+        """Return the engines that wake for what was granted."""
+        granted = [t for t in self.tickets if t.state == "granted"]
+        return [
+            name
+            for name, is_ordered in self.asleep.items()
+            if any(t.model == name and (t.is_order or not is_ordered) for t in granted)
+        ]
+
+    def wake(self, name: str) -> None:
+        del self.asleep[name]
+        self.policy.note_sleep(name, None, is_ordered=False)
+        self.decide()
+
     def fail(self, name: str) -> None:
         for engines in (self.loading, self.open, self.closing):
             engines.pop(name, None)
         self.fresh.discard(name)
+        self.asleep.pop(name, None)
         self.tickets = [t for t in self.tickets if not self._has(t, name)]
         self.policy.note_failed(name, "it broke", self.now)
         self.decide()
@@ -98,6 +120,7 @@ class World:
         self.decide()
 
     def decide(self) -> None:
+        waking = set(self.list_waking())
         decision = self.policy.decide(self.now)
         self.wakes_at = decision.wakes_at
         assert self.wakes_at > self.now
@@ -109,11 +132,12 @@ class World:
             # A load is only cancelled if nobody waits for it.
             assert name in self.open or name not in waited
             self.fresh.discard(name)
+            self.asleep.pop(name, None)
             self.closing[name] = self.loading.pop(name, 0) or self.open.pop(name)
         for name in decision.load:
             assert name not in self.held, "a model is loaded once at a time"
             self.loading[name] = self.sizes[name]
-        if decision.load:
+        if decision.load or set(self.list_waking()) - waking:
             known = [each for each in self.policy.describe() if each.name in self.held]
             assert sum(each.num_bytes for each in known) <= self.budget
         self.tickets = [t for t in self.tickets if t.state != "refused"]
@@ -145,6 +169,8 @@ class World:
                 self.finish_load(min(self.loading))
             elif self.closing:
                 self.finish_close(min(self.closing))
+            elif waking := self.list_waking():
+                self.wake(waking[0])
             elif granted := [t for t in self.tickets if t.state == "granted"]:
                 self.leave(granted[0])
             elif self.wakes_at < math.inf:
@@ -202,6 +228,41 @@ class Models(RuleBasedStateMachine):
     @rule(data=st.data())
     def fail(self, data: st.DataObject) -> None:
         self.world.fail(data.draw(st.sampled_from(sorted(self.world.held))))
+
+    @precondition(lambda self: self.world.open)
+    @rule(
+        data=st.data(),
+        num_bytes=st.sampled_from([0, 1, 20]),
+        is_ordered=st.booleans(),
+    )
+    def fall_asleep(
+        self, data: st.DataObject, num_bytes: int, is_ordered: bool
+    ) -> None:
+        name = data.draw(st.sampled_from(sorted(self.world.open)))
+        if not self.world.asleep.get(name):
+            self.world.fall_asleep(name, num_bytes, is_ordered=is_ordered)
+
+    @rule(name=st.sampled_from(NAMES))
+    def use_and_fall_asleep(self, name: str) -> None:
+        """Reach in one step what is seldom reached by many."""
+        ticket = self.world.ask(name)
+        if name in self.world.loading:
+            self.world.finish_load(name)
+        if ticket in self.world.tickets:
+            self.world.leave(ticket)
+        if name in self.world.open and name not in self.world.asleep:
+            self.world.fall_asleep(name, 1, is_ordered=False)
+
+    @precondition(lambda self: self.world.asleep)
+    @rule(data=st.data())
+    def order_wake(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.world.asleep)))
+        self.world.ask(name, is_order=True)
+
+    @precondition(lambda self: self.world.list_waking())
+    @rule()
+    def wake(self) -> None:
+        self.world.wake(self.world.list_waking()[0])
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 4.0, 10.0]))
     def wait(self, seconds: float) -> None:
@@ -382,6 +443,74 @@ def test_a_failed_load_is_tried_again_by_a_request_after_a_pause() -> None:
     again = world.ask("a")
     world.finish_load("a")
     assert again.state == "granted"
+
+
+def make_sleeper(**sizes: int) -> World:
+    """Return models of which a sleeps and holds 1 byte."""
+    world = make_world(**sizes)
+    ticket = world.ask("a")
+    world.finish_load("a")
+    world.leave(ticket)
+    world.fall_asleep("a", 1, is_ordered=False)
+    return world
+
+
+def test_a_model_that_sleeps_leaves_its_memory_to_others() -> None:
+    world = make_sleeper(a=8, b=8)
+    ticket = world.ask("b")
+    assert list_states(world) == {"a": "loaded", "b": "loading"}
+    world.finish_load("b")
+    # Now a waits until b may leave.
+    sleeper = world.ask("a")
+    assert sleeper.state == "waiting"
+    world.leave(ticket)
+    world.now = RESIDENCE - 1
+    world.decide()
+    assert sleeper.state == "waiting"
+    world.now = world.wakes_at
+    assert world.now == RESIDENCE
+    world.decide()
+    assert list_states(world) == {"a": "loaded", "b": "draining"}
+    assert sleeper.state == "waiting"
+    world.finish_close("b")
+    assert sleeper.state == "granted"
+    assert world.ask("a").state == "granted"
+    assert [each.num_bytes for each in world.policy.describe()] == [8, 8]
+
+
+def test_a_model_that_sleeps_leaves_if_even_that_is_needed() -> None:
+    world = make_sleeper(a=8, b=10)
+    world.ask("b")
+    assert world.wakes_at == RESIDENCE
+    world.now = RESIDENCE
+    # Its request waits behind the one of b.
+    late = world.ask("a")
+    assert list_states(world) == {"a": "draining", "b": "unloaded"}
+    world.finish_close("a")
+    assert list_states(world) == {"a": "unloaded", "b": "loading"}
+    assert late.state == "waiting"
+
+
+def test_only_an_order_wakes_a_model_that_sleeps_by_an_order() -> None:
+    world = make_sleeper(a=8, b=8)
+    world.ask("b")
+    world.finish_load("b")
+    waiting = world.ask("a")
+    world.fall_asleep("a", 1, is_ordered=True)
+    # Its engine refuses them, and that takes no memory.
+    assert waiting.state == world.ask("a").state == "granted"
+    order = world.ask("a", is_order=True)
+    assert order.state == "waiting"
+    world.now = RESIDENCE
+    world.decide()
+    assert list_states(world)["b"] == "draining"
+    # Who orders it to wake gives up.
+    world.leave(order)
+    assert list_states(world) == {"a": "loaded", "b": "loaded"}
+    # To load it is no order to wake.
+    world.wish("a")
+    assert not world.wishes
+    assert list_states(world) == {"a": "loaded", "b": "loaded"}
 
 
 def test_a_load_ends_when_nobody_waits_unless_the_operator_asked_for_it() -> None:

@@ -50,6 +50,11 @@ class FakeEngine:
         assert self.on_sleep is not None
         self.on_sleep()
 
+    async def wake(self) -> None:
+        self.show(phase="waking", level=2)
+        await trio.sleep(1)
+        self.show()
+
     def fail(self, error: Exception) -> None:
         self.failure = error
         self.has_failed.set()
@@ -250,6 +255,41 @@ async def test_an_engine_that_cannot_wake_fails_with_the_reason(
         await trio.sleep(RETRY_SECONDS)
         await models.use("a", 1)
         assert models.events == ["+b", "+a", "-a", "+a"]
+
+
+async def test_a_model_that_sleeps_makes_room_before_it_wakes(
+    autojump_clock: object,
+) -> None:
+    models = Models(budget=10, a=6, b=6)
+    router = models.router
+    async with open_router(router), trio.open_nursery() as nursery:
+        await models.use("a", 1)
+        models.open["a"].show(phase="asleep", level=2, memory_bytes=2)
+        await models.use("b", 1)
+        # Both are there: a with 2 bytes.
+        views = [each.view for each in router.describe()]
+        assert [(each.state, each.num_bytes) for each in views] == [
+            ("loaded", 2),
+            ("loaded", 6),
+        ]
+        b_loaded_at = 2 * LOAD_SECONDS + 1
+        await models.use("a", 1)
+        assert trio.current_time() == b_loaded_at + RESIDENCE + 1
+        assert models.events == ["+a", "+b", "-b"]
+        # An order waits for the memory, too; and one that gives up changes nothing.
+        models.open["a"].show(phase="asleep", level=2, memory_bytes=2, is_ordered=True)
+        nursery.start_soon(models.use, "b", 100)
+        await trio.sleep(LOAD_SECONDS + 1)
+        visit = router.visit("a", is_order=True)
+        with trio.move_on_after(1):
+            await visit.wait()
+        visit.leave()
+        assert models.states() == {"a": "loaded", "b": "loaded"}
+        visit = router.visit("a", is_order=True)
+        await (await visit.wait()).wake()
+        assert models.states() == {"a": "loaded", "b": "unloaded"}
+        visit.leave()
+        assert [each.view.num_bytes for each in router.describe()][0] == 6
 
 
 async def test_models_take_turns_in_a_small_memory(autojump_clock: object) -> None:

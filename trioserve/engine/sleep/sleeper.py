@@ -26,8 +26,12 @@ class Memory(Protocol):
     @property
     def levels(self) -> tuple[SleepLevel, ...]: ...
 
-    async def give_back(self, level: SleepLevel) -> None:
-        """Give memory back; no step is in flight. From level 1 it can go on to level 2."""
+    async def give_back(self, level: SleepLevel) -> int:
+        """Give memory back; no step is in flight. From level 1 it can go on to level 2.
+
+        Returns:
+          the bytes that this process still holds
+        """
 
     async def take_again(self) -> Collection[int]:
         """Take all memory again; then steps may come.
@@ -83,6 +87,7 @@ class CoreSleep(SleepView):
         self._lose = lose
         self._phase: SleepPhase = "awake"
         self._level: SleepLevel = 0
+        self._held_bytes = 0
         self._failure = ""
         # For the task that sleeps, and for those that wait for it.
         self._has_order = trio.Event()
@@ -154,7 +159,7 @@ class CoreSleep(SleepView):
         assert self._memory is not None, "only levels of the memory are ordered"
         self._loop.hold()
         self._forget()
-        await self._memory.give_back(level)
+        self._held_bytes = await self._memory.give_back(level)
         self._phase, self._level = "asleep", level
         logger.info("asleep at level %d", level)
         self._publish()
@@ -220,6 +225,7 @@ class CoreSleep(SleepView):
             is_ordered=self._rules.order > 0,
             ends_requests=self._rules.ends_requests,
             levels=() if self._memory is None else self._memory.levels,
+            memory_bytes=self._held_bytes if phase == "asleep" else 0,
             failure=self._failure,
         )
         self._has_changed.set()

@@ -14,6 +14,9 @@ Requests hold tickets. Models whose requests wait form a queue, the longest wait
 * If that is not enough, models that are used leave, too, once the request has waited for the
   minimum residence. These end their requests and take no new ones meanwhile (draining). So
   every request gets its model in the end, however busy the others are.
+
+A loaded model may sleep, and hold less. Its engine wakes for any request, so a request for it waits
+in the same queue for the memory that the engine takes again.
 """
 
 from __future__ import annotations
@@ -38,16 +41,25 @@ class Ticket:
       number: lower ones are served first.
       notify: is called when the state changes.
 
+      is_order: it orders the model to wake.
+
     Attributes:
       reason: of a refusal.
     """
 
     def __init__(
-        self, model: str, number: int, asked_at: float, notify: Callable[[], None]
+        self,
+        model: str,
+        number: int,
+        asked_at: float,
+        notify: Callable[[], None],
+        *,
+        is_order: bool = False,
     ) -> None:
         self.model = model
         self.number = number
         self.asked_at = asked_at
+        self.is_order = is_order
         self.state: Literal["waiting", "granted", "refused"] = "waiting"
         self.reason = ""
         self._notify = notify
@@ -74,7 +86,10 @@ class _Model:
       is_new: no request has had it since it was loaded.
       is_leaving: it was told to leave, and not only for another model.
       is_closing: its engine ends now.
-      since: when its load ended.
+      asleep_size: bytes that it holds while it sleeps; None while it is awake.
+      is_ordered: it sleeps by an order. Then its engine refuses requests, and wakes for none.
+      may_wake: the memory for its waking is free.
+      since: when its load, or its waking, ended.
       used_at: when the last request left it.
       retry_at: after a failure, when the next request may try again.
     """
@@ -91,6 +106,9 @@ class _Model:
     is_new: bool = False
     is_leaving: bool = False
     is_closing: bool = False
+    asleep_size: int | None = None
+    is_ordered: bool = False
+    may_wake: bool = False
     since: float = -math.inf
     used_at: float = -math.inf
     retry_at: float = -math.inf
@@ -110,6 +128,20 @@ class _Model:
         """True if it holds memory, and is not on its way out."""
         return self.state in ("loading", "loaded")
 
+    @property
+    def is_asleep(self) -> bool:
+        """True if it holds less than its size, and none of its requests wakes it."""
+        if self.asleep_size is None:
+            return False
+        return not any(each.is_order or not self.is_ordered for each in self.users)
+
+    @property
+    def held_size(self) -> int:
+        """The bytes that it holds, if it holds any."""
+        if self.asleep_size is None or not self.is_asleep:
+            return self.size
+        return min(self.asleep_size, self.size)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelView:
@@ -117,7 +149,8 @@ class ModelView:
 
     Args:
       reason: of the last failure; empty if there was none since the last load.
-      num_bytes: what it holds when it is loaded; an estimate until it was loaded once.
+      num_bytes: what it holds, or will hold when it is loaded; an estimate until it was loaded
+        once.
     """
 
     name: str
@@ -181,17 +214,26 @@ class ModelPolicy:
             for each in self._models.values()
         )
 
-    def ask(self, name: str, now: float, notify: Callable[[], None]) -> Ticket:
-        """Ask for a model; a ticket that is not refused must be given back by `leave`."""
+    def ask(
+        self,
+        name: str,
+        now: float,
+        notify: Callable[[], None],
+        *,
+        is_order: bool = False,
+    ) -> Ticket:
+        """Ask for a model; a ticket that is not refused must be given back by `leave`.
+
+        Args:
+          is_order: to wake the model, if it sleeps.
+        """
         model = self._models[name]
-        ticket = Ticket(name, next(self._numbers), now, notify)
+        ticket = Ticket(name, next(self._numbers), now, notify, is_order=is_order)
         if reason := self._find_refusal(model, now):
             ticket.refuse(reason)
-        elif model.state == "loaded" and not model.is_new:
-            model.users.add(ticket)
-            ticket.grant()
         else:
             model.waiting.append(ticket)
+            self._grant_free(model)
         return ticket
 
     def leave(self, ticket: Ticket, now: float) -> None:
@@ -221,6 +263,7 @@ class ModelPolicy:
             ticket.refuse(reason)
         else:
             model.wish = ticket
+            self._grant_free(model)
         return ticket
 
     def unload(self, name: str) -> None:
@@ -249,6 +292,16 @@ class ModelPolicy:
             model.state, model.is_leaving = "draining", True
             self._fail(model, reason, now)
 
+    def note_sleep(self, name: str, num_bytes: int | None, *, is_ordered: bool) -> None:
+        """Note that a loaded model sleeps, or is awake or about to be.
+
+        Args:
+          num_bytes: the bytes that it holds while it sleeps; None if it does not.
+          is_ordered: it sleeps by an order, until another order.
+        """
+        model = self._models[name]
+        model.asleep_size, model.is_ordered = num_bytes, is_ordered
+
     def note_failed(self, name: str, reason: str, now: float) -> None:
         """Note that a load has failed, or an engine; its memory is free again."""
         model = self._models[name]
@@ -268,9 +321,11 @@ class ModelPolicy:
                 model.state = "loaded"
             elif model.state == "loading" and model.first is None:
                 model.state = "draining"
+            if model.is_ordered:
+                self._grant_free(model)
         self._make_room_for_new()
         load, wakes_at = self._serve_queue(now)
-        while self._grant():
+        while self._grant(now):
             # A model whose tickets are granted may leave for those behind them.
             more, wakes_at = self._serve_queue(now)
             load += more
@@ -283,7 +338,7 @@ class ModelPolicy:
                 name=each.name,
                 state=each.state,
                 reason=each.reason,
-                num_bytes=each.size,
+                num_bytes=each.held_size,
                 is_measured=each.is_measured,
                 num_users=len(each.users),
                 num_waiting=len(each.waiting),
@@ -317,6 +372,7 @@ class ModelPolicy:
         model.state = state
         model.users = set()
         model.is_new = model.is_leaving = model.is_closing = False
+        model.asleep_size, model.is_ordered = None, False
 
     def _make_room_for_new(self) -> None:
         """Let models leave if a load has taken more than was expected.
@@ -332,7 +388,7 @@ class ModelPolicy:
             if excess <= 0:
                 break
             model.state = "draining"
-            excess -= model.size
+            excess -= model.held_size
 
     def _serve_queue(self, now: float) -> tuple[tuple[str, ...], float]:
         """Begin loads and drains; returns the loads, and the time of the next decision."""
@@ -343,25 +399,32 @@ class ModelPolicy:
         queue = sorted(
             (model.first.number, model.name)
             for model in models
-            if not model.stays and model.first is not None
+            if model.first is not None and (not model.stays or model.is_asleep)
         )
         load: list[str] = []
         wakes_at = math.inf
         # Victims join the queue, behind the request that they leave for.
         for _, name in queue:
             model = self._models[name]
-            if left < model.size:
-                victims, wait = self._choose_victims(model, model.size - left, now)
+            model.may_wake = False
+            needed = model.size - (model.held_size if model.stays else 0)
+            if left < needed:
+                victims, wait = self._choose_victims(model, needed - left, now)
                 wakes_at = min(wakes_at, wait)
                 for victim in victims:
                     victim.state = "draining"
-                    left += victim.size
-                    if victim.first is not None:
+                    left += victim.held_size
+                    if victim.first is not None and not victim.is_asleep:
                         insort(queue, (victim.first.number, victim.name))
-            left -= model.size
+            left -= needed
+            if left < 0 or free < needed:
+                continue
             # A model that drains has to leave before it comes back.
-            if left >= 0 and free >= model.size and not model.is_held:
-                free -= model.size
+            if model.stays:
+                free -= needed
+                model.may_wake = True
+            elif not model.is_held:
+                free -= needed
                 model.state = "loading"
                 load.append(name)
         return tuple(load), wakes_at
@@ -382,7 +445,7 @@ class ModelPolicy:
         used: list[_Model] = []
         wakes_at = math.inf
         for model in self._list_loaded():
-            if model.first is not None and model.first.number < first.number:
+            if model.first is not None and model.first.number <= first.number:
                 continue
             may_leave_at = model.since + self._min_residence
             if model.users or model.first is not None:
@@ -405,14 +468,35 @@ class ModelPolicy:
         loaded = [each for each in self._models.values() if each.state == "loaded"]
         return sorted(loaded, key=lambda each: each.used_at)
 
-    def _grant(self) -> bool:
-        """Grant tickets of loaded models; returns whether there were any."""
+    def _grant_free(self, model: _Model) -> None:
+        """Grant the tickets of a loaded model that do not wake it."""
+        if model.state != "loaded" or model.is_new:
+            return
+        if model.wish is not None:
+            wish, model.wish = model.wish, None
+            wish.grant()
+        waiting, model.waiting = model.waiting, []
+        for ticket in waiting:
+            refuses = model.is_ordered and not ticket.is_order
+            if model.is_asleep and not refuses:
+                model.waiting.append(ticket)
+            else:
+                model.users.add(ticket)
+                ticket.grant()
+
+    def _grant(self, now: float) -> bool:
+        """Grant tickets of models that are loaded, or may wake; returns whether there were any."""
         has_granted = False
         held = _count(m for m in self._models.values() if m.is_held)
         for model in self._models.values():
             # Until the others have left, a model that took more than expected waits.
             if model.state != "loaded" or (model.is_new and held > self._budget):
                 continue
+            if model.is_asleep:
+                if not model.may_wake:
+                    continue
+                model.since = now
+            model.may_wake = False
             waiting, model.waiting = model.waiting, []
             wish, model.wish = model.wish, None
             model.users.update(waiting)
@@ -432,7 +516,7 @@ class ModelPolicy:
 
 def _count(models: Iterable[_Model]) -> int:
     """Return the bytes of models."""
-    return sum(each.size for each in models)
+    return sum(each.held_size for each in models)
 
 
 def _choose_enough(candidates: list[_Model], missing: float) -> list[_Model]:
@@ -442,10 +526,10 @@ def _choose_enough(candidates: list[_Model], missing: float) -> list[_Model]:
         if missing <= 0:
             break
         chosen.append(model)
-        missing -= model.size
+        missing -= model.held_size
     for model in reversed(chosen[:]):
         # A large one at the end may have made a smaller one before it needless.
-        if missing + model.size <= 0:
+        if missing + model.held_size <= 0:
             chosen.remove(model)
-            missing += model.size
+            missing += model.held_size
     return chosen

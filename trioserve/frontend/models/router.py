@@ -127,13 +127,19 @@ class _Run:
 
 
 class Visit:
-    """A request's use of a model, until `leave`."""
+    """A request's use of a model, until `leave`.
 
-    def __init__(self, router: ModelRouter, model: str) -> None:
+    Args:
+      is_order: an order to wake it.
+    """
+
+    def __init__(
+        self, router: ModelRouter, model: str, *, is_order: bool = False
+    ) -> None:
         self._router = router
         self._changed = trio.Event()
         self._error: TrioserveError | None = None
-        self._ticket = router.take_ticket(model, self._changed.set)
+        self._ticket = router.take_ticket(model, self._changed.set, is_order=is_order)
 
     @property
     def has_to_wait(self) -> bool:
@@ -262,13 +268,16 @@ class ModelRouter:
             raise ModelNotFound(name, served=self.names)
         return found or engine
 
-    def visit(self, name: str) -> Visit:
+    def visit(self, name: str, *, is_order: bool = False) -> Visit:
         """Ask for a model, which is loaded if it has to be; `leave` gives it back.
+
+        If it sleeps, the visit also waits for the memory in which it wakes.
 
         Args:
           name: as `find` returns it.
+          is_order: an operator wants to wake it.
         """
-        return Visit(self, name)
+        return Visit(self, name, is_order=is_order)
 
     @asynccontextmanager
     async def hold(self, name: str | None = None) -> AsyncIterator[Engine]:
@@ -322,8 +331,11 @@ class ModelRouter:
 
     # For visits.
 
-    def take_ticket(self, name: str, notify: Callable[[], None]) -> Ticket:
-        ticket = self._policy.ask(name, trio.current_time(), notify)
+    def take_ticket(
+        self, name: str, notify: Callable[[], None], *, is_order: bool
+    ) -> Ticket:
+        now = trio.current_time()
+        ticket = self._policy.ask(name, now, notify, is_order=is_order)
         if ticket.state == "waiting":
             self._settle()
         return ticket
@@ -407,16 +419,26 @@ class ModelRouter:
             counts.seconds += now - began
             num_bytes = engine.info.memory_bytes or entry.num_bytes
             self._policy.note_loaded(name, num_bytes, now)
-            engine.engine.on_sleep = partial(self._note_sleep, run, engine)
+            engine.engine.on_sleep = partial(self._note_sleep, name, run, engine)
             self._settle()
             await run.may_close.wait()
         if run.failure:
             raise StartupError(run.failure)
 
-    def _note_sleep(self, run: _Run, engine: Engine) -> None:
-        if failure := engine.engine.sleep_state.failure:
-            run.failure = failure
+    def _note_sleep(self, name: str, run: _Run, engine: Engine) -> None:
+        state = engine.engine.sleep_state
+        if state.failure:
+            run.failure = state.failure
             run.close()
+            return
+        num_bytes = None
+        if state.phase == "asleep":
+            num_bytes = state.memory_bytes
+            if not engine.info.memory_bytes:
+                # The size is an estimate, because models share the process.
+                num_bytes = 0 if state.level == 2 else self._entries[name].num_bytes
+        self._policy.note_sleep(name, num_bytes, is_ordered=state.is_ordered)
+        self._settle()
 
 
 def _has_died(engine: Engine) -> bool:

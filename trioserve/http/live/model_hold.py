@@ -34,11 +34,16 @@ class ModelHold:
         self.load_seconds = 0.0
         self._held = ExitStack()
 
-    async def visit(self, models: ModelRouter, model: str) -> None:
+    async def visit(
+        self, models: ModelRouter, model: str, *, is_order: bool = False
+    ) -> None:
         """Take a model and wait until it is loaded, in place of the one before.
 
         A request never holds a model while it waits for another one: two of them could
         wait for each other.
+
+        Args:
+          is_order: an operator wants to wake it, if it sleeps.
 
         Raises:
           ModelFailed
@@ -48,7 +53,7 @@ class ModelHold:
             return
         self._held.close()
         self.name, self.engine = model, None
-        visit = models.visit(model)
+        visit = models.visit(model, is_order=is_order)
         self._held.callback(visit.leave)
         phase = None if self._progress is None else self._progress.phase
         if visit.has_to_wait and self._progress is not None:

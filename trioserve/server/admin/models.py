@@ -55,8 +55,8 @@ class StatusCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
       value: unloaded, loading, loaded, sleeping, draining or failed.
       failed: it could not be loaded, or its engine has failed.
       reason: of the failure.
-      memory_bytes: memory that it holds when it is loaded; before its first load an estimate,
-        or 0.
+      memory_bytes: memory that it holds, or will hold when it is loaded; before its first load
+        an estimate, or 0.
       num_requests: requests that use it.
       num_waiting: requests that wait for it.
     """

@@ -67,6 +67,13 @@ async def answer_wake_up(state: ServerState, request: ScopedRequest) -> Response
         )
     query = _read_query(request, model="")
     engine = await _find_engine(state, request, query["model"])
+    if state.models is not None:
+        # Others may have its memory, and have to leave first.
+        name = state.models.find(query["model"])
+        with state.lifecycle.until_drain():
+            await request.model.visit(state.models, name, is_order=True)
+        assert request.model.engine is not None, "the request has a model now"
+        engine = request.model.engine
     await engine.wake()
     return _DONE.to_response()
 
@@ -80,11 +87,15 @@ async def _find_engine(
       InvalidParameter: it is not loaded.
       ModelNotFound
     """
-    if state.models is not None and state.models.find_loaded(model) is None:
+    if state.models is None:
+        return await state.require_engine(request.model, model)
+    # Without a visit, which would wait for the memory of one that sleeps.
+    engine = state.models.find_loaded(model)
+    if engine is None:
         raise InvalidParameter(
             "model", "is not loaded, so it can neither sleep nor wake"
         )
-    return await state.require_engine(request.model, model)
+    return engine
 
 
 def _read_query(request: ScopedRequest, **defaults: str) -> dict[str, str]:
