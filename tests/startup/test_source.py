@@ -179,20 +179,27 @@ def test_a_task_refuses_options_of_others(
 
 
 def test_options_of_several_models_count_for_those_that_have_them(
-    tmp_path: Path,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     folder = save_model(
         tmp_path, architectures=["LlamaForCausalLM"], model_type="llama"
     )
     options = {"task": "embed", "long_texts": "truncate", "kv_cache_memory": "1GiB"}
     config = make_config(folder, max_num_seqs=3, **options)
-    kept = drop_unused(config, {*options, "max_num_seqs"})
+    shared = {*options, "max_num_seqs"}
+    kept = drop_unused(config, shared, told=shared)
+    assert f"--kv-cache-memory has no effect on {folder}" in caplog.messages
     # The task is one of them, and decides.
     assert (kept.pooling, kept.scheduler) == (config.pooling, config.scheduler)
     assert kept.cache.kv_cache_memory is None
     # This one has the option for itself.
     with pytest.raises(InvalidConfig, match="^--kv-cache-memory: .* does not write"):
-        drop_unused(config, {"task"})
+        drop_unused(config, {"task"}, told=())
+    # A size that the router has chosen is nothing to tell the operator.
+    caplog.clear()
+    drop_unused(config, shared, told=())
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize("task", ["generate", "embed"])

@@ -106,24 +106,22 @@ def make_router(
     models = [*models]
     if not models:
         raise ValueError("there must be a model")
-    if config.budget is not None:
-        # The other half is for weights and libraries.
-        size = config.budget // (2 * len(models))
-        models = [_limit_cache(each, size) for each in models]
-    entries = [_make_entry(each, config, process, naming) for each in models]
+    # The other half is for weights and libraries.
+    size = None if config.budget is None else config.budget // (2 * len(models))
+    entries = [_make_entry(each, size, config, process, naming) for each in models]
     return ModelRouter(
         entries, budget=config.budget, min_residence=config.min_residence
     )
 
 
-def _limit_cache(model: ServedModel, size: int) -> ServedModel:
-    """Give the KV cache of a model a size in bytes, if its options give none.
+def _limit_cache(model: ServedModel, size: int | None) -> ServedModel:
+    """Give the KV cache of a model a size in bytes, if there is one and its options give none.
 
     By default a cache takes a part of the free memory, which may be more than all models
     may hold.
     """
     cache = model.config.cache
-    if cache.kv_cache_memory or cache.kv_cache_fraction:
+    if size is None or cache.kv_cache_memory or cache.kv_cache_fraction:
         return model
     cache = replace(cache, kv_cache_memory=str(size))
     return replace(
@@ -134,11 +132,13 @@ def _limit_cache(model: ServedModel, size: int) -> ServedModel:
 
 
 def _make_entry(
-    model: ServedModel,
+    served: ServedModel,
+    cache_bytes: int | None,
     config: ModelsConfig,
     process: bool,
     naming: Naming,
 ) -> ModelEntry:
+    model = _limit_cache(served, cache_bytes)
     check_first(model.config)
     if config.memory is not None and model.config.parallel.world_size > 1:
         reason = "does not measure stages; leave it out, or let each model have one"
@@ -150,7 +150,7 @@ def _make_entry(
     async def open_engine() -> AsyncIterator[Engine]:
         with naming():
             own = await run_in_fresh_thread(
-                partial(drop_unused, model.config, model.shared)
+                partial(drop_unused, model.config, model.shared, told=served.shared)
             )
         async with open_served_engine(
             own, process=process, naming=naming(), origin=name

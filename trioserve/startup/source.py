@@ -187,8 +187,13 @@ _FOR_IMAGES = (
 _OFF = (0, "0", "none")
 
 
-def drop_unused(config: EngineConfig, shared: Collection[str]) -> EngineConfig:
+def drop_unused(
+    config: EngineConfig, shared: Collection[str], told: Collection[str]
+) -> EngineConfig:
     """Return the configuration without those of some options that have no effect.
+
+    Args:
+      told: options of these that the log names, because the operator wrote them.
 
     Raises:
       StartupError: the model cannot be found or read.
@@ -201,7 +206,7 @@ def drop_unused(config: EngineConfig, shared: Collection[str]) -> EngineConfig:
     unused = _list_unused(config, source.task, source.image_refusal is None)
     dropped = {name for name, _ in unused} & conditional
     for option, _ in list_changes(config):
-        if option.name in dropped:
+        if option.name in dropped and option.name in told:
             logger.info("%s has no effect on %s", option.flag, config.model.model)
     return reset_options(config, dropped)
 
