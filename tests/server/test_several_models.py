@@ -216,7 +216,7 @@ async def test_names_and_loads_that_fail(several: Server) -> None:
     for name in ("nope", "../chat", "chat/../chat"):
         unknown = await several.post("/v1/completions", name, **PROMPT)
         assert unknown.status_code == 404
-        assert "`chat`, `chat-alias`, `other`" in unknown.json()["error"]["message"]
+        assert "`chat-alias`, `french`, `other`" in unknown.json()["error"]["message"]
     late = await several.client.post(
         "/v1/completions",
         json={"model": "other", "timeout": 0.05, **PROMPT},

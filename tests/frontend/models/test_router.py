@@ -40,6 +40,9 @@ class FakeEngine:
     def find(self, name: str) -> FakeEngine | None:
         return self if name == self.info.name else None
 
+    def list_names(self) -> tuple[str, ...]:
+        return self.info.name, "loaded"
+
     def check_alive(self) -> None:
         if self.failure is not None:
             raise EngineDied()
@@ -141,6 +144,10 @@ async def test_a_name_that_is_not_served_is_told_with_the_names(
         for name in ("c", "../a", "a/", "\x00"):
             with pytest.raises(ModelNotFound, match="`a` and `b`"):
                 router.find(name)
+        # Clients may have loaded an adapter.
+        async with router.hold("a"):
+            with pytest.raises(ModelNotFound, match="`a`, `loaded` and `b`"):
+                router.find("c")
 
 
 def test_a_name_wins_over_the_source_of_another_model() -> None:

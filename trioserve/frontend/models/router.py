@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 import logging
 import math
 from typing import Final, Literal
@@ -220,10 +221,15 @@ class ModelRouter:
                 if trio.current_time() >= self._wakes_at:
                     self._settle()
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of all models that clients are told."""
-        return tuple(name for each in self._entries.values() for name in each.names)
+    def list_names(self) -> tuple[str, ...]:
+        """Return the names that clients are told, of models and of adapters."""
+        return tuple(chain.from_iterable(map(self._list_own, self._entries.values())))
+
+    def _list_own(self, entry: ModelEntry) -> tuple[str, ...]:
+        run = self._runs.get(entry.name)
+        if run is None or run.engine is None:
+            return *entry.names, *entry.adapters
+        return run.engine.list_names()
 
     def find_loaded(self, name: str | None) -> Engine | None:
         """Return the engine of a model, if it is loaded.
@@ -255,7 +261,7 @@ class ModelRouter:
             # Clients may have loaded an adapter.
             if run.engine is not None and run.engine.find(name) is not None:
                 return model
-        raise ModelNotFound(name, served=self.names)
+        raise ModelNotFound(name, served=self.list_names())
 
     def choose(self, engine: Engine, name: str | None) -> Engine:
         """Return an engine for one of its names, or the view of an adapter.
@@ -265,7 +271,7 @@ class ModelRouter:
         """
         found = engine.find(name) if name else engine
         if found is None and name and find_name(name, self._adapters) is not None:
-            raise ModelNotFound(name, served=self.names)
+            raise ModelNotFound(name, served=self.list_names())
         return found or engine
 
     def visit(self, name: str, *, is_order: bool = False) -> Visit:

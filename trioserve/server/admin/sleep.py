@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 from quart import Response
 
-from ...errors import InvalidParameter
+from ...errors import InvalidParameter, join_names
 from ...frontend import PoolingEngine, TextEngine
 from ...http.keys.keys import check_admin
 from ...http.scope import ScopedRequest
@@ -107,8 +107,8 @@ def _read_query(request: ScopedRequest, **defaults: str) -> dict[str, str]:
     values = dict(defaults)
     for name, given in request.args.lists():
         if name not in defaults:
-            known = f"only {' and '.join(defaults)}" if defaults else "nothing"
-            raise InvalidParameter(name[:64], f"is not known; {known} is taken")
+            known = f"only {join_names([*defaults])}" if defaults else "nothing"
+            raise InvalidParameter(name[:64], f"is not known; {known} can be given")
         if len(given) > 1:
             raise InvalidParameter(name, "may be given once")
         values[name] = given[0]
