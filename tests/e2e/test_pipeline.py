@@ -18,7 +18,7 @@ import trio
 
 import trioserve
 from trioserve.config import EngineConfig, build_config
-from trioserve.errors import EngineDied, InvalidConfig
+from trioserve.errors import EngineDied, InvalidConfig, InvalidParameter
 from trioserve.executor.pipeline.executor import StageDied
 from trioserve.frontend import TextEngine, TextParams
 from trioserve.grammar.compile import compile_structure
@@ -345,6 +345,30 @@ def test_requests_that_leave_during_steps_leave_nothing_behind(host: Host) -> No
         assert_alike(
             await answer(pipeline.engine, request), await answer(one.engine, request)
         )
+
+    host.run(check)
+
+
+def test_a_pipeline_sleeps_without_processes_and_answers_as_before(host: Host) -> None:
+    async def check() -> None:
+        pipeline = await host.open(LAYOUTS[1])
+        sampling = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+        request = Request(make_prompt(78, 60), sampling)
+        expected = await answer(pipeline.engine, request)
+        with pytest.raises(InvalidParameter, match="use level=2"):
+            await pipeline.engine.sleep(1)
+        before = {*psutil.Process().children()} - {*pipeline.stages}
+        await pipeline.engine.sleep(2, ends_requests=False)
+        assert pipeline.engine.is_asleep
+        assert not any(stage.is_running() for stage in pipeline.stages)
+        await pipeline.engine.wake()
+        pipeline.stages = [p for p in psutil.Process().children() if p not in before]
+        assert len(pipeline.stages) == 4
+        for num_cached in (0, 56):
+            [ours] = await answer(pipeline.engine, request)
+            assert ours.num_cached_tokens == num_cached
+            assert_alike([ours], expected)
+        await wait_fresh(pipeline)
 
     host.run(check)
 
