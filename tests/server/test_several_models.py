@@ -205,6 +205,18 @@ async def test_adapters_choose_their_model(several: Server, tmp_path: Path) -> N
         refused = await change("load", name)
         assert refused.status_code == 400
         assert "a name of another model" in refused.json()["error"]["message"]
+    # Two models get one name at the same time.
+    several.may_load["other"].set()
+    codes: list[int] = []
+
+    async def load_twice(model: str) -> None:
+        codes.append((await change("load", "twice", model)).status_code)
+
+    assert (await several.post("/v1/completions", "other", **PROMPT)).is_success
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(load_twice, "chat")
+        nursery.start_soon(load_twice, "other")
+    assert sorted(codes) == [200, 400]
     several.may_load["embed"].set()
     assert (await change("load", "x", "embed")).status_code == 400
     assert (await change("unload", "owner/later", "chat-alias")).is_success

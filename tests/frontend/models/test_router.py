@@ -11,7 +11,13 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from trioserve.errors import EngineDied, ModelFailed, ModelNotFound, WeightsNotFound
+from trioserve.errors import (
+    AdapterRefused,
+    EngineDied,
+    ModelFailed,
+    ModelNotFound,
+    WeightsNotFound,
+)
 from trioserve.frontend.models.router import (
     RETRY_SECONDS,
     ModelEntry,
@@ -244,6 +250,39 @@ async def test_an_engine_that_fails_ends_alone(autojump_clock: object) -> None:
             models.router.unload("a")
             await wait_all_tasks_blocked()
             assert models.states() == {"a": "unloaded", "b": "loaded"}
+
+
+async def test_requests_that_wait_too_short_get_their_model_at_a_later_try(
+    autojump_clock: object,
+) -> None:
+    models = Models(budget=10, a=6, b=6)
+    async with open_router(models.router) as router, trio.open_nursery() as nursery:
+        nursery.start_soon(models.use, "a", 2 * RESIDENCE)
+        await trio.sleep(LOAD_SECONDS + 1)
+        with trio.move_on_after(1) as short:
+            await models.use("b", 1)
+        assert short.cancelled_caught
+        router.keep_loading("b")
+        # a is used, and takes no new requests before b had its turn.
+        await trio.sleep(RESIDENCE + 1)
+        assert models.states() == {"a": "draining", "b": "unloaded"}
+        await trio.sleep(2 * RESIDENCE)
+        assert models.states() == {"a": "unloaded", "b": "loaded"}
+
+
+async def test_the_name_of_an_adapter_is_claimed_while_it_is_loaded(
+    autojump_clock: object,
+) -> None:
+    models = Models(a=1, b=1)
+    router = models.router
+    async with open_router(router), router.hold("a") as one, router.hold("b") as other:
+        with router.claim_name(one, "x"), router.claim_name(other, "y"):
+            for engine, name in ((other, "x:latest"), (other, "a"), (one, "y")):
+                with pytest.raises(AdapterRefused, match="of another model"):
+                    with router.claim_name(engine, name):
+                        pass
+        with router.claim_name(other, "x"):
+            pass
 
 
 async def test_an_engine_that_cannot_wake_fails_with_the_reason(

@@ -7,7 +7,11 @@ its end, so a cancelled router leaves nothing behind, and an engine that fails e
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +23,7 @@ from typing import Final, Literal
 import trio
 
 from ...errors import (
+    AdapterRefused,
     EngineDied,
     ModelFailed,
     ModelNotFound,
@@ -27,7 +32,7 @@ from ...errors import (
     find_first,
 )
 from ...render import RendererWorkers
-from ...types.model_info import ModelInfo, find_name
+from ...types.model_info import ModelInfo, find_name, strip_tag
 from ...types.pooling import Task
 from ..pooling import PoolingEngine
 from ..text import TextEngine
@@ -202,6 +207,8 @@ class ModelRouter:
         # They stay when an engine has gone.
         self._facts: dict[str, tuple[ModelInfo, Task]] = {}
         self._counts = {name: LoadCounts() for name in self._entries}
+        # The models of adapters that are being loaded, by the names of these.
+        self._claims: dict[str, str] = {}
         self._nursery: trio.Nursery | None = None
         self._context = copy_context()
         self._wakes_at = math.inf
@@ -263,6 +270,35 @@ class ModelRouter:
                 return model
         raise ModelNotFound(name, served=self.list_names())
 
+    @contextmanager
+    def claim_name(self, engine: Engine, name: str) -> Iterator[None]:
+        """Let an engine load an adapter in the block, whose name must choose no other model.
+
+        Args:
+          engine: of a model that is loaded.
+
+        Raises:
+          AdapterRefused: another model or its adapter has the name, or is about to get it.
+        """
+        [own] = [
+            model
+            for model, run in self._runs.items()
+            if run.engine is not None and run.engine.engine is engine.engine
+        ]
+        plain = strip_tag(name)
+        try:
+            owner = self._claims.get(plain) or self.find(name)
+        except ModelNotFound:
+            owner = own
+        if owner != own:
+            reason = f"{name!r} is a name of another model, or of its adapter"
+            raise AdapterRefused("lora_name", reason)
+        self._claims[plain] = own
+        try:
+            yield
+        finally:
+            self._claims.pop(plain, None)
+
     def choose(self, engine: Engine, name: str | None) -> Engine:
         """Return an engine for one of its names, or the view of an adapter.
 
@@ -311,9 +347,12 @@ class ModelRouter:
             raise self._explain(ticket)
 
     def keep_loading(self, name: str) -> None:
-        """Let a load that has begun go on, though the request is told to come again."""
+        """Let a model be loaded, though the request that has waited is told to come again.
+
+        Its load may not have begun, because others hold the memory.
+        """
         run = self._runs.get(name)
-        if run is not None and run.engine is None and not run.may_close.is_set():
+        if run is None or run.engine is None:
             self.load(name)
 
     def unload(self, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 import logging
 from os.path import commonpath, exists, join, realpath
@@ -14,7 +15,7 @@ from quart import Response
 from ...api.decode.body import read_request
 from ...api.decode.decoder import BodyDecoder
 from ...api.decode.fields import ModelRequest, Name
-from ...errors import AdapterNotFound, AdapterRefused, EndpointOff, ModelNotFound
+from ...errors import AdapterNotFound, AdapterRefused, EndpointOff
 from ...frontend import TextEngine
 from ...http.keys.keys import check_admin
 from ...http.keys.siblings import AwaitAdapters, ask_siblings
@@ -75,13 +76,13 @@ async def answer_load_adapter(state: ServerState, request: ScopedRequest) -> Res
     assert (
         body.lora_name is not None and body.lora_path is not None
     ), "both are required"
-    _check_name(state, engine, body.lora_name)
     find = partial(find_path, state.config.adapter_folder, body.lora_path)
-    # Folders may be far away.
-    path = await engine.renderer.workers.run(find)
-    await engine.load_adapter(
-        body.lora_name, path, load_inplace=bool(body.load_inplace)
-    )
+    with _claim_name(state, engine, body.lora_name):
+        # Folders may be far away.
+        path = await engine.renderer.workers.run(find)
+        await engine.load_adapter(
+            body.lora_name, path, load_inplace=bool(body.load_inplace)
+        )
     return await _confirm(state, engine, body.lora_name, "added")
 
 
@@ -105,21 +106,13 @@ def _check(state: ServerState, request: ScopedRequest) -> None:
     check_admin(request.live.key)
 
 
-def _check_name(state: ServerState, engine: TextEngine, name: str) -> None:
-    """Refuse a name that chooses another model already.
-
-    Raises:
-      AdapterRefused
-    """
+def _claim_name(
+    state: ServerState, engine: TextEngine, name: str
+) -> AbstractContextManager[None]:
+    """Refuse a name that chooses another model already, or soon."""
     if state.models is None:
-        return
-    try:
-        found = state.models.find_loaded(name)
-    except ModelNotFound:
-        return
-    if found is None or found.engine is not engine.engine:
-        reason = f"{name!r} is a name of another model, or of its adapter"
-        raise AdapterRefused("lora_name", reason)
+        return nullcontext()
+    return state.models.claim_name(engine, name)
 
 
 async def _confirm(
