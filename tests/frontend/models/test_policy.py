@@ -18,6 +18,7 @@ from trioserve.frontend.models.policy import ModelPolicy, Ticket
 
 NAMES = ("a", "b", "c", "d")
 BUDGET = 10
+MIB = 2**20
 RESIDENCE = 5.0
 PAUSE = 3.0
 
@@ -410,17 +411,17 @@ def test_a_small_model_passes_a_large_one_only_if_that_delays_nobody() -> None:
 
 
 def test_a_model_that_is_too_large_is_refused_at_once() -> None:
-    world = make_world(a=11)
+    world = World({"a": 11 * MIB}, {}, 10 * MIB)
     assert (
         world.ask("a").reason
-        == "it needs at least 11 bytes, and all models may hold 10; "
+        == "it needs at least 11.0 MiB, and all models may hold 10.0 MiB; "
         "kv_cache_memory bounds a KV cache"
     )
     # That is sometimes found out only by the load.
-    world = World({"a": 1}, {"a": 11}, BUDGET)
+    world = World({"a": MIB}, {"a": 11 * MIB}, 10 * MIB)
     ticket = world.ask("a")
     world.finish_load("a")
-    assert ticket.reason.startswith("it holds 11 bytes, and all models may hold 10;")
+    assert ticket.reason.startswith("it holds 11.0 MiB, and all models may hold 10.0")
     world.finish_close("a")
     assert world.ask("a").state == "refused"
     assert list_states(world) == {"a": "failed"}

@@ -338,6 +338,23 @@ async def test_a_model_that_sleeps_makes_room_before_it_wakes(
         assert [each.view.num_bytes for each in router.describe()][0] == 6
 
 
+async def test_a_load_that_turns_out_too_large_is_logged(
+    autojump_clock: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    models = Models(budget=1, a=1)
+    models.sizes["a"] = 2
+    async with open_router(models.router) as router:
+        with pytest.raises(ModelFailed, match="it holds") as caught:
+            async with router.hold("a"):
+                pass
+        await wait_all_tasks_blocked()
+        [status] = router.describe()
+    assert status.counts.num_failures == 1
+    [record] = [each for each in caplog.records if each.levelname == "ERROR"]
+    assert record.getMessage() == f"a failed: {status.view.reason}"
+    assert status.view.reason in str(caught.value)
+
+
 async def test_models_take_turns_in_a_small_memory(autojump_clock: object) -> None:
     models = Models(budget=10, a=6, b=6)
     ends: list[tuple[str, float]] = []

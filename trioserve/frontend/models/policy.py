@@ -280,17 +280,22 @@ class ModelPolicy:
         if model.state == "failed":
             model.state, model.reason, model.retry_at = "unloaded", "", -math.inf
 
-    def note_loaded(self, name: str, num_bytes: int, now: float) -> None:
-        """Note the end of a load, and the bytes that the model really holds."""
+    def note_loaded(self, name: str, num_bytes: int, now: float) -> str:
+        """Note the end of a load, and the bytes that the model really holds.
+
+        Returns:
+          Why it has to leave at once; empty if it may stay.
+        """
         model = self._models[name]
         model.size, model.is_measured = num_bytes, True
         if model.is_closing:
-            return
+            return ""
         model.state, model.reason, model.is_new = "loaded", "", True
         model.since = model.used_at = now
         if reason := self._find_excess(model):
             model.state, model.is_leaving = "draining", True
             self._fail(model, reason, now)
+        return reason
 
     def note_sleep(self, name: str, num_bytes: int | None, *, is_ordered: bool) -> None:
         """Note that a loaded model sleeps, or is awake or about to be.
@@ -356,7 +361,8 @@ class ModelPolicy:
             return ""
         verb = "holds" if model.is_measured else "needs at least"
         return (
-            f"it {verb} {model.size} bytes, and all models may hold {self._budget}; "
+            f"it {verb} {model.size / 2**20:.1f} MiB, and all models may hold "
+            f"{self._budget / 2**20:.1f} MiB; "
             "kv_cache_memory bounds a KV cache"
         )
 

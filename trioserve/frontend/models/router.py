@@ -444,10 +444,13 @@ class ModelRouter:
             self._policy.note_closed(name)
         else:
             reason = _describe(failure)
-            self._counts[name].num_failures += 1
-            logger.error("%s failed: %s", name, reason)
+            self._note_failure(name, reason)
             self._policy.note_failed(name, reason, trio.current_time())
         self._settle()
+
+    def _note_failure(self, name: str, reason: str) -> None:
+        self._counts[name].num_failures += 1
+        logger.error("%s failed: %s", name, reason)
 
     async def _run_engine(self, name: str, run: _Run) -> None:
         entry, counts = self._entries[name], self._counts[name]
@@ -463,7 +466,8 @@ class ModelRouter:
             counts.num_loads += 1
             counts.seconds += now - began
             num_bytes = engine.info.memory_bytes or entry.num_bytes
-            self._policy.note_loaded(name, num_bytes, now)
+            if reason := self._policy.note_loaded(name, num_bytes, now):
+                self._note_failure(name, reason)
             engine.engine.on_sleep = partial(self._note_sleep, name, run, engine)
             self._settle()
             await run.may_close.wait()
