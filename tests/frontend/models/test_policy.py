@@ -14,7 +14,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from trioserve.frontend.models.policy import ModelPolicy, Ticket
+from trioserve.frontend.models.policy import ModelPolicy, Purpose, Ticket
 
 NAMES = ("a", "b", "c", "d")
 BUDGET = 10
@@ -54,8 +54,8 @@ class World:
         # Open engines that have served nobody.
         self.fresh: set[str] = set()
 
-    def ask(self, name: str, *, is_order: bool = False) -> Ticket:
-        ticket = self.policy.ask(name, self.now, ignore, is_order=is_order)
+    def ask(self, name: str, purpose: Purpose = "compute") -> Ticket:
+        ticket = self.policy.ask(name, self.now, ignore, purpose=purpose)
         if ticket.state != "refused":
             self.tickets.append(ticket)
         if ticket.state == "waiting":
@@ -94,7 +94,7 @@ class World:
         return [
             name
             for name, is_ordered in self.asleep.items()
-            if any(t.model == name and (t.is_order or not is_ordered) for t in granted)
+            if any(t.model == name and t.wakes(is_ordered=is_ordered) for t in granted)
         ]
 
     def wake(self, name: str) -> None:
@@ -196,9 +196,12 @@ class Models(RuleBasedStateMachine):
     ) -> None:
         self.world = World(dict(zip(NAMES, estimates)), dict(zip(NAMES, sizes)), budget)
 
-    @rule(name=st.sampled_from(NAMES))
-    def ask(self, name: str) -> None:
-        ticket = self.world.ask(name)
+    @rule(
+        name=st.sampled_from(NAMES),
+        purpose=st.sampled_from(["compute", "compute", "read"]),
+    )
+    def ask(self, name: str, purpose: Purpose) -> None:
+        ticket = self.world.ask(name, purpose)
         if ticket.state == "refused":
             assert ticket.reason
 
@@ -243,6 +246,11 @@ class Models(RuleBasedStateMachine):
         if not self.world.asleep.get(name):
             self.world.fall_asleep(name, num_bytes, is_ordered=is_ordered)
 
+    @rule(name=st.sampled_from(NAMES), size=st.integers(1, 12))
+    def change(self, name: str, size: int) -> None:
+        """Let the next load hold more than was measured, or less."""
+        self.world.sizes[name] = size
+
     @rule(name=st.sampled_from(NAMES))
     def use_and_fall_asleep(self, name: str) -> None:
         """Reach in one step what is seldom reached by many."""
@@ -258,7 +266,7 @@ class Models(RuleBasedStateMachine):
     @rule(data=st.data())
     def order_wake(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.world.asleep)))
-        self.world.ask(name, is_order=True)
+        self.world.ask(name, "wake")
 
     @precondition(lambda self: self.world.list_waking())
     @rule()
@@ -464,6 +472,8 @@ def test_a_model_that_sleeps_leaves_its_memory_to_others() -> None:
     # Now a waits until b may leave.
     sleeper = world.ask("a")
     assert sleeper.state == "waiting"
+    # To read its tokenizer takes no memory.
+    assert world.ask("a", "read").state == "granted"
     world.leave(ticket)
     world.now = RESIDENCE - 1
     world.decide()
@@ -500,7 +510,7 @@ def test_only_an_order_wakes_a_model_that_sleeps_by_an_order() -> None:
     world.fall_asleep("a", 1, is_ordered=True)
     # Its engine refuses them, and that takes no memory.
     assert waiting.state == world.ask("a").state == "granted"
-    order = world.ask("a", is_order=True)
+    order = world.ask("a", "wake")
     assert order.state == "waiting"
     world.now = RESIDENCE
     world.decide()

@@ -326,12 +326,12 @@ async def test_a_model_that_sleeps_makes_room_before_it_wakes(
         models.open["a"].show(phase="asleep", level=2, memory_bytes=2, is_ordered=True)
         nursery.start_soon(models.use, "b", 100)
         await trio.sleep(LOAD_SECONDS + 1)
-        visit = router.visit("a", is_order=True)
+        visit = router.visit("a", "wake")
         with trio.move_on_after(1):
             await visit.wait()
         visit.leave()
         assert models.states() == {"a": "loaded", "b": "loaded"}
-        visit = router.visit("a", is_order=True)
+        visit = router.visit("a", "wake")
         await (await visit.wait()).wake()
         assert models.states() == {"a": "loaded", "b": "unloaded"}
         visit.leave()

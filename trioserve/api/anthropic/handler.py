@@ -56,6 +56,7 @@ async def answer_messages(state: ServerState, request: ScopedRequest) -> Respons
 
 async def answer_count_tokens(state: ServerState, request: ScopedRequest) -> Response:
     """Count the tokens of a conversation."""
+    request.model.purpose = "read"
     body, engine = await read_request(
         state, request, COUNT_TOKENS_BODY, state.require_text
     )

@@ -157,6 +157,7 @@ async def answer_loaded(state: ServerState, request: ScopedRequest) -> Response:
 
 async def answer_show(state: ServerState, request: ScopedRequest) -> Response:
     """Describe the model, and what it can do."""
+    request.model.purpose = "read"
     body, _ = await read_ollama(state, request, SHOW_BODY, state.require_engine)
     # Older clients send the name alone.
     engine = await state.require_engine(request.model, body.name or body.model)

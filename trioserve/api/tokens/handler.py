@@ -27,6 +27,7 @@ _NAMED_TOKENS: Final = tuple(
 
 async def answer_tokenize(state: ServerState, request: ScopedRequest) -> Response:
     """Convert a text or a conversation to token ids."""
+    request.model.purpose = "read"
     body, engine = await read_request(
         state, request, TOKENIZE_BODY, state.require_engine
     )
@@ -41,6 +42,7 @@ async def answer_tokenize(state: ServerState, request: ScopedRequest) -> Respons
 
 async def answer_detokenize(state: ServerState, request: ScopedRequest) -> Response:
     """Convert token ids to text."""
+    request.model.purpose = "read"
     body, engine = await read_request(
         state, request, DETOKENIZE_BODY, state.require_engine
     )
@@ -53,6 +55,7 @@ async def answer_tokenizer_info(state: ServerState, request: ScopedRequest) -> R
     """Describe the tokenizer, if an option allows it."""
     if not state.config.enable_tokenizer_info_endpoint:
         raise EndpointOff("--enable-tokenizer-info-endpoint")
+    request.model.purpose = "read"
     engine = await state.require_engine(request.model)
     tokenizer = engine.renderer.model_tokenizer
     named = tokenizer.special_tokens

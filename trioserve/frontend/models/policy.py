@@ -30,6 +30,10 @@ from typing import Final, Literal
 
 ModelState = Literal["unloaded", "loading", "loaded", "draining", "failed"]
 
+# What a request does with its model: it computes, reads the tokenizer alone, or is the order of
+# an operator to wake it.
+Purpose = Literal["compute", "read", "wake"]
+
 # The states in which a model holds memory.
 _HOLDING: Final = frozenset({"loading", "loaded", "draining"})
 
@@ -41,7 +45,7 @@ class Ticket:
       number: lower ones are served first.
       notify: is called when the state changes.
 
-      is_order: it orders the model to wake.
+      purpose: of the request.
 
     Attributes:
       reason: of a refusal.
@@ -54,15 +58,25 @@ class Ticket:
         asked_at: float,
         notify: Callable[[], None],
         *,
-        is_order: bool = False,
+        purpose: Purpose = "compute",
     ) -> None:
         self.model = model
         self.number = number
         self.asked_at = asked_at
-        self.is_order = is_order
+        self._purpose = purpose
         self.state: Literal["waiting", "granted", "refused"] = "waiting"
         self.reason = ""
         self._notify = notify
+
+    def wakes(self, *, is_ordered: bool) -> bool:
+        """Return whether a model that sleeps wakes for it.
+
+        Args:
+          is_ordered: it sleeps by an order, so that its engine refuses requests.
+        """
+        if self._purpose == "compute":
+            return not is_ordered
+        return self._purpose == "wake"
 
     def grant(self) -> None:
         self.state = "granted"
@@ -133,7 +147,7 @@ class _Model:
         """True if it holds less than its size, and none of its requests wakes it."""
         if self.asleep_size is None:
             return False
-        return not any(each.is_order or not self.is_ordered for each in self.users)
+        return not any(each.wakes(is_ordered=self.is_ordered) for each in self.users)
 
     @property
     def held_size(self) -> int:
@@ -220,15 +234,11 @@ class ModelPolicy:
         now: float,
         notify: Callable[[], None],
         *,
-        is_order: bool = False,
+        purpose: Purpose = "compute",
     ) -> Ticket:
-        """Ask for a model; a ticket that is not refused must be given back by `leave`.
-
-        Args:
-          is_order: to wake the model, if it sleeps.
-        """
+        """Ask for a model; a ticket that is not refused must be given back by `leave`."""
         model = self._models[name]
-        ticket = Ticket(name, next(self._numbers), now, notify, is_order=is_order)
+        ticket = Ticket(name, next(self._numbers), now, notify, purpose=purpose)
         if reason := self._find_refusal(model, now):
             ticket.refuse(reason)
         else:
@@ -483,8 +493,7 @@ class ModelPolicy:
             wish.grant()
         waiting, model.waiting = model.waiting, []
         for ticket in waiting:
-            refuses = model.is_ordered and not ticket.is_order
-            if model.is_asleep and not refuses:
+            if model.is_asleep and ticket.wakes(is_ordered=model.is_ordered):
                 model.waiting.append(ticket)
             else:
                 model.users.add(ticket)

@@ -36,7 +36,7 @@ from ...types.model_info import ModelInfo, find_name, strip_tag
 from ...types.pooling import Task
 from ..pooling import PoolingEngine
 from ..text import TextEngine
-from .policy import ModelPolicy, ModelState, ModelView, Ticket
+from .policy import ModelPolicy, ModelState, ModelView, Purpose, Ticket
 
 logger = logging.getLogger(__name__)
 
@@ -133,19 +133,13 @@ class _Run:
 
 
 class Visit:
-    """A request's use of a model, until `leave`.
+    """A request's use of a model, until `leave`."""
 
-    Args:
-      is_order: an order to wake it.
-    """
-
-    def __init__(
-        self, router: ModelRouter, model: str, *, is_order: bool = False
-    ) -> None:
+    def __init__(self, router: ModelRouter, model: str, purpose: Purpose) -> None:
         self._router = router
         self._changed = trio.Event()
         self._error: TrioserveError | None = None
-        self._ticket = router.take_ticket(model, self._changed.set, is_order=is_order)
+        self._ticket = router.take_ticket(model, self._changed.set, purpose)
 
     @property
     def has_to_wait(self) -> bool:
@@ -310,16 +304,15 @@ class ModelRouter:
             raise ModelNotFound(name, served=self.list_names())
         return found or engine
 
-    def visit(self, name: str, *, is_order: bool = False) -> Visit:
+    def visit(self, name: str, purpose: Purpose = "compute") -> Visit:
         """Ask for a model, which is loaded if it has to be; `leave` gives it back.
 
-        If it sleeps, the visit also waits for the memory in which it wakes.
+        If it sleeps and has to wake, the visit also waits for the memory.
 
         Args:
           name: as `find` returns it.
-          is_order: an operator wants to wake it.
         """
-        return Visit(self, name, is_order=is_order)
+        return Visit(self, name, purpose)
 
     @asynccontextmanager
     async def hold(self, name: str | None = None) -> AsyncIterator[Engine]:
@@ -377,10 +370,10 @@ class ModelRouter:
     # For visits.
 
     def take_ticket(
-        self, name: str, notify: Callable[[], None], *, is_order: bool
+        self, name: str, notify: Callable[[], None], purpose: Purpose
     ) -> Ticket:
         now = trio.current_time()
-        ticket = self._policy.ask(name, now, notify, is_order=is_order)
+        ticket = self._policy.ask(name, now, notify, purpose=purpose)
         if ticket.state == "waiting":
             self._settle()
         return ticket
@@ -469,7 +462,7 @@ class ModelRouter:
             if reason := self._policy.note_loaded(name, num_bytes, now):
                 self._note_failure(name, reason)
             engine.engine.on_sleep = partial(self._note_sleep, name, run, engine)
-            self._settle()
+            self._note_sleep(name, run, engine)
             await run.may_close.wait()
         if run.failure:
             raise StartupError(run.failure)

@@ -9,6 +9,7 @@ import trio
 
 from ...errors import ModelLoading
 from ...frontend import PoolingEngine, TextEngine
+from ...frontend.models.policy import Purpose
 from ...frontend.models.router import ModelRouter
 from ..record.progress import RequestProgress
 
@@ -22,6 +23,7 @@ class ModelHold:
     Attributes:
       name: one of several models, from its choice on; None if the server has one.
       engine: the engine that answers; None until it is chosen.
+      purpose: what the request does with the model.
       starts_by: when the wait for a model ends, in seconds of trio.current_time().
       load_seconds: the time for which the request has waited for models.
     """
@@ -30,20 +32,16 @@ class ModelHold:
         self._progress = progress
         self.name: str | None = None
         self.engine: TextEngine | PoolingEngine | None = None
+        self.purpose: Purpose = "compute"
         self.starts_by = math.inf
         self.load_seconds = 0.0
         self._held = ExitStack()
 
-    async def visit(
-        self, models: ModelRouter, model: str, *, is_order: bool = False
-    ) -> None:
+    async def visit(self, models: ModelRouter, model: str) -> None:
         """Take a model and wait until it is loaded, in place of the one before.
 
         A request never holds a model while it waits for another one: two of them could
         wait for each other.
-
-        Args:
-          is_order: an operator wants to wake it, if it sleeps.
 
         Raises:
           ModelFailed
@@ -53,7 +51,7 @@ class ModelHold:
             return
         self._held.close()
         self.name, self.engine = model, None
-        visit = models.visit(model, is_order=is_order)
+        visit = models.visit(model, self.purpose)
         self._held.callback(visit.leave)
         phase = None if self._progress is None else self._progress.phase
         if visit.has_to_wait and self._progress is not None:

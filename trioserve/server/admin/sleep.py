@@ -66,14 +66,10 @@ async def answer_wake_up(state: ServerState, request: ScopedRequest) -> Response
             "tags", "is not taken: the engine takes all of its memory again"
         )
     query = _read_query(request, model="")
-    engine = await _find_engine(state, request, query["model"])
-    if state.models is not None:
-        # Others may have its memory, and have to leave first.
-        name = state.models.find(query["model"])
-        with state.lifecycle.until_drain():
-            await request.model.visit(state.models, name, is_order=True)
-        assert request.model.engine is not None, "the request has a model now"
-        engine = request.model.engine
+    await _find_engine(state, request, query["model"])
+    # Others may have its memory, and have to leave first.
+    request.model.purpose = "wake"
+    engine = await state.require_engine(request.model, query["model"])
     await engine.wake()
     return _DONE.to_response()
 
