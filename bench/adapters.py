@@ -8,6 +8,7 @@ Question
       python bench/adapters.py
       python bench/adapters.py --quantization int8 --targets q_proj,v_proj
       python bench/adapters.py --kernels torch --rounds 3
+      python bench/adapters.py --device cuda --clients 64 --output-tokens 256
 
 Machine
   Any. Both kinds of rounds take turns in one engine, in reversed order every other time, so
@@ -18,7 +19,7 @@ How to read the answer
                its file, which is float32.
   tokens/s     output tokens of all clients, over the time of a round: the median.
   CPU ms       CPU time of the process for an output token: the median. Other programs
-               matter less to it.
+               matter less to it. On a GPU it is the host's part of the work alone.
   ratio        adapters over the model as it is: the median of the rounds' ratios, of tokens
                a second and of CPU time. Each client keeps its adapter; its prompts are fresh.
 """
@@ -139,6 +140,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
         write_adapter(folder / name, shapes, options.rank, number)
     async with trioserve.open_engine(
         options.model,
+        device=options.device,
         kernels=options.kernels,
         dtype=options.dtype,
         quantization=options.quantization,
@@ -184,6 +186,7 @@ def build_table(costs: dict[str, list[Cost]]) -> list[list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default=DEFAULT_MODEL, help="a Llama")
+    parser.add_argument("--device", default="auto")
     parser.add_argument("--kernels", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantization", default="none")

@@ -22,10 +22,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 # Modules that hold or launch kernels for GPUs, and are imported where one is used.
-_PARTS = ("decoder", "layer", "mixers")
+_PARTS = ("adapters", "decoder", "layer", "mixers")
 _KERNELS = ("activate", "attend", "attend_latents", "convolve", "draw", "norm")
-_KERNELS += ("penalize", "recur", "rotate")
-_DOORS = ("paged", "paged_latents", "sampling", "states", "steps")
+_KERNELS += ("low_rank", "penalize", "recur", "rotate")
+_DOORS = ("adapters", "paged", "paged_latents", "sampling", "states", "steps")
 NEED_TRITON = {
     "trioserve/model/sampling/triton_operators.py",
     *(f"trioserve/model/runtimes/fused/{part}.py" for part in _PARTS),

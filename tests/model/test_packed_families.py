@@ -87,7 +87,6 @@ def test_adapters_change_the_products_of_a_file(tmp_path: Path) -> None:
     assert loaded.native is not None, "the kernels run it"
     tables, inputs = make_check(loaded.info.vocab_size)
     layers = loaded.native.open(tables, num_blocks=tables.block_ids.shape[1])
-    assert layers.adapters is not None, "they run adapters"
     chance = torch.Generator().manual_seed(0)
     changes = {}
     for name, (num_outputs, num_inputs) in layers.adapters.shapes.items():

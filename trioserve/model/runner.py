@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import InvalidAdapter
 from ..types.adapter import AdapterFacts, AdapterSource
 from ..types.ids import BlockId
 from ..types.logits import LogitsProcessor
@@ -164,31 +163,22 @@ class ModelRunner:
         Raises:
           InvalidAdapter: its files are wrong, or the layers cannot run it.
         """
-        if self._adapters is None:
-            raise InvalidAdapter(
-                source.name,
-                f"its layers run on {self._model.info.kernels}, which runs no adapters: "
-                "start with --kernels torch",
-            )
         return self._adapters.read(source)
 
     def add_adapter(self, number: int, weights: Any) -> None:
         """Let the rows of later plans use an adapter; between two steps."""
-        assert self._layers.adapters is not None, "they have packed it"
         self._layers.adapters.add(number, weights)
         self._loaded_adapters[number] = weights
 
     def remove_adapter(self, number: int) -> None:
         """Forget an adapter; between two steps."""
-        assert self._layers.adapters is not None, "they have it"
         self._layers.adapters.remove(number)
         del self._loaded_adapters[number]
 
     def release_cache(self) -> None:
         """Give the memory of KV blocks and states back, between two steps."""
-        if self._layers.adapters is not None:
-            for number in self._loaded_adapters:
-                self._layers.adapters.remove(number)
+        for number in self._loaded_adapters:
+            self._layers.adapters.remove(number)
         del self._layers, self._adapters
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -197,9 +187,8 @@ class ModelRunner:
         """Allocate KV blocks and states again, empty, and add all adapters; between two steps."""
         self._layers = self._open_layers()
         self._adapters = self._make_reader(self._layers)
-        if self._layers.adapters is not None:
-            for number, weights in self._loaded_adapters.items():
-                self._layers.adapters.add(number, weights)
+        for number, weights in self._loaded_adapters.items():
+            self._layers.adapters.add(number, weights)
         self._prepare()
 
     def warm_up(self) -> None:
@@ -276,10 +265,8 @@ def _make_layers(
 
 def _make_reader(
     model: LoadedModel, layers: Layers, read_gguf: ReadGguf | None
-) -> AdapterReader | None:
-    """Make the reader of adapters, if the layers run any."""
-    if layers.adapters is None:
-        return None
+) -> AdapterReader:
+    """Make the reader of adapters."""
     return AdapterReader(
         ModelPart(layers.adapters, model.cuts, has_all=model.has_all_layers),
         architecture=model.info.architecture,

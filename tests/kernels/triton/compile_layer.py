@@ -12,8 +12,10 @@ import sys
 from compiling import NUM_CORES, compile_for, make_tiles
 import torch
 
+from trioserve.kernels.triton.adapters import change_outputs, cut_blocks
 from trioserve.kernels.triton.paged import PagedLayer
 from trioserve.kernels.triton.steps import Angles, RotaryLayer, normalize, weigh_gates
+from trioserve.kernels.triton.tiles import AdapterTiles, count_adapter_tokens
 from trioserve.model.attention.probe import LayerSpec
 
 NUM_HEADS, NUM_KV_HEADS = 9, 3
@@ -61,6 +63,21 @@ def main(capability: int, dtype: torch.dtype, dim: int, window: int | None) -> N
     others = ("gelu_tanh", "gelu", "relu", "sigmoid") if has_all else ()
     for activation in ("silu", *others):
         weigh_gates(gates, numbers, activation)
+    for has_chunks in (False, True):
+        change_outputs(
+            hidden,
+            qkv,
+            table=torch.zeros(2, 8, dtype=torch.int64),
+            tiles=AdapterTiles(
+                numbers=torch.zeros(1, 3, dtype=torch.int32),
+                num_tokens=count_adapter_tokens(has_chunks),
+            ),
+            blocks=cut_blocks([(0, 16), (1, 16)], torch.device("cpu")),
+            bias=qkv[0] if has_all else None,
+            num_modules=2,
+            width=256,
+            num_cores=NUM_CORES,
+        )
 
 
 if __name__ == "__main__":

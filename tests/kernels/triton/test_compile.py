@@ -29,6 +29,8 @@ LAYER_KERNELS = {
     "rotate_and_write",
     "add_and_normalize",
     "weigh",
+    "shrink",
+    "expand",
 }
 LATENT_KERNELS = {"write_cache", "attend_latents", "merge"}
 STATE_KERNELS = {"convolve", "recur", "weigh_and_normalize"}

@@ -173,6 +173,16 @@ def test_a_magnitude_over_a_weight_of_zeros_is_refused(tmp_path: Path) -> None:
     )
 
 
+def test_an_adapter_for_which_the_device_has_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pack(self: Layers, changes: Any) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 20 MiB")
+
+    monkeypatch.setattr(Layers, "pack", pack)
+    assert explain(write(tmp_path)) == "the device has too little memory left for it"
+
+
 def test_files_that_are_not_there_or_not_whole(tmp_path: Path) -> None:
     path = tmp_path / "adapter_model.safetensors"
     assert "adapter_config.json: No such file" in explain(tmp_path / "missing")

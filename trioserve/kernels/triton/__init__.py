@@ -3,8 +3,9 @@
 attend, norm, rotate, activate    the kernels
 attend_latents                    the kernel of layers that keep latents
 convolve, recur                   the kernels of layers that keep a state
+low_rank                          the kernels of adapters
 paged, paged_latents              the kernels of attention, called with tensors
-steps, states                     the other kernels, called with tensors
+adapters, steps, states           the other kernels, called with tensors
 tiles                             the tokens of a step, cut for the kernels
 
 They know tensors and numbers, no plans and no models. On a machine without a GPU, Triton's

@@ -8,8 +8,10 @@ A tile has neighbours of one sequence.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Protocol
 
 from torch import Tensor
@@ -21,6 +23,12 @@ TILE_NUMBERS = 4
 # A first token, a number of tokens, a slot, the position of the first token, and the number of
 # tokens whose state the slot keeps.
 ROW_NUMBERS = 5
+
+# A first token, a number of tokens, and the slot of an adapter.
+ADAPTER_NUMBERS = 3
+
+# Most tokens of a tile of an adapter: of single tokens, and of a step with chunks.
+_FEW_TOKENS, _MANY_TOKENS = 16, 64
 
 # Splits of the keys of one decode. More of them cost more to put together than they save.
 _MAX_SPLITS = 32
@@ -37,6 +45,19 @@ class Row(Protocol):
 
     @property
     def num_tokens(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterTiles:
+    """The tokens of a step that have adapters.
+
+    Attributes:
+      numbers: (num_tiles, 3) int32, as `cut_adapters` cuts them
+      num_tokens: most tokens of a tile.
+    """
+
+    numbers: Tensor
+    num_tokens: int = _FEW_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +82,7 @@ class Tiles:
     window_tables: Tensor | None = None
     rows: Tensor | None = None
     key_ends: Tensor | None = None
+    adapters: AdapterTiles | None = None
 
     def get_table(self, is_windowed: bool) -> Tensor:
         """Return the table of the blocks that a layer has."""
@@ -94,6 +116,30 @@ def _cut_chunk(row: Row, begin: int, num_queries: int) -> Iterator[Tile]:
     for offset in reversed(range(0, row.num_tokens, num_queries)):
         count = min(num_queries, row.num_tokens - offset)
         yield begin + offset, count, row.slot, row.start + offset
+
+
+def count_adapter_tokens(has_chunks: bool) -> int:
+    """Return the most tokens of a tile of an adapter."""
+    return _MANY_TOKENS if has_chunks else _FEW_TOKENS
+
+
+def cut_adapters(runs: Iterable[tuple[int, int]], num_tokens: int) -> list[int]:
+    """Return the numbers of tiles whose tokens have the same adapter.
+
+    Args:
+      runs: slots of adapters, and numbers of tokens, in the order of the tokens; slot 0 has
+        no adapter.
+      num_tokens: most tokens of a tile.
+    """
+    numbers: list[int] = []
+    begin = 0
+    for slot, group in groupby(runs, itemgetter(0)):
+        end = begin + sum(count for _, count in group)
+        if slot:
+            for first in range(begin, end, num_tokens):
+                numbers += first, min(num_tokens, end - first), slot
+        begin = end
+    return numbers
 
 
 def list_rows(rows: Sequence[Row], held: Collection[int]) -> list[tuple[int, ...]]:

@@ -74,7 +74,11 @@ class LayerAdapters(Protocol):
         """
 
     def pack(self, changes: Changes) -> Any:
-        """Return an adapter as `add` takes it; in any thread, while steps run."""
+        """Return an adapter as `add` takes it; in any thread, while steps run.
+
+        Raises:
+          AdapterProblem: the layers cannot run it.
+        """
 
     def add(self, number: int, packed: Any) -> None:
         """Let later steps use an adapter; between two steps."""

@@ -58,10 +58,14 @@ class AdapterReader:
         """
         try:
             adapter = self._read(Path(source.path))
+            packed = self._part.layers.pack(adapter.changes)
         except AdapterProblem as problem:
             raise InvalidAdapter(source.name, _shorten(str(problem))) from None
         except WeightsBroken as error:
             raise InvalidAdapter(source.name, _shorten(error.reason)) from None
+        except torch.OutOfMemoryError:
+            reason = "the device has too little memory left for it"
+            raise InvalidAdapter(source.name, reason) from None
         except Exception as error:
             # The libraries read files that nobody here wrote. No other request may end by them.
             logger.exception("the adapter %s cannot be read", source.name)
@@ -75,7 +79,7 @@ class AdapterReader:
             num_bytes=sum(each.num_bytes for each in adapter.changes.values()),
             unmatched=adapter.unmatched,
         )
-        return facts, self._part.layers.pack(adapter.changes)
+        return facts, packed
 
     def _read(self, path: Path) -> ReadAdapter:
         max_bytes = _find_max_bytes(self._part)

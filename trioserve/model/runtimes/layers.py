@@ -41,13 +41,13 @@ class Layers(Protocol):
 
     Attributes:
       copies: the copies of their states; None if they keep none.
-      adapters: those that they run; None if they run none.
+      adapters: those that they run.
     """
 
     @property
     def copies(self) -> StateCopies | None: ...
     @property
-    def adapters(self) -> LayerAdapters | None: ...
+    def adapters(self) -> LayerAdapters: ...
 
     def order(self, rows: Sequence[StepRow]) -> list[int]:
         """Return the order of rows among the flat tokens that is fastest to read."""

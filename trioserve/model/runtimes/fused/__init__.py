@@ -5,6 +5,7 @@ in the same way. A model that is not recognised there runs by transformers' modu
 
 weights    the weights of a layer, with products that read the same input joined
 mixers     attention, and the mixers that keep a state, with their caches
+adapters   the changes of products by adapters; adapter_check tries them
 layer      one layer
 decoder    the decoder, and its layers with a KV cache
 graphs     decodes as graphs

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 import logging
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from ....kernels.triton.steps import Angles, normalize
-from ....kernels.triton.tiles import ROW_NUMBERS, Tiles, list_rows
+from ....kernels.triton.tiles import ROW_NUMBERS, AdapterTiles, Tiles, list_rows
 from ....types.plan import StepRow
-from ...adapters.description import LayerAdapters
 from ...attention.backend import PagedModel
 from ...attention.paged_triton import TritonAttention
 from ...device.tensors import send_ids
@@ -23,10 +22,11 @@ from ...step.layout import StepInputs
 from ...step.scans import TorchScans
 from ...step.slots import SlotTables
 from ..description import AttentionParts, DecoderParts, StateParts
+from .adapters import FusedAdapters
 from .graphs import Capture, DecodeGraphs, list_sizes, make_inputs
 from .layer import Layer
 from .mixers import Attention, Mixer, make_state_mixer
-from .weights import list_calls, take_weights
+from .weights import join_products, list_calls, take_weights
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class FusedDecoder:
         self.parts = parts
         self.group = group
         # A head may be the embedding, too, so its module keeps its weight.
-        self.head = None if parts.head is None else parts.head.weight.detach()
+        self.head = None if parts.head is None else join_products([parts.head])
 
     def make_scans(self) -> TorchScans:
         """Make the scans of the logits."""
@@ -95,7 +95,10 @@ class FusedLayers:
         self._group = decoder.group
         self._make_capture = decoder.make_capture
         self._tables = tables
-        self._graphs: DecodeGraphs | None = None
+        # By whether rows have adapters.
+        self._graphs: dict[bool, DecodeGraphs] = {}
+        self._capture: Capture | None = None
+        self._sizes: list[int] = []
         mixers = [layer.mixer for layer in decoder.weights]
         self._attention = TritonAttention(
             PagedModel(
@@ -109,14 +112,23 @@ class FusedLayers:
             tables,
         )
         made = self._make_mixers(mixers)
+        products = [each for layer in decoder.weights for each in layer.products]
+        self.adapters = FusedAdapters(
+            [*products, *([] if self._head is None else [self._head])],
+            parts.names,
+            self._dtype,
+            tables.block_ids.device,
+        )
+        # Weak, because a cache must be free at once when nobody has the layers any more.
+        capture = WeakMethod(self._capture_adapted)
+        self.adapters.on_growth = lambda: _call(capture)
         self._layers = tuple(
-            Layer(weights, mixer, parts, decoder.group)
+            Layer(weights, mixer, parts, self.adapters, decoder.group)
             for weights, mixer in zip(decoder.weights, made)
         )
         states = [each for mixer in made for each in mixer.states]
         copies = StateCopies(states, first=len(tables.block_ids))
         self.copies = copies if states else None
-        self.adapters: LayerAdapters | None = None
 
     def _make_mixers(
         self, mixers: Sequence[AttentionParts | StateParts]
@@ -135,15 +147,39 @@ class FusedLayers:
         ]
 
     def order(self, rows: Sequence[StepRow]) -> list[int]:
-        """Put single tokens first."""
-        return self._attention.order(rows)
+        """Put single tokens first, and those of the same adapter side by side."""
+        places = self._attention.order(rows)
+        numbers = self._tables.find_adapters(rows)
+        if not numbers:
+            return places
+        return sorted(places, key=lambda i: (rows[i].num_tokens > 1, numbers[i]))
 
     def prepare(self, max_num_seqs: int) -> None:
         """Capture the graphs of decodes, in at most half of the free memory."""
         if self._make_capture is None:
             return
-        self._graphs = DecodeGraphs(
-            lambda vectors, tiles: self._finish(self._compute(vectors, tiles)),
+        self._capture = self._make_capture()
+        self._sizes = list_sizes(max_num_seqs)
+        self._capture_graphs(has_adapters=False)
+        if self.adapters.has_changes:
+            self._capture_adapted()
+
+    @torch.inference_mode()
+    def _capture_adapted(self) -> None:
+        """Capture the graphs of decodes with adapters, if there are graphs."""
+        # Processes that share the layers get an adapter between different steps, and then
+        # some would pad their rows and some would not.
+        if self._capture is not None and self._group is None:
+            self._capture_graphs(has_adapters=True)
+
+    def _capture_graphs(self, *, has_adapters: bool) -> None:
+        assert self._capture is not None, "prepare has made it"
+        # Their memory is free for the new ones.
+        self._graphs.pop(has_adapters, None)
+        graphs = DecodeGraphs(
+            lambda vectors, tiles: self._finish(
+                self._compute(vectors, tiles), tiles.adapters
+            ),
             lambda size: make_inputs(
                 size,
                 self._parts.hidden_size,
@@ -151,12 +187,15 @@ class FusedLayers:
                 self._tables.block_ids,
                 self._tables.window_ids,
                 has_states=self.copies is not None,
+                has_adapters=has_adapters,
             ),
-            self._make_capture(),
-            list_sizes(max_num_seqs),
+            self._capture,
+            self._sizes,
             self._watch_memory(),
         )
-        logger.info("graphs of decodes: %s", self._graphs.sizes)
+        self._graphs[has_adapters] = graphs
+        kind = "decodes with adapters" if has_adapters else "decodes"
+        logger.info("graphs of %s: %s", kind, graphs.sizes)
 
     def _watch_memory(self) -> Callable[[], bool]:
         """Return a function that tells whether there is room for one more graph.
@@ -183,13 +222,15 @@ class FusedLayers:
         angles = self._find_angles(vectors, positions)
         output = None
         # Images have angles of their own, so no graph runs a step with `deepstack`.
-        if self._graphs is not None and angles is None and not len(tiles.chunks):
-            output = self._graphs.run(vectors, tiles)
+        graphs = self._graphs.get(tiles.adapters is not None)
+        if graphs is not None and angles is None and not len(tiles.chunks):
+            output = graphs.run(vectors, tiles)
         if output is None:
             hidden = self._compute(vectors, tiles, angles, deepstack)
-            if self._head is not None:
-                hidden = hidden[send_ids(tokens, hidden.device)]
-            return self._finish(hidden)
+            if self._head is None:
+                return hidden
+            hidden = hidden[send_ids(tokens, hidden.device)]
+            return self._finish(hidden, self.adapters.cut_wanted(inputs, tokens))
         # A copy, because the next step overwrites it.
         if self._head is None:
             return output.clone()
@@ -198,6 +239,8 @@ class FusedLayers:
     def _cut(self, inputs: StepInputs) -> Tiles:
         """Cut the tokens of a step into tiles, and list its rows for states."""
         tiles = self._attention.cut(inputs)
+        adapters = self.adapters.cut(inputs, has_chunks=len(tiles.chunks) > 0)
+        tiles = replace(tiles, adapters=adapters)
         if self.copies is None:
             return tiles
         rows = [number for row in list_rows(inputs.rows, inputs.held) for number in row]
@@ -227,7 +270,7 @@ class FusedLayers:
                 normed = hidden if following is None else following.enter(hidden)
         return hidden
 
-    def _finish(self, hidden: Tensor) -> Tensor:
+    def _finish(self, hidden: Tensor, adapters: AdapterTiles | None) -> Tensor:
         """Return logits; the hidden states if the model's last layer is elsewhere."""
         parts, head = self._parts, self._head
         if head is None:
@@ -235,7 +278,8 @@ class FusedLayers:
         assert parts.final_norm is not None, "it comes with the head"
         normed = normalize(hidden, parts.final_norm, parts.epsilon)
         assert normed is not None, "there is a norm"
-        logits = linear(normed, head)
+        logits = head.multiply(normed)
+        self.adapters.change(head, normed, logits, adapters)
         if parts.logit_softcap is not None:
             logits = torch.tanh(logits / parts.logit_softcap) * parts.logit_softcap
         return logits
@@ -252,6 +296,12 @@ class FusedLayers:
             sin=sin[0].float().contiguous(),
             rows=torch.arange(len(vectors), device=vectors.device),
         )
+
+
+def _call(method: WeakMethod[Callable[[], None]]) -> None:
+    function = method()
+    assert function is not None, "adapters are added to layers that are there"
+    function()
 
 
 def _watch_memory(device: torch.device) -> Callable[[], bool]:

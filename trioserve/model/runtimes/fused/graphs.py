@@ -16,7 +16,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ....kernels.triton.tiles import ROW_NUMBERS, TILE_NUMBERS, Tiles
+from ....kernels.triton.tiles import (
+    ADAPTER_NUMBERS,
+    ROW_NUMBERS,
+    TILE_NUMBERS,
+    AdapterTiles,
+    Tiles,
+)
 
 # Sizes up to 8 are powers of two, because a batch of a few rows should not be padded much.
 # Larger ones are multiples, so that a batch of 65 does not cost as much as one of 128.
@@ -74,6 +80,12 @@ class DecodeInputs:
             assert tiles.rows is not None, "the model has states"
             mine.rows[:count].copy_(tiles.rows)
             mine.rows[count:].zero_()
+        if mine.adapters is not None:
+            assert tiles.adapters is not None, "the graphs with adapters run it"
+            count = len(tiles.adapters.numbers)
+            mine.adapters.numbers[:count].copy_(tiles.adapters.numbers)
+            # Slot 0 changes nothing.
+            mine.adapters.numbers[count:].zero_()
 
 
 def make_inputs(
@@ -84,12 +96,14 @@ def make_inputs(
     window_tables: Tensor | None = None,
     *,
     has_states: bool = False,
+    has_adapters: bool = False,
 ) -> DecodeInputs:
     """Make the tensors of a size, all padding.
 
     Args:
       tables, window_tables: as in Tiles; all sizes share them.
       has_states: some layers keep states.
+      has_adapters: rows have adapters.
     """
     device = tables.device
 
@@ -106,6 +120,11 @@ def make_inputs(
             decodes=make_numbers(size, TILE_NUMBERS),
             chunks=make_numbers(0, TILE_NUMBERS),
             rows=make_numbers(size, ROW_NUMBERS) if has_states else None,
+            adapters=(
+                AdapterTiles(numbers=make_numbers(size, ADAPTER_NUMBERS))
+                if has_adapters
+                else None
+            ),
         ),
     )
 
@@ -129,7 +148,10 @@ class CudaGraphs:
 
     def __call__(self, function: Callable[[], Tensor]) -> Graph:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # An adapter may come while steps run: another thread reads the next one meanwhile.
+        with torch.cuda.graph(
+            graph, pool=self._pool, capture_error_mode="thread_local"
+        ):
             output = function()
         return _CudaGraph(graph, output)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn.functional import linear
 
 from ....kernels.triton.steps import Angles, normalize, weigh_gates
 from ....kernels.triton.tiles import Tiles
 from ...shards.group import TensorGroup
 from ..description import DecoderParts
+from .adapters import FusedAdapters
 from .mixers import Mixer
-from .weights import LayerWeights
+from .weights import LayerWeights, Product
 
 
 class Layer:
@@ -18,6 +18,7 @@ class Layer:
 
     Args:
       parts: of the decoder, without the weights of products.
+      adapters: change its products.
       group: the processes that share the layer; None if it is whole.
     """
 
@@ -26,10 +27,12 @@ class Layer:
         weights: LayerWeights,
         mixer: Mixer,
         parts: DecoderParts,
+        adapters: FusedAdapters,
         group: TensorGroup | None,
     ) -> None:
         self._weights = weights
         self._mixer = mixer
+        self._adapters = adapters
         self._group = group
         self._epsilon = parts.epsilon
         self._activation = parts.activation
@@ -58,28 +61,35 @@ class Layer:
         """
         weights = self._weights
         mixed = self._mixer.run(
-            linear(normed, weights.inputs, weights.inputs_bias), tiles, angles
+            self._multiply(weights.inputs, normed, tiles), tiles, angles
         )
         middle = normalize(
             hidden,
             weights.mlp_norm,
             self._epsilon,
-            added=self._sum(linear(mixed, weights.output, weights.output_bias)),
+            added=self._sum(self._multiply(weights.output, mixed, tiles)),
             added_weight=weights.post_mixer_norm,
             scale=weights.mixer_scale,
         )
         assert middle is not None, "there is a norm"
-        gates, numbers = linear(middle, weights.gate_up).chunk(2, dim=1)
+        gate_up = self._multiply(weights.gate_up, middle, tiles)
+        gates, numbers = gate_up.chunk(2, dim=1)
         gated = weigh_gates(gates, numbers, self._activation)
         result = normalize(
             hidden,
             None if following is None else following._weights.input_norm,
             self._epsilon,
-            added=self._sum(linear(gated, weights.down)),
+            added=self._sum(self._multiply(weights.down, gated, tiles)),
             added_weight=weights.post_mlp_norm,
             scale=weights.mlp_scale,
         )
         return hidden if result is None else result
+
+    def _multiply(self, product: Product, given: Tensor, tiles: Tiles) -> Tensor:
+        """Run a product, with the changes of adapters."""
+        output = product.multiply(given)
+        self._adapters.change(product, given, output, tiles.adapters)
+        return output
 
     def _sum(self, added: Tensor) -> Tensor:
         """Add up the parts of all processes that share the layer."""

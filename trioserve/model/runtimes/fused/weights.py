@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from ...attention.paged_triton import MAX_DIM
 from ...attention.probe import LayerSpec
@@ -31,30 +32,59 @@ from ..description import (
 TensorT = TypeVar("TensorT", Tensor, Tensor | None)
 
 
+# Each is itself alone, so that one can be looked up.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Product:
+    """Modules that read the same numbers, as one product.
+
+    Args:
+      modules: they have lost their weights, but for a head.
+      weight: (num_outputs, num_inputs), of the model's type
+      bias: (num_outputs,); None without biases
+      order: (num_outputs,) int64 on the CPU, the places of the outputs among those of the
+        modules, which follow each other; None if they are in order
+    """
+
+    modules: tuple[nn.Linear, ...]
+    weight: Tensor
+    bias: Tensor | None = None
+    order: Tensor | None = None
+
+    def get_order(self) -> Tensor:
+        """Return the order, also if there is none."""
+        return torch.arange(len(self.weight)) if self.order is None else self.order
+
+    def multiply(self, given: Tensor) -> Tensor:
+        """Multiply (num_tokens, num_inputs)."""
+        return linear(given, self.weight, self.bias)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
     """One layer. Norms are float32, the other weights have the model's type.
 
     Args:
       mixer: the rest of the mixer's parts; its products have lost their weights.
-      inputs: (num_inputs, hidden_size), in the order that the mixer reads
-      gate_up: (2 * intermediate_size, hidden_size), the gates first
+      inputs: of the mixer, in the order that it reads.
+      gate_up: the gates first.
       mixer_scale, mlp_scale: factors of what is added to the hidden states.
     """
 
     input_norm: Tensor
     mixer: AttentionParts | StateParts
-    inputs: Tensor
-    inputs_bias: Tensor | None
-    output: Tensor
-    output_bias: Tensor | None
+    inputs: Product
+    output: Product
     post_mixer_norm: Tensor | None
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Product
+    down: Product
     post_mlp_norm: Tensor | None
     mixer_scale: float
     mlp_scale: float
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        return self.inputs, self.output, self.gate_up, self.down
 
 
 def take_weights(parts: DecoderParts) -> tuple[LayerWeights, ...]:
@@ -159,14 +189,12 @@ def _take_layer(layer: LayerParts, angles: _Angles) -> LayerWeights:
     taken = LayerWeights(
         input_norm=first.norm,
         mixer=angles.share(mixer) if isinstance(mixer, AttentionParts) else mixer,
-        inputs=_put_in_order(_join([each.weight for each in mixer.inputs]), mixer),
-        inputs_bias=_put_in_order(_join_biases(mixer.inputs), mixer),
-        output=mixer.output.weight.detach(),
-        output_bias=_join_biases([mixer.output]),
+        inputs=join_products(mixer.inputs, mixer.order),
+        output=join_products([mixer.output]),
         post_mixer_norm=first.post_norm,
         mlp_norm=second.norm,
-        gate_up=_join([each.weight for each in mlp.inputs]),
-        down=mlp.output.weight.detach(),
+        gate_up=join_products(mlp.inputs),
+        down=join_products([mlp.output]),
         post_mlp_norm=second.post_norm,
         mixer_scale=first.scale,
         mlp_scale=second.scale,
@@ -175,15 +203,29 @@ def _take_layer(layer: LayerParts, angles: _Angles) -> LayerWeights:
     return taken
 
 
-def _put_in_order(joined: TensorT, mixer: AttentionParts | StateParts) -> TensorT:
-    """Put the outputs of joined products in the order that a mixer reads."""
-    if joined is None or mixer.order is None:
+def join_products(modules: Sequence[nn.Linear], order: Tensor | None = None) -> Product:
+    """Join modules to one product; they keep their weights.
+
+    Args:
+      order: as in Product, on any device.
+    """
+    weights = [each.weight for each in modules]
+    order = None if order is None else order.cpu()
+    return Product(
+        modules=tuple(modules),
+        weight=_put_in_order(
+            (weights[0] if len(weights) == 1 else torch.cat(weights)).detach(), order
+        ),
+        bias=_put_in_order(_join_biases(modules), order),
+        order=order,
+    )
+
+
+def _put_in_order(joined: TensorT, order: Tensor | None) -> TensorT:
+    """Put the outputs of joined products in an order."""
+    if joined is None or order is None:
         return joined
-    return joined[mixer.order.to(joined.device)]
-
-
-def _join(weights: Sequence[Tensor]) -> Tensor:
-    return (weights[0] if len(weights) == 1 else torch.cat([*weights])).detach()
+    return joined[order.to(joined.device)]
 
 
 def _join_biases(products: Sequence[nn.Linear]) -> Tensor | None:
