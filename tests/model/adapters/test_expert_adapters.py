@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import functools
+from itertools import product
 import json
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,14 @@ pytestmark = [
 ]
 
 GATE_UP, DOWN = "experts.gate_up_proj", "experts.down_proj"
+ROUTERS = "mlp.gate.weight", "mlp.router.weight"
 
 
 @pytest.fixture(scope="module")
 def adapted_experts(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[Path], Adapted]:
-    """Train adapters of the experts of a model: of both weights, and of one alone."""
+    """Train adapters of the experts of a model: of both weights, of one, and of a router."""
     both = [GATE_UP, DOWN]
     settings: dict[int, dict[str, Any]] = {
         1: {"r": 4, "lora_alpha": 8, "target_parameters": both},
@@ -40,7 +42,7 @@ def adapted_experts(
         },
         3: {
             **{"r": 2, "target_modules": []},
-            "target_parameters": [*both, "q_proj.weight"],
+            "target_parameters": [*both, "q_proj.weight", *ROUTERS],
             "rank_pattern": {r"layers\.1\..*gate_up_proj": 5, "q_proj.weight": 3},
         },
     }
@@ -95,19 +97,26 @@ def write_modules(
     """Write an adapter of a time when each expert was a module of its own.
 
     Args:
-      names: the numbers of outputs and inputs of each product of an expert, and its name.
+      names: the homes and the numbers of outputs and inputs of products of experts, and of a
+        router, by their names.
     """
     chance = torch.Generator().manual_seed(7)
     rank = fields.get("r", 4)
     tensors = {}
-    for layer in range(2):
+
+    def add(module: str, num_outputs: int, num_inputs: int) -> None:
+        key = f"base_model.model.model.layers.{module}"
+        a = torch.randn(rank, num_inputs, generator=chance) / 4
+        tensors[f"{key}.lora_A.weight"] = a
+        b = torch.randn(num_outputs, rank, generator=chance) / 2
+        tensors[f"{key}.lora_B.weight"] = b
+
+    for layer, (name, (home, *shape)) in product((0, 1), names.items()):
+        if name == "gate":
+            add(f"{layer}.{home}.{name}", *shape)
+            continue
         for expert in range(num_experts):
-            for name, (home, num_outputs, num_inputs) in names.items():
-                key = f"base_model.model.model.layers.{layer}.{home}.{expert}.{name}"
-                a = torch.randn(rank, num_inputs, generator=chance) / 4
-                tensors[f"{key}.lora_A.weight"] = a
-                b = torch.randn(num_outputs, rank, generator=chance) / 2
-                tensors[f"{key}.lora_B.weight"] = b
+            add(f"{layer}.{home}.{expert}.{name}", *shape)
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": 8, **fields}
@@ -116,7 +125,7 @@ def write_modules(
     return folder
 
 
-MIXTRAL, QWEN = "block_sparse_moe.experts", "mlp.experts"
+MIXTRAL, QWEN = "block_sparse_moe", "mlp.experts"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +133,12 @@ MIXTRAL, QWEN = "block_sparse_moe.experts", "mlp.experts"
     [
         (
             "mixtral",
-            {"w1": (MIXTRAL, 64, 32), "w2": (MIXTRAL, 32, 64), "w3": (MIXTRAL, 64, 32)},
+            {
+                "gate": (MIXTRAL, 4, 32),
+                "w1": (f"{MIXTRAL}.experts", 64, 32),
+                "w2": (f"{MIXTRAL}.experts", 32, 64),
+                "w3": (f"{MIXTRAL}.experts", 64, 32),
+            },
         ),
         (
             "qwen3_moe",

@@ -57,7 +57,7 @@ struct MixtureSpec {
 
 // The products of a mixture that adapters may add to. Those of the experts follow each other,
 // the gate with what it weighs and then the output; and behind them those of the shared one.
-enum MixtureProduct { kSharedGateProduct, kExpertProducts };
+enum MixtureProduct { kRouterProduct, kSharedGateProduct, kExpertProducts };
 
 // Computes mixtures, one after the other.
 class Mixture {
@@ -106,7 +106,8 @@ class Mixture {
     num_choices_ = spec.num_chosen + spec.has_shared;
     choices_.resize(static_cast<std::size_t>(x.num_rows) * num_choices_);
     fit(scores_, static_cast<std::ptrdiff_t>(x.num_rows) * size);
-    multiply_into(pool, buffer, x, spec.router, scores_.data());
+    multiply_into(pool, buffer, x, spec.router, scores_.data(),
+                  adapters.shrink(pool, x, spec.first_product + kRouterProduct));
     if (spec.shared_gate.weights) {
       fit(shared_, x.num_rows);
       multiply_into(pool, buffer, x, spec.shared_gate, shared_.data(),

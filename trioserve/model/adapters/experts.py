@@ -73,12 +73,12 @@ class ExpertReader:
         bare, depth = module, 0
         while bare.endswith(_WRAPPER):
             bare, depth = bare.removesuffix(_WRAPPER), depth + 1
-        if self._find(bare) is not None:
+        if self._names.find(bare) is not None:
             self._refuse_magnitude(module)
             self._wrapped.setdefault(bare, {})[depth] = tensors
             return True
         found = _MODULE.fullmatch(module)
-        experts = None if found is None else self._find(found[1])
+        experts = None if found is None else self._names.find(found[1])
         if found is None or experts is None:
             return False
         weights = self._weights[experts]
@@ -116,12 +116,6 @@ class ExpertReader:
             changes |= divided
         return {name: self._part.take(name, each) for name, each in changes.items()}
 
-    def _find(self, name: str) -> str | None:
-        """Return the model's name of a module of experts; None if it is not here."""
-        # Mixtral's was moved.
-        moved = name.replace(".block_sparse_moe.", ".mlp.")
-        return self._names.find(name) or self._names.find(moved)
-
     def _refuse_magnitude(self, module: str) -> None:
         if self._config.use_dora:
             raise AdapterProblem(f"use_dora is not supported for {module}")
@@ -141,7 +135,7 @@ class ExpertReader:
         self, module: str, wrapped: Mapping[int, Mapping[str, Tensor]]
     ) -> dict[str, LowRank]:
         """Return the changes of each expert of a module."""
-        experts = self._find(module)
+        experts = self._names.find(module)
         assert experts is not None, "it was found before"
         numbers = self._weights[experts]
         named = [

@@ -33,7 +33,10 @@ class ModuleNames:
         """Return the model's name of a module; None if it has no such module."""
         if name in self._names:
             return name
-        return self._by_short.get(shorten(name))
+        short = shorten(name)
+        # transformers has moved Mixtral's experts.
+        moved = short.replace(".block_sparse_moe.", ".mlp.")
+        return self._by_short.get(short) or self._by_short.get(moved)
 
 
 def shorten(name: str) -> str:

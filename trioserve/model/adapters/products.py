@@ -78,6 +78,20 @@ def recording_products(
         for name, module in model.named_modules()
         if _is_product(module) and not _EXPERT.search(name)
     ]
+
+    def note_router(name: str, module: Any, given: tuple[Any, ...], out: Any) -> None:
+        num_experts, size = module.weight.shape
+        # Weights of all tokens; some routers read token ids, too.
+        others = [each.shape == (num_experts,) for each in given[1:]]
+        rows = [len(each) for each in out] if isinstance(out, tuple) else []
+        if all(others) and given[0].shape[-1] == size and rows == [num_tokens] * 3:
+            found[name] = num_experts, size
+
+    hooks += [
+        module.register_forward_hook(partial(note_router, name))
+        for name, module in model.named_modules()
+        if name.endswith((".gate", ".router")) and is_router(module)
+    ]
     hooks += [
         module.register_forward_hook(partial(note_experts, name))
         for name, module in model.named_modules()
@@ -93,6 +107,16 @@ def recording_products(
 def _is_product(module: nn.Module) -> bool:
     # transformers' Conv1D is a linear module whose weight lies the other way.
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+
+
+def is_router(module: nn.Module) -> bool:
+    """Return whether a module may choose experts by the product of a weight of its own."""
+    weight = getattr(module, "weight", None)
+    return (
+        isinstance(weight, nn.Parameter)
+        and weight.dim() == 2
+        and not _is_product(module)
+    )
 
 
 def _are_fused(module: Any) -> bool:

@@ -6,7 +6,7 @@ changes its product is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from ....types.adapter import NO_ADAPTER
 from ...adapters.description import Changes, LowRank
-from ...adapters.products import split_expert
+from ...adapters.products import is_router, split_expert
 from ...device.tensors import send_ids
 from ...step.layout import StepInputs
 from ..loaded import LoadedModel
-from .experts import ExpertChanges, change_experts, get_weight
+from .experts import ExpertChanges, change_experts, change_router, get_weight
 
 # Of a step: an adapter's number, and the rows that have it, (num_rows,) int64
 _Owned = list[tuple[int, Tensor]]
@@ -68,7 +68,7 @@ class ModuleAdapters:
         if (expert := split_expert(name)) is not None:
             weight = get_weight(module, *expert[1:])
             return weight.to("cpu", torch.float32, copy=True)
-        if type(module) is nn.Linear:
+        if type(module) is nn.Linear or is_router(module):
             weight = module.weight.detach()
             return weight.to("cpu", torch.float32, copy=True)
         # Its weight may lie packed, or the other way round.
@@ -93,10 +93,14 @@ class ModuleAdapters:
     def add(self, number: int, packed: _ModuleChanges) -> None:
         self._adapters[number] = packed
         for name in packed.names - self._hooks.keys():
-            is_product = name in packed.products
-            change = self._change if is_product else self._change_experts
+            module = self._modules[name]
+            change: Callable[..., Any] = self._change
+            if name in packed.experts:
+                change = self._change_experts
+            elif is_router(module):
+                change = self._change_router
             # Before the hooks that add up the outputs of several processes.
-            self._hooks[name] = self._modules[name].register_forward_hook(
+            self._hooks[name] = module.register_forward_hook(
                 partial(change, name), prepend=True
             )
 
@@ -152,6 +156,21 @@ class ModuleAdapters:
                 own = _change_rows(change, inputs[rows], changed[rows], module.bias)
                 changed = changed.index_copy(0, rows, own.to(output.dtype))
         return changed.view(output.shape)
+
+    def _change_router(
+        self, name: str, module: Any, given: tuple[Any, ...], output: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...] | None:
+        if self._step is None:
+            return None
+        inputs = given[0].flatten(0, -2)  # (num_tokens, size)
+        for number, rows in self._step.tokens:
+            change = self._adapters[number].products.get(name)
+            if change is not None:
+                own = change_router(module, change, inputs[rows], *given[1:])
+                output = tuple(
+                    each.index_copy(0, rows, new) for each, new in zip(output, own)
+                )
+        return output
 
     def _change_experts(
         self, name: str, module: Any, given: tuple[Any, ...], output: Tensor

@@ -1,8 +1,9 @@
-"""Experts of transformers' modules, computed again for the rows of an adapter."""
+"""Experts and their routers of transformers' modules, for the rows of an adapter."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+import copy
 from typing import Any
 
 import torch
@@ -51,6 +52,30 @@ def change_experts(
             output = experts.post_expert_norm(output)
         outputs.index_add_(0, rows, (output * weights[rows, places, None]).float())
     return outputs
+
+
+def change_router(
+    router: Any, change: LowRank, inputs: Tensor, *others: Any
+) -> tuple[Tensor, ...]:
+    """Choose the experts of rows that have the same adapter.
+
+    Args:
+      router: its weight is (num_experts, size).
+      inputs: (num_rows, size)
+      others: more arguments of the router.
+
+    Returns:
+      the router's output: (num_rows, num_experts) scores, and (num_rows, num_chosen) weights and
+      places of experts
+    """
+    changed = router.weight.float() + change.b @ change.a
+    if change.output_scale is not None:
+        changed = change.output_scale[:, None] * changed
+    own = copy.copy(router)
+    own._parameters = router._parameters | {"weight": changed.to(router.weight.dtype)}
+    # Not by a call of the module, which would run the hooks.
+    output: tuple[Tensor, ...] = own.forward(inputs, *others)
+    return output
 
 
 def _multiply(

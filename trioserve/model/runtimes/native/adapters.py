@@ -15,9 +15,8 @@ from ....kernels.library import Library
 from ....kernels.structs import AdapterRun, AdditionSpec, ExpandSpec
 from ....types.adapter import NO_ADAPTER
 from ...adapters.description import Changes, LowRank
-from ...adapters.products import name_expert
 from ...step.layout import StepInputs
-from .joined import BlockRun, ExpertProduct, JoinedProduct, Product
+from .joined import BlockRun, JoinedProduct, NamedProduct, Product
 
 # Ranks that a step of a product reads, in every format.
 _RANKS = 2
@@ -218,9 +217,7 @@ class NativeAdapters:
 
 
 def _name(product: Product, names: Mapping[nn.Module, str]) -> str:
-    if isinstance(product, ExpertProduct):
-        return name_expert(names[product.experts], product.expert, product.weight)
-    return names[product]
+    return product.name if isinstance(product, NamedProduct) else names[product]
 
 
 def _round_up(rank: int) -> int:

@@ -135,7 +135,7 @@ class NativeDecoder:
                 continue
             spec = MixtureSpec.from_address(sublayer.mixture)
             spec.first_product = end
-            joined = list_mixture(mixture, spec, block_size)
+            joined = list_mixture(mixture, spec, block_size, parts.names)
             own = {spec.first_product + place: each for place, each in joined}
             products |= own
             end = max(own) + 1

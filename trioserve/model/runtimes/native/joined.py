@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import ctypes
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from ....kernels.structs import (
     AttentionSpec,
@@ -20,6 +19,7 @@ from ....kernels.structs import (
     MixtureSpec,
     SublayerSpec,
 )
+from ...adapters.products import name_expert
 from ..description import (
     BesideParts,
     Body,
@@ -33,35 +33,21 @@ from ..description import (
 INPUT, MIDDLE, OUTPUT, NUM_PRODUCTS = range(4)
 
 # MixtureProduct of native/experts.h.
-_SHARED_GATE, _EXPERTS = range(2)
+_ROUTER, _SHARED_GATE, _EXPERTS = range(3)
 
 Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertProduct:
-    """The product of one expert, whose weight is a part of a parameter of all.
+class NamedProduct:
+    """A product that is not a linear module: of one expert, or of a router."""
 
-    Args:
-      experts: the module.
-      expert: its place.
-      weight: the name of the parameter.
-    """
-
-    experts: Any
-    expert: int
-    weight: str
-
-    @property
-    def out_features(self) -> int:
-        return int(getattr(self.experts, self.weight).shape[1])
-
-    @property
-    def in_features(self) -> int:
-        return int(getattr(self.experts, self.weight).shape[2])
+    name: str
+    out_features: int
+    in_features: int
 
 
-Product = nn.Linear | ExpertProduct
+Product = nn.Linear | NamedProduct
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,23 +187,34 @@ def list_joined(
 
 
 def list_mixture(
-    mixture: MixtureParts, spec: MixtureSpec, block_size: int
+    mixture: MixtureParts,
+    spec: MixtureSpec,
+    block_size: int,
+    names: Mapping[nn.Module, str],
 ) -> Iterator[tuple[int, JoinedProduct]]:
     """List the products of a mixture, with their places among these.
 
     Args:
       spec: the mixture, packed.
+      names: of modules.
     """
+    for module, name in names.items():
+        if getattr(module, "weight", None) is mixture.router:
+            router = _name_product(name, mixture.router)
+            yield _ROUTER, join([router], [spec.router], block_size)
     if mixture.shared_gate is not None:
         gate = join([mixture.shared_gate], [spec.shared_gate], block_size)
         yield _SHARED_GATE, gate
     packed = ctypes.cast(spec.experts, ctypes.POINTER(ExpertSpec))
     weights = mixture.first_name, "down_proj"
+    experts = names[mixture.experts]
     first: list[JoinedProduct] = []
     for i in range(spec.num_experts):
         expert = packed[i]
         inner, outer = (
-            ExpertProduct(experts=mixture.experts, expert=i, weight=each)
+            _name_product(
+                name_expert(experts, i, each), getattr(mixture.experts, each)[i]
+            )
             for each in weights
         )
         if not first:
@@ -232,6 +229,11 @@ def list_mixture(
         expert, place = packed[spec.num_experts], _EXPERTS + 2 * spec.num_experts
         yield place, _join_gated(shared.inputs, expert.up, expert.gate, block_size)
         yield place + 1, join([shared.output], [expert.down], block_size)
+
+
+def _name_product(name: str, weight: Tensor) -> NamedProduct:
+    num_outputs, num_inputs = weight.shape
+    return NamedProduct(name=name, out_features=num_outputs, in_features=num_inputs)
 
 
 def _join_gated(
