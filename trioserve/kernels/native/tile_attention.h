@@ -10,7 +10,8 @@
 // The cache holds keys as such tiles (kv_cache.h): a row is a pair of dimensions of 16 tokens.
 // A row of values is a pair of tokens of 16 dimensions, and a block of 16 tokens is half a
 // tile, which takes as long as a whole one. So values of several blocks are copied to one
-// place, 16 dimensions at a time, which stay in the nearest cache.
+// place, 16 dimensions at a time, which stay in the nearest cache. Keys that are latents lie in
+// the layout of values, and are turned.
 #pragma once
 
 #include <algorithm>
@@ -83,14 +84,14 @@ class AttentionTiles {
   static constexpr int kRows = 3 * kTileRows;
 
   // Whether tiles clearly take less time than vectors. Tiles take the same time for one row and
-  // for 16, in which vectors compute about three.
+  // for 16, in which vectors compute about three. Latents are turned first, which takes as long
+  // as the tiles themselves.
   static bool suit(const AttentionShape& shape, int num_rows) {
-    constexpr int kFewestRows = 8;
-    const int width = shape.value_width();
-    return has_tiles && num_rows >= kFewestRows && !shape.values_in_keys &&
-           shape.block_size % kTileRows == 0 && width % kTileRows == 0 &&
-           // Behind the keys there must be numbers for a tile that ends there (score).
-           width >= kTileInputs;
+    const int fewest = shape.values_in_keys ? 24 : 8;
+    // Behind keys there must be numbers for a tile that ends there (find_keys).
+    const bool has_room = shape.values_in_keys || shape.value_width() >= kTileInputs;
+    return has_tiles && has_room && num_rows >= fewest && shape.block_size % kTileRows == 0 &&
+           shape.value_width() % kTileRows == 0;
   }
 
   // Takes the queries of the products that follow.
@@ -104,6 +105,7 @@ class AttentionTiles {
     queries_stride_ = round_up(shape.key_dim, kTileInputs);
     weights_stride_ = round_up(num_keys, kTileInputs);
     fit(queries_, kRows * queries_stride_);
+    if (shape.values_in_keys) fit(keys_, kTileRows * queries_stride_);
     fit(weights_, kRows * weights_stride_);
     fit(values_, kTileRows * weights_stride_);
     for (int r = 0; r < num_rows; ++r) {
@@ -120,17 +122,13 @@ class AttentionTiles {
   //
   //   find_head(block): where its keys and values begin
   template <class FindHead>
-  void score(const FindHead& find_head, int begin, int end, TileRows<float> scores) const {
+  void score(const FindHead& find_head, int begin, int end, TileRows<float> scores) {
     const TileRows<const Bfloat16> queries{queries_.data(), queries_stride_};
     const int num_steps = static_cast<int>(queries_stride_) / kTileInputs;
     for (int block = begin; block < end; ++block) {
-      // Queries are 0 beyond their dimensions, where a tile reads on into the values, which are
-      // finite numbers.
-      const Bfloat16* keys = find_head(block);
-      for (int t = 0; t < shape_.block_size; t += kTileRows) {
-        multiply_tall<false>(queries, num_rows_, {keys + 2 * t, 2 * shape_.token_width()},
-                             num_steps, scores);
-        scores.first += kTileRows;
+      const Bfloat16* head = find_head(block);
+      for (int t = 0; t < shape_.block_size; t += kTileRows, scores.first += kTileRows) {
+        multiply_tall<false>(queries, num_rows_, find_keys(head, t), num_steps, scores);
       }
     }
   }
@@ -153,7 +151,7 @@ class AttentionTiles {
       for (int block = begin; block < end; ++block) {
         const Bfloat16* from = find_head(block) + shape_.keys_size() + 2 * d;
         for (int t = 0; t < shape_.block_size; t += 2, to += kTilePair) {
-          std::copy_n(from + t * shape_.value_width(), kTilePair, to);
+          std::copy_n(from + t * shape_.row_width(), kTilePair, to);
         }
       }
       multiply_tall<true>({weights_.data(), weights_stride_}, num_rows_,
@@ -162,10 +160,34 @@ class AttentionTiles {
   }
 
  private:
+  // Tiles of the keys of kTileRows tokens. Behind the last dimension queries are 0, and tiles
+  // have finite numbers: those of the values, or of earlier keys.
+  TileRows<const Bfloat16> find_keys(const Bfloat16* head, int first_token) {
+    if (!shape_.values_in_keys) return {head + 2 * first_token, 2 * shape_.token_width()};
+    turn(head + first_token * shape_.row_width());
+    return {keys_.data(), kTilePair};
+  }
+
+  // Pairs of tokens become pairs of dimensions.
+  void turn(const Bfloat16* latents) {
+    const std::ptrdiff_t width = shape_.row_width();
+    Bfloat16* to = keys_.data();
+    for (int d = 0; d < shape_.key_dim; d += 2) {
+      for (int t = 0; t < kTileRows; t += 2, to += 4) {
+        std::uint64_t numbers;  // two dimensions of two tokens
+        std::memcpy(&numbers, latents + t * width + 2 * d, sizeof numbers);
+        // The two in the middle change places.
+        numbers = (numbers & 0xffff00000000ffff) | (numbers & 0xffff0000) << 16 |
+                  (numbers >> 16 & 0xffff0000);
+        std::memcpy(to, &numbers, sizeof numbers);
+      }
+    }
+  }
+
   AttentionShape shape_{};
   int num_rows_ = 0;
   std::ptrdiff_t queries_stride_ = 0, weights_stride_ = 0;
-  std::vector<Bfloat16> queries_, weights_, values_;
+  std::vector<Bfloat16> queries_, keys_, weights_, values_;
 };
 
 }  // namespace trioserve
