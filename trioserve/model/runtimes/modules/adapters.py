@@ -69,8 +69,8 @@ class ModuleAdapters:
             weight = get_weight(module, *expert[1:])
             return weight.to("cpu", torch.float32, copy=True)
         if type(module) is nn.Linear or is_router(module):
-            weight = module.weight.detach()
-            return weight.to("cpu", torch.float32, copy=True)
+            own: Tensor = module.weight.detach()
+            return own.to("cpu", torch.float32, copy=True)
         # Its weight may lie packed, or the other way round.
         chosen = torch.eye(self.shapes[name][1], dtype=self._dtype, device=self._device)
         # Not by a call of the module, which would run the hooks.

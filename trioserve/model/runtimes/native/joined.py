@@ -222,8 +222,8 @@ def list_mixture(
             first = [inputs, join([outer], [expert.down], block_size)]
         # Experts have the same shapes, and share the places of their outputs.
         matrices = _list_gated(expert.up, expert.gate), (expert.down,)
-        for j, module in enumerate((inner, outer)):
-            product = replace(first[j], modules=(module,), matrices=matrices[j])
+        for j, own in enumerate((inner, outer)):
+            product = replace(first[j], modules=(own,), matrices=matrices[j])
             yield _EXPERTS + 2 * i + j, product
     if (shared := mixture.shared) is not None:
         expert, place = packed[spec.num_experts], _EXPERTS + 2 * spec.num_experts
