@@ -4,6 +4,7 @@ from collections.abc import Callable
 from configparser import ConfigParser
 import json
 from pathlib import Path
+import struct
 import sys
 
 from gguf import GGMLQuantizationType, GGUFWriter, quants
@@ -12,7 +13,11 @@ from packaging.requirements import Requirement
 import pytest
 
 from trioserve.errors import UnsupportedModel, WeightsBroken
-from trioserve.weights import resolve_description, resolve_weights
+from trioserve.weights import (
+    read_gguf_adapter,
+    resolve_description,
+    resolve_weights,
+)
 from trioserve.weights.gguf import name_model
 from trioserve.weights.unpack import unpack_wheel
 
@@ -201,6 +206,26 @@ def test_a_truncated_gguf_file_is_refused_in_a_sentence(
     ) as caught:
         resolve_weights(str(path))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("counts", "reason"),
+    [
+        ((2**60, 0, 0), "entries and"),
+        ((0, 2**60, 0), "entries and"),
+        ((0, 1, 2**60), "texts"),
+    ],
+)
+def test_a_header_that_may_take_minutes_is_refused(
+    tmp_path: Path, counts: tuple[int, int, int], reason: str
+) -> None:
+    path = tmp_path / "long.gguf"
+    *counted, texts = counts
+    # The tensors, the entries, and an array of texts.
+    header = struct.pack("<4sIQQQcIIQ", b"GGUF", 3, *counted, 1, b"k", 9, 8, texts)
+    path.write_bytes(header)
+    with pytest.raises(WeightsBroken, match=rf"long.gguf .*it has \d+ {reason}"):
+        read_gguf_adapter(path, 1000)
 
 
 def test_one_part_of_a_split_file_is_refused(write_gguf: WriteGguf) -> None:

@@ -28,6 +28,10 @@ _STRING, _ARRAY = 8, 9
 # Version 1 counted in 32 bits; only the first files had it.
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
+# More than files of models have. Each takes about a microsecond, in which other threads wait.
+_MOST_ENTRIES = 2**16
+_MOST_TENSORS = 2**18
+_MOST_TEXTS = 2**22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +117,8 @@ def _read(path: Path) -> GgufHeader:
     version, num_tensors, num_entries = reader.read("IQQ")
     if version not in _VERSIONS:
         raise ValueError(f"its version is {version}")
+    if num_entries > _MOST_ENTRIES or num_tensors > _MOST_TENSORS:
+        raise ValueError(f"it has {num_entries} entries and {num_tensors} tensors")
     entries = dict(reader.read_entry() for _ in range(num_entries))
     tensors = [reader.read_tensor() for _ in range(num_tensors)]
     alignment = entries.get("general.alignment")
@@ -161,6 +167,7 @@ class _Reader:
     def __init__(self, content: mmap) -> None:
         self.raw = memoryview(content)
         self.place = 0
+        self._num_texts = 0
 
     def read(self, format: str) -> tuple[int, ...]:
         values = struct.unpack_from(f"<{format}", self.raw, self.place)
@@ -207,6 +214,9 @@ class _Reader:
         if code != _STRING:
             self.place += count * struct.calcsize(f"<{_find_number(code)}")
             return
+        self._num_texts += count
+        if self._num_texts > _MOST_TEXTS:
+            raise ValueError(f"it has {self._num_texts} texts")
         unpack, raw, place = struct.Struct("<Q").unpack_from, self.raw, self.place
         for _ in range(count):
             place += 8 + unpack(raw, place)[0]

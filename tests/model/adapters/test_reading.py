@@ -193,6 +193,10 @@ def test_files_that_are_not_there_or_not_whole(tmp_path: Path) -> None:
         assert "adapter_model.safetensors is damaged" in explain(tmp_path)
     save_file({"x" * 10_000: torch.zeros(1)}, path)
     assert len(explain(tmp_path)) < 1000
+    # The tensors of a whole file would be decoded at once.
+    header = b'{"a":{},' * 150_000
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    assert "adapter_model.safetensors has more than 131072 tensors" in explain(tmp_path)
     path.write_bytes(b"\xff" * 8 + whole)
     assert "adapter_model.safetensors is damaged" in explain(tmp_path)
     path.write_bytes(whole)

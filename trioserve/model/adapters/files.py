@@ -16,6 +16,9 @@ from .config import AdapterProblem
 _DIGEST_BYTES = 16
 _NUMBERS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _MAX_CONFIG_BYTES = 2**20
+# The header of a safetensors file begins with its length.
+_LENGTH_BYTES = 8
+_MOST_TENSORS = 2**17
 
 
 def read_file(path: Path, folder: Path, max_bytes: int) -> bytes:
@@ -51,11 +54,23 @@ def load_tensors(data: bytes, name: str) -> dict[str, Tensor]:
     Raises:
       AdapterProblem: it is damaged, or a tensor has no numbers, or not finite ones.
     """
+    _check_header(data, name)
     try:
         tensors = load(data)
     except (SafetensorError, ValueError, KeyError) as error:
         raise AdapterProblem(f"{name} is damaged: {error}") from None
     return {key: check_numbers(key, tensor) for key, tensor in tensors.items()}
+
+
+def _check_header(data: bytes, name: str) -> None:
+    """Refuse more tensors than an adapter of 256 experts in each of 64 layers has.
+
+    The library decodes a header in one call, in which no other thread runs: a million tensors
+    took seconds. Each has an object of its own.
+    """
+    end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
+    if end <= len(data) and data.count(b"{", _LENGTH_BYTES, end) > _MOST_TENSORS:
+        raise AdapterProblem(f"{name} has more than {_MOST_TENSORS} tensors")
 
 
 def check_numbers(name: str, tensor: Tensor) -> Tensor:
