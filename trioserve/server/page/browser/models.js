@@ -51,7 +51,7 @@ function showStates(models) {
     const facts = [
       describeMemory(status),
       countRequests(status.num_requests, "uses it", "use it"), countRequests(status.num_waiting, "waits", "wait"),
-      adapters.length && `adapters: ${adapters.join(", ")}`,
+      adapters.length > 4 ? `${adapters.length} adapters` : adapters.length && `adapters: ${adapters.join(", ")}`,
     ];
     return make("li", {}, make("b", {}, id), state,
       make("span", { className: "facts-line number muted" }, facts.filter(Boolean).join("; ")),
