@@ -29,8 +29,8 @@ async function look() {
     const metrics = readMetrics(await (await get("metrics")).text());
     showMetrics(metrics);
     const notes = [];
-    const levels = (metrics.sleep_level || []).map(([, level]) => level), asleep = levels.filter(Boolean).length;
-    if (asleep) notes.push(levels.length === 1 ? "The engine is asleep: it has given memory back." : `${asleep} of ${levels.length} engines are asleep: they have given memory back.`);
+    // Of several models, the list has the states.
+    if (sum(metrics, "sleep_level") && !haveStates()) notes.push("The engine is asleep: it has given memory back.");
     if (tabStorage.getItem(KEY)) notes.push("Only requests that your key may see are shown.");
     noteRefusal(notes.join(" "));
   } catch (error) {
