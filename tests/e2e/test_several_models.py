@@ -89,6 +89,14 @@ def test_three_models_under_load_and_one_engine_is_killed(
         pass
     assert "was ended by SIGKILL" in second["reason"]
     assert ask("embed") == 200
+    order = f"{server.url}/sleep?model=embed&level=2"
+    assert httpx.post(order, timeout=60).status_code == 200
+    asleep = read_states()["embed"]
+    assert asleep["value"] == "sleeping"
+    assert 100 < asleep["memory_bytes"] / 2**20 < 640
+    order = f"{server.url}/wake_up?model=embed"
+    assert httpx.post(order, timeout=60).status_code == 200
+    assert ask("embed") == 200
     assert server.stop(signal.SIGTERM) == 0
     assert "--kv-cache-memory has no effect on" in server.read_log()
     # The engine processes say whose they are.
