@@ -84,7 +84,19 @@ inline void choose_codes(const std::vector<float>& numbers, int group_size, Code
   }
 }
 
-// Writes one output's codes into its block.
+// Returns the codes of one step of one output, as they lie in memory.
+template <class Format>
+inline std::uint32_t join_codes(const std::int8_t* codes) {
+  std::uint32_t step = 0;
+#pragma GCC unroll 8
+  for (int i = 0; i < Format::kInputs; ++i) {
+    const std::uint32_t code = static_cast<std::uint8_t>(codes[i]);
+    step |= code << (8 * Format::byte_of(i) + 4 * Format::is_upper_half(i));
+  }
+  return step;
+}
+
+// Writes one output's codes into its block; a row has whole steps.
 template <class Format>
 void write_codes(const Matrix<Format>& matrix, const CodedRow& row, int output,
                  std::uint8_t* block) {
@@ -97,12 +109,10 @@ void write_codes(const Matrix<Format>& matrix, const CodedRow& row, int output,
     scales[kBlock + output] = narrow_half(row.minima[own]);
     std::uint8_t* codes = block + 2 * kBlock * sizeof(Float16) + output * 4;
     const int end = std::min((group + 1) * group_size, static_cast<int>(row.codes.size()));
-    for (int input = group * group_size; input < end; ++input) {
-      int i = input - group * group_size;
-      auto code = static_cast<std::uint8_t>(row.codes[input]);
-      const int step = i / Format::kInputs, place = i % Format::kInputs;
-      std::uint8_t& to = codes[step * kBlock * kStepBytes + Format::byte_of(place)];
-      to = static_cast<std::uint8_t>(Format::is_upper_half(place) ? to | code << 4 : to | code);
+    for (int input = group * group_size; input < end; input += Format::kInputs) {
+      const std::uint32_t step = join_codes<Format>(&row.codes[input]);
+      std::memcpy(codes, &step, sizeof step);
+      codes += kBlock * kStepBytes;
     }
     block += group_bytes<Format>(group_size);
   }
