@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..config import EngineConfig, ModelConfig
 from ..engine.generation.core import LocalCore
@@ -76,7 +76,9 @@ def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
         step_bytes=measure_step_bytes(config, model),
     )
     info = limit_images(model.info, config, model.device.type)
-    info = _complete_info(config, source, info, blocks, processors, model.device.type)
+    info = _complete_info(
+        config, source, info, blocks, processors, model.device.type, file
+    )
     scheduler = make_scheduler(config, info, blocks, model.device.type)
     make_executor = partial(
         _make_executor, config, source, info, blocks, processors=processors
@@ -111,7 +113,12 @@ def _make_executor(
 ) -> _StepExecutor:
     """Allocate the KV cache of a loaded model, and run its first steps."""
     from ..model.runner import ModelRunner
-    from ..render.text.loading import load_grammar_tokenizer
+
+    def load_tokenizer() -> Any:
+        # Imported here, because only the first grammar needs it.
+        from ..render.text.loading import load_grammar_tokenizer
+
+        return load_grammar_tokenizer(source.weights.folder, info)
 
     runner = ModelRunner(
         model,
@@ -122,7 +129,7 @@ def _make_executor(
         max_model_len=info.max_model_len,
         num_checkpoints=config.cache.count_checkpoints(config.scheduler.max_num_seqs),
         logits_processors=processors,
-        load_tokenizer=partial(load_grammar_tokenizer, source.weights.folder, info),
+        load_tokenizer=load_tokenizer,
         read_gguf_adapter=read_gguf_adapter,
     )
     runner.warm_up()
@@ -220,6 +227,7 @@ def _complete_info(
     blocks: CacheBlocks,
     processors: Sequence[type[LogitsProcessor]],
     device_type: str,
+    file: GgufFile | None = None,
 ) -> ModelInfo:
     """Add to a model's facts the facts that depend on the configuration."""
     template = read_template(config.model.chat_template)
@@ -230,7 +238,7 @@ def _complete_info(
         default_sampling=info.default_sampling or config.model.own_sampling,
         stop_repetition=config.model.repetition_detection,
         fingerprint=fingerprint_model(source.weights.folder, info.dtype, info.kernels),
-        weights=measure_weights(source.weights),
+        weights=measure_weights(source.weights, file),
         device_type=device_type,
         cache_bytes=_count_cache_bytes(config, info, blocks),
         logits_processors=tuple(processor.name for processor in processors),

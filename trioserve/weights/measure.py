@@ -8,6 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import Final
 
+from ..types.gguf import GgufFile
 from ..types.model_info import WeightFiles
 from .gguf import read_gguf
 from .source import Weights
@@ -16,10 +17,14 @@ from .source import Weights
 _PLAIN: Final = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 
 
-def measure_weights(weights: Weights) -> WeightFiles:
-    """Return the sizes of a model that has been loaded."""
+def measure_weights(weights: Weights, file: GgufFile | None = None) -> WeightFiles:
+    """Return the sizes of a model that has been loaded.
+
+    Args:
+      file: the GGUF file of the weights, if it has been read already.
+    """
     if weights.gguf is not None:
-        tensors = read_gguf(weights.gguf).tensors
+        tensors = (file or read_gguf(weights.gguf)).tensors
         numbers = Counter[str]()
         for tensor in tensors:
             numbers[tensor.kind] += prod(tensor.shape)

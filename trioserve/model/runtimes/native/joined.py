@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import ctypes
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,33 +105,24 @@ def join(
     """Find the modules of each block of outputs; see JoinedProduct."""
     begins = [0, *accumulate(each.out_features for each in modules)]
     outputs = np.arange(begins[-1]) if order is None else order
-    ends = accumulate(each.num_outputs for each in matrices)
-    blocks = [
-        outputs[first : min(first + block_size, end)]
-        for begin, end in pairwise([0, *ends])
-        for first in range(begin, end, block_size)
-    ]
-    runs: list[BlockRun] = []
-    num_blocks = 0
-    for (first, last), group in groupby(blocks, lambda each: _find_ends(each, begins)):
+    blocks = _cut(outputs, [each.num_outputs for each in matrices], block_size)
+    # An output that is not there counts as the first of its block.
+    present = np.where(blocks < 0, blocks[:, :1], blocks)
+    owners = np.searchsorted(begins, present, side="right") - 1
+    ends = np.stack([owners.min(axis=1), owners.max(axis=1)], axis=1)
+    changes = np.flatnonzero(np.diff(ends, axis=0).any(axis=1)) + 1
+    runs = []
+    for first_block, end_block in pairwise([0, *changes.tolist(), len(blocks)]):
+        first, last = ends[first_block].tolist()
         begin, end = begins[first], begins[last + 1]
-        # The last block of a matrix may be shorter.
-        filled = [
-            np.pad(
-                each - begin,
-                (0, block_size - len(each)),
-                constant_values=end - begin,
-            )
-            for each in group
-        ]
+        own = blocks[first_block:end_block]
         run = BlockRun(
-            first_block=num_blocks,
+            first_block=first_block,
             first_module=first,
             last_module=last,
-            outputs=np.concatenate(filled),
+            outputs=np.where(own < 0, end, own).ravel() - begin,
         )
         runs.append(run)
-        num_blocks += len(filled)
     return JoinedProduct(
         modules=tuple(modules),
         matrices=tuple(matrices),
@@ -142,10 +133,20 @@ def join(
     )
 
 
-def _find_ends(outputs: Places, begins: Sequence[int]) -> tuple[int, int]:
-    """Return the first and the last module of a block."""
-    owners = np.searchsorted(begins, (outputs.min(), outputs.max()), side="right") - 1
-    return int(owners[0]), int(owners[1])
+def _cut(outputs: Places, sizes: Iterable[int], block_size: int) -> Places:
+    """Cut the outputs of matrices into blocks; the last block of each may be shorter.
+
+    Args:
+      sizes: the number of outputs of each matrix.
+
+    Returns:
+      (num_blocks, block_size); -1 stands for an output that is not there.
+    """
+    parts = np.split(outputs, [*accumulate(sizes)][:-1])
+    padded = [
+        np.pad(each, (0, -len(each) % block_size), constant_values=-1) for each in parts
+    ]
+    return np.concatenate(padded).reshape(-1, block_size)
 
 
 def list_joined(
