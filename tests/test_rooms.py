@@ -221,13 +221,18 @@ def test_only_the_connection_guard_uses_hypercorns_private_names() -> None:
 LIGHT = {
     # --help must be fast, and an interrupt must have an effect from the beginning.
     "trioserve, trioserve.__main__": "torch transformers quart trio msgspec",
+    # torch's library is loaded beside its other imports.
+    "trioserve.startup.engine_process": "torch trio msgspec numpy",
+    # They take as long as its other imports together, and a model on kernels needs none.
+    "trioserve.startup.engine_host": "torch transformers prometheus_client gguf "
+    "trioserve.render trioserve.frontend",
     "trioserve.programs.simulate": "torch matplotlib",
     "trioserve.startup.server, trioserve.startup.supervisor": "torch quart hypercorn "
     "trioserve.server",
     # A server starts its engine before it imports its app.
     "trioserve.startup.one_process": "torch transformers quart flask werkzeug",
     # Nor does the app need torch. tests/e2e/test_engine_process.py looks at a running server.
-    "trioserve.server.app": "torch",
+    "trioserve.server.app": "torch PIL gguf",
 }
 
 

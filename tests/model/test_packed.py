@@ -328,11 +328,12 @@ def test_a_plain_llama_starts_without_transformers(
     folder = save_tiny_model("llama", tmp_path / "folder")
     script = (
         "import sys\n"
-        "large = ('transformers', 'scipy', 'sklearn', 'torch._dynamo', 'sympy')\n"
+        "large = ('transformers', 'scipy', 'sklearn', 'torch._dynamo', 'sympy',\n"
+        "    'llguidance', 'prometheus_client')\n"
         "for name in [*sys.modules]:\n"
         "    if f'{name}.'.startswith(('trioserve.', *(f'{each}.' for each in large))):\n"
         "        del sys.modules[name]\n"
-        "import trioserve.startup.engine_process, trioserve.model.stages.plain\n"
+        "import trioserve.startup.engine_host, trioserve.model.stages.plain\n"
         "from trioserve.config import EngineConfig, build_config\n"
         "from trioserve.startup.core import build_core\n"
         "for model in sys.argv[1:]:\n"

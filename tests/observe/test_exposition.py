@@ -10,14 +10,12 @@ from prometheus_client.parser import text_string_to_metric_families
 import pytest
 import trio
 
-from trioserve.observe import (
+from trioserve.observe import Distribution, Histogram, LoopStall
+from trioserve.observe.exposition import (
     CounterMetric,
-    Distribution,
     GaugeMetric,
-    Histogram,
     HistogramMetric,
     Joining,
-    LoopStall,
     Rows,
     collect_rows,
     join_families,

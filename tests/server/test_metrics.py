@@ -17,7 +17,7 @@ import trio
 import trio_parallel
 
 from trioserve.frontend.models.router import ModelEntry, ModelRouter
-from trioserve.observe import collect_rows
+from trioserve.observe.exposition import collect_rows
 from trioserve.render.workers.processes import TemplateProcesses
 from trioserve.server.metrics import METRICS
 from trioserve.server.metrics.models import MODELS

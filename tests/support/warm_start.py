@@ -62,6 +62,7 @@ _MODULES = (
     "trioserve.programs.commands.run_batch",
     "trioserve.programs.commands.serve",
     "trioserve.server.app",
+    "trioserve.startup.engine_host",
     "trioserve.startup.engine_process",
     "trioserve.startup.http_process",
     "trioserve.startup.http_server",

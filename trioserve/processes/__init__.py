@@ -1,6 +1,7 @@
 """Processes that live and die together, and the messages between them.
 
     open_child       starts `python -m MODULE` and ends it, whatever happens
+    start_early      the same before trio runs, for the next open_child of the module
     run_as_child     the entry of such a module
     run_with_parent, serve_peer    its two halves, for a process that torchrun starts
     beat             sends a sign of life every second
@@ -12,7 +13,7 @@
 It does not know engines or devices. Nothing is pickled: messages hold only data.
 """
 
-from .child import Child, open_child
+from .child import Child, open_child, start_early
 from .messages import (
     Alive,
     Descriptor,
@@ -47,4 +48,5 @@ __all__ = [
     "run_as_child",
     "run_with_parent",
     "serve_peer",
+    "start_early",
 ]

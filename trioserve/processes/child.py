@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 import os
 import signal
+import socket
 import subprocess
 import sys
 from types import MappingProxyType
@@ -71,27 +72,52 @@ class Child:
         await self.wait()
 
 
+# Processes of start_early that open_child has not taken yet, by their modules.
+_early: dict[str, tuple[subprocess.Popen[bytes], socket.socket]] = {}
+
+
+@contextmanager
+def start_early(module: str, *arguments: str) -> Iterator[None]:
+    """Start the process of the next open_child of a module already.
+
+    It imports its modules while this process imports its own. It is killed at the end of the
+    block if open_child has not taken it.
+
+    Args:
+      arguments: as for open_child, which does not look at its own then.
+    """
+    _early[module] = _start(module, arguments, {})
+    try:
+        yield
+    finally:
+        if started := _early.pop(module, None):
+            process, sock = started
+            sock.close()
+            process.kill()
+            process.wait()
+
+
 @asynccontextmanager
 async def open_child(
     module: str,
-    *,
+    *arguments: str,
     receives: Any,
     name: str,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> AsyncIterator[Child]:
-    """Run `python -m MODULE DESCRIPTOR OUR_PID` until the block is left.
+    """Run `python -m MODULE DESCRIPTOR OUR_PID ...` until the block is left.
 
     The module calls run_as_child. It imports from the same folders as this process.
 
     Args:
+      arguments: more of them, behind our pid.
       receives: type of the messages from it.
       name: for error messages, such as "the engine process".
       environment: variables besides ours, for libraries that read them.
     """
-    ours, theirs = trio.socket.socketpair()
-    with ours, theirs:
-        process = _start(module, theirs.fileno(), environment)
-        theirs.close()
+    started = _early.pop(module, None) or _start(module, arguments, environment)
+    process = started[0]
+    with trio.socket.from_stdlib_socket(started[1]) as ours:
         stream = MessageStream[Any](ours, receives=receives)
         child = Child(process, stream, name)
         try:
@@ -103,24 +129,28 @@ async def open_child(
 
 
 def _start(
-    module: str, descriptor: int, environment: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    """Start a process in this thread; trio would start it in another one.
+    module: str, arguments: Sequence[str], environment: Mapping[str, str]
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a process in this thread, and return it with our end of its connection.
 
-    The system must end the process with its parent. For the system the parent is a
-    thread, and trio's threads end when they have been idle for a while.
+    trio would start it in another thread. The system must end the process with its parent.
+    For the system the parent is a thread, and trio's threads end when they have been idle for
+    a while.
     """
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-P", "-m", module),
-            *(str(descriptor), str(os.getpid())),
-        ],
-        pass_fds=[descriptor],
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": _list_paths(), **environment},
-        # Ctrl-C reaches this process alone, which may let requests end first.
-        process_group=0,
-    )
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-P", "-m", module),
+                *(str(theirs.fileno()), str(os.getpid()), *arguments),
+            ],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": _list_paths(), **environment},
+            # Ctrl-C reaches this process alone, which may let requests end first.
+            process_group=0,
+        )
+    return process, ours
 
 
 def _list_paths() -> str:

@@ -6,7 +6,7 @@
     first_checks      mistakes that are found without the imports of torch and transformers
     core              scheduler, executor and model, in this process or in a pipeline;
                       generation_core and pooling_core build it, limits resolves defaults
-    engine_process    the same in a child process of its own
+    engine_process    the same in a child process of its own, whose work is in engine_host
     stage_process     one stage of a pipeline, in a process of its own
     engine_task       keeps an engine running as long as a block
     server            `trioserve serve`: signals, and the exit code

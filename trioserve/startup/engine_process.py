@@ -1,60 +1,73 @@
-"""The engine process: `python -m trioserve.startup.engine_process DESCRIPTOR PARENT`.
+"""The engine process: `python -m trioserve.startup.engine_process DESCRIPTOR PARENT [torch]`.
 
-open.py starts it. It loads the model and steps the device. engine/process/messages.py
-has its messages.
+open.py starts it, or the command does so before it imports HTTP. With `torch` the process loads
+a model itself, and imports torch while its first message is on the way. The work is in
+engine_host.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from functools import partial
+import gc
+from importlib import import_module
+import sys
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Final
 
-from ..engine.process.core_server import host_clients, host_core
-from ..engine.process.messages import EngineLoaded, StartEngine, ToEngine
-from ..errors import StartupError
-from ..processes import MessageStream, run_as_child
-from ..processes.interpreter import settle_interpreter
-from ..types.not_loaded import NotLoaded
-from .adapters import load_adapters
-from .core import open_core
-from .held_memory import measure_held
-from .loaded import LoadedCore
-from .log_lines import set_up_logging
+from ..model.device.torch_library import load_torch_library
 
+if TYPE_CHECKING:
+    from ..config import EngineConfig
 
-async def main(stream: MessageStream[Any]) -> None:
-    """Load the model of the first message, and serve it."""
-    begin = await stream.receive()
-    assert isinstance(begin, StartEngine), "StartEngine comes first"
-    set_up_logging(begin.log_level, origin=begin.origin)
-    try:
-        async with open_core(begin.config, begin.model_kind) as loaded:
-            await _host(loaded, stream, begin)
-    except StartupError as error:
-        await _refuse(error, stream)
+ENGINE_PROCESS: Final = "trioserve.startup.engine_process"
+
+_TORCH: Final = "torch"
+
+# Packages and modules with parts in C that this process needs in any case.
+_IN_C: Final = ("json", "mmap", "msgspec", "numpy", "resource", "trio")
 
 
-async def _host(
-    loaded: LoadedCore, stream: MessageStream[Any], begin: StartEngine
-) -> None:
-    async def announce() -> None:
-        try:
-            await load_adapters(loaded, begin.config.model)
-        except StartupError as error:
-            await _refuse(error, stream)
-        info = replace(loaded.info, memory_bytes=measure_held(loaded.info))
-        stream.send_nowait(EngineLoaded(info=info, pooling=loaded.pooling))
-
-    await settle_interpreter()
-    host = host_clients if begin.is_shared else host_core
-    await host(loaded.core, stream, announce=announce)
+def list_arguments(config: EngineConfig) -> tuple[str, ...]:
+    """Return the arguments of an engine process, besides those of every child."""
+    # Where stages and shards load the model, the engine process does without torch.
+    return () if config.parallel.world_size > 1 else (_TORCH,)
 
 
-async def _refuse(error: StartupError, stream: MessageStream[Any]) -> None:
-    """Tell the parent that nothing is served; it ends this process."""
-    stream.send_nowait(NotLoaded.of(error))
-    await stream.receive()
+def main() -> None:
+    """Serve the parent until it ends."""
+    # Nearly all objects of modules stay; see prepare_interpreter.
+    gc.disable()
+    has_imported = Event()
+    importing = None
+    if _TORCH in sys.argv[3:]:
+        # The linker loads one library at a time, and is busy with torch's next.
+        for name in _IN_C:
+            import_module(name)
+        # A daemon, because nothing waits for it if the parent ends.
+        importing = Thread(target=_import_torch, args=(has_imported,), daemon=True)
+        importing.start()
+    # Imported here, beside that thread.
+    from ..engine.process.messages import ToEngine
+    from ..processes import run_as_child
+    from .engine_host import host_engine
+
+    has_imported.set()
+    run_as_child(partial(host_engine, importing=importing), receives=ToEngine)
+
+
+def _import_torch(has_imported: Event) -> None:
+    """Import torch.
+
+    Args:
+      has_imported: set when the other imports are done, which torch's would delay.
+    """
+    load_torch_library()
+    has_imported.wait()
+    import_module("torch")
+    from ..processes.interpreter import keep_imports
+
+    keep_imports()
 
 
 if __name__ == "__main__":
-    run_as_child(main, receives=ToEngine)
+    main()

@@ -20,7 +20,11 @@ from ..frontend import PoolingEngine, TextEngine
 from ..frontend.models.router import ModelRouter
 from ..http.connection import guard_connections, make_config, raise_descriptor_limit
 from ..http.state import ServerState
-from ..processes.interpreter import prepare_interpreter, settle_interpreter
+from ..processes.interpreter import (
+    keep_imports,
+    prepare_interpreter,
+    settle_interpreter,
+)
 from ..processes.threads.fresh_thread import open_fresh_thread
 from .address import start_listening
 
@@ -193,6 +197,7 @@ def _import_app() -> Callable[[ServerState], ServingApp]:
     # Here and not above, so that the engine process starts before and loads meanwhile.
     from ..server.app import create_http_app
 
+    keep_imports()
     return create_http_app
 
 

@@ -32,6 +32,7 @@ from ..render import open_template_processes
 from ..types.not_loaded import NotLoaded
 from .adapters import load_adapters
 from .core import open_core
+from .engine_process import ENGINE_PROCESS, list_arguments
 from .engine_task import open_engine_task
 from .frontend import Frontend, LoadedFrontend
 from .loaded import LoadedCore
@@ -220,7 +221,8 @@ async def _open_process_core(
     config: EngineConfig, model_kind: ModelKind, frontend: Frontend, origin: str
 ) -> AsyncIterator[LoadedCore]:
     async with open_child(
-        "trioserve.startup.engine_process",
+        ENGINE_PROCESS,
+        *list_arguments(config),
         receives=FromEngine,
         name="the engine process",
     ) as child:

@@ -41,6 +41,7 @@ from ..processes.http_link.messages import (
 from ..processes.silence import SilenceWatch
 from ..types.not_loaded import NotLoaded
 from .address import open_copy, share_address
+from .engine_process import ENGINE_PROCESS, list_arguments
 from .open import load_engine
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class Supervisor:
     """
 
     max_silent_seconds: ClassVar[int] = 10
-    engine_module: ClassVar[str] = "trioserve.startup.engine_process"
+    engine_module: ClassVar[str] = ENGINE_PROCESS
 
     def __init__(self, config: ServeConfig, sock: socket.socket) -> None:
         self._config = config
@@ -102,6 +103,7 @@ class Supervisor:
         share_address(self._sock)
         async with open_child(
             self.engine_module,
+            *list_arguments(self._config.engine),
             receives=EngineLoaded | NotLoaded,
             name="the engine process",
         ) as engine:

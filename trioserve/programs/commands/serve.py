@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 import os
 from pathlib import Path
 import sys
@@ -114,17 +115,31 @@ def _run(line: CommandLine) -> int:
     from ...startup.log_lines import set_up_logging
 
     set_up_logging(config.bind.log_level.upper())
-    from ...startup.address import open_address
-    from ...startup.first_checks import check_first
+    with _starting_engine(config, models):
+        from ...startup.address import open_address
+        from ...startup.first_checks import check_first
 
-    if not models:
-        check_first(config.engine)
-    with open_address(config.bind) as sock:
-        import trio
+        if not models:
+            check_first(config.engine)
+        with open_address(config.bind) as sock:
+            import trio
 
-        from ...startup.server import Server
+            from ...startup.server import Server
 
-        return trio.run(Server(config, sock, models).run)
+            return trio.run(Server(config, sock, models).run)
+
+
+def _starting_engine(
+    config: ServeConfig, models: Sequence[ServedModel]
+) -> AbstractContextManager[None]:
+    """Start the engine process while this one has to import HTTP, which takes a second."""
+    from ...processes import start_early
+    from ...startup.engine_process import ENGINE_PROCESS, list_arguments
+
+    # Several models start theirs later.
+    if models or not config.process.engine_process:
+        return nullcontext()
+    return start_early(ENGINE_PROCESS, *list_arguments(config.engine))
 
 
 def _obey_torchrun(config: ServeConfig, models: Sequence[ServedModel]) -> None:

@@ -10,7 +10,7 @@ from prometheus_client.core import Metric as Family
 from ...frontend import PoolingEngine, TextEngine
 from ...http.keys.siblings import ReadMetrics, ask_siblings
 from ...http.state import ServerState
-from ...observe import (
+from ...observe.exposition import (
     Joining,
     Rows,
     Samples,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...engine.generation.engine import TokenEngine
 from ...engine.pooling.engine import TensorEngine
 from ...frontend import PoolingEngine, TextEngine
-from ...observe import CounterMetric, GaugeMetric, Rows
+from ...observe.exposition import CounterMetric, GaugeMetric, Rows
 
 
 def _count_requests(engine: TokenEngine | TensorEngine) -> int:

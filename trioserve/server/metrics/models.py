@@ -7,7 +7,7 @@ from typing import Final, get_args
 
 from ...frontend.models.policy import ModelState
 from ...frontend.models.router import ModelRouter, ModelStatus
-from ...observe import CounterMetric, GaugeMetric, Rows
+from ...observe.exposition import CounterMetric, GaugeMetric, Rows
 
 _STATES: Final[tuple[str, ...]] = (*get_args(ModelState), "sleeping")
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from ...observe import CounterMetric, GaugeMetric, Rows
+from typing import TYPE_CHECKING
+
+from ...observe.exposition import CounterMetric, GaugeMetric, Rows
 from ...render import PoolingRenderer, Renderer
-from ...render.images.renderer import ImageRenderer
 from ...render.shared.structure import StructureCompiler
 from ...render.workers.processes import TemplateProcesses
+
+if TYPE_CHECKING:
+    # It imports PIL, which few models need.
+    from ...render.images.renderer import ImageRenderer
 
 RENDERER: Rows[Renderer | PoolingRenderer] = (
     GaugeMetric(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from ...http.keys.key_use import KeyUse, KeyUses
 from ...http.record.request_counts import RequestCounts
-from ...observe import CounterMetric, GaugeMetric, HistogramMetric, Rows
+from ...observe.exposition import CounterMetric, GaugeMetric, HistogramMetric, Rows
 
 REQUESTS: Rows[RequestCounts] = (
     CounterMetric(

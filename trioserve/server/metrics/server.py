@@ -7,16 +7,8 @@ from collections.abc import Callable, Mapping
 import trio
 
 from ...http.state import ServerState
-from ...observe import (
-    SLOW_STEP_SECONDS,
-    CounterMetric,
-    Distribution,
-    GaugeMetric,
-    HistogramMetric,
-    Offender,
-    Rows,
-    StallStatistics,
-)
+from ...observe import SLOW_STEP_SECONDS, Distribution, Offender, StallStatistics
+from ...observe.exposition import CounterMetric, GaugeMetric, HistogramMetric, Rows
 from ...types.version import __version__
 
 _SLOW = f"task steps longer than {1000 * SLOW_STEP_SECONDS:g} ms"
