@@ -7,10 +7,11 @@ import functools
 from itertools import product
 import json
 from pathlib import Path
+import shutil
 from typing import Any
 
 import pytest
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 import torch
 
 from trioserve.errors import InvalidAdapter
@@ -166,6 +167,33 @@ def test_experts_that_were_modules_when_their_adapter_was_trained(
     adapted.check(*sequences)
 
 
+def test_an_older_peft_had_inputs_and_outputs_in_the_other_order(
+    tiny: Callable[..., Any], tmp_path: Path
+) -> None:
+    model = tiny("mixtral")
+    both = {"target_modules": [], "target_parameters": [GATE_UP, DOWN]}
+    folder = train(model.folder, tmp_path / "1", r=3, **both)
+    path = folder / "adapter_model.safetensors"
+    tensors = load_file(path)
+    older = tmp_path / "2"
+    shutil.copytree(folder, older)
+    turned = {}
+    for name, tensor in tensors.items():
+        if "lora_A" in name:
+            other = name.replace("lora_A", "lora_B")
+            # (inputs, rank, experts), and (experts, rank, outputs)
+            a = tensor.unflatten(0, (4, 3)).permute(2, 1, 0)
+            b = tensors[other].unflatten(1, (3, 4)).permute(2, 1, 0)
+            turned[name] = b.flatten(0, 1).contiguous()
+            turned[other] = a.flatten(1).contiguous()
+    save_file(turned, older / path.name)
+    runner = Planner(model.loaded)
+    Adapted(model.folder, {1: older}).load(runner.runner, 1)
+    sequence = runner.begin(make_prompt(9), adapter=1)
+    runner.run(sequence, num_tokens=6)
+    Adapted(model.folder, {1: folder}).check(sequence)
+
+
 def change(folder: Path, name: str, value: Any) -> None:
     path = folder / "adapter_config.json"
     config = json.loads(path.read_text())
@@ -181,13 +209,15 @@ def change(folder: Path, name: str, value: Any) -> None:
         ("use_dora", True, "use_dora is not supported for .*experts"),
         ("r", 3, r"experts.*lora_A has the shape \(16, 32\)"),
         ("target_parameters", GATE_UP, "target_parameters"),
+        ("peft_version", "0.18.1", "peft_version is 0.18.1, .* square"),
     ],
 )
 def test_adapters_of_experts_are_refused_by_the_name_of_the_field(
     tiny: Callable[..., Any], tmp_path: Path, field: str, value: Any, reason: str
 ) -> None:
     model = tiny("qwen3_moe")
-    both = {"target_modules": [], "target_parameters": [GATE_UP, DOWN]}
+    named = [DOWN] if field == "peft_version" else [GATE_UP, DOWN]
+    both = {"target_modules": [], "target_parameters": named}
     folder = train(model.folder, tmp_path, r=4, **both)
     change(folder, field, value)
     with pytest.raises(InvalidAdapter, match=reason):

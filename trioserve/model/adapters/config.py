@@ -22,7 +22,7 @@ _INERT = frozenset(
             "lora_ga_config",
             "loftq_config",
         ),
-        *("megatron_core", "peft_version", "qalora_group_size", "revision"),
+        *("megatron_core", "qalora_group_size", "revision"),
         *("runtime_config", "task_type"),
     }
 )
@@ -61,6 +61,7 @@ class PeftConfig(msgspec.Struct, frozen=True, kw_only=True):
     layers_pattern: list[str] | str | None = None
     init_lora_weights: bool | str | None = True
     bias: str | None = "none"
+    peft_version: str | None = None
 
     def find_rank(self, name: str) -> int:
         """Return the rank of the matrices of a module, or of a parameter."""

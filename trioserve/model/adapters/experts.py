@@ -8,7 +8,13 @@ names; the first parameter has the innermost wrapper:
     experts.lora_A, lora_B                                             down_proj
 
 The rows of A are in the order of experts and then of ranks, the columns of B in the order of
-ranks and then of experts. Before transformers 5, experts were modules: experts.3.gate_proj.
+ranks and then of experts. Earlier versions of peft took the last two dimensions of a weight for
+its inputs and its outputs, whichever they are. Then A reads outputs and B writes inputs, and the
+change is the transposed one:
+
+    (B A)^T = A^T B^T
+
+Before transformers 5, experts were modules: experts.3.gate_proj.
 
 Source: peft 0.21, tuners/lora/layer.py (ParamWrapper), utils/transformers_weight_conversion.py.
 """
@@ -29,6 +35,9 @@ from .part import ModelPart
 from .products import name_expert, split_expert
 
 _WRAPPER = ".base_layer"
+
+# The version of peft from which on A reads the inputs of every weight.
+_SETTLED = 0, 20
 
 _MODULE = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)")
 
@@ -148,17 +157,47 @@ class ExpertReader:
                 f"there are tensors of {len(wrapped)} parameters of {module}, but "
                 f"target_parameters names {' and '.join(named) or 'none'}"
             )
+        tensors = {each: wrapped[i] for i, each in enumerate(reversed(named))}
+        is_turned = self._is_turned(module, tensors)
         changes = {}
         for depth, weight in enumerate(reversed(named)):
             key, own = f"{module}.{weight}", module + depth * _WRAPPER
             rank, count = self._config.find_rank(key), numbers[weight]
-            num_outputs, num_inputs = self._part.shapes[name_expert(experts, 0, weight)]
-            a = take_tensor(wrapped[depth], own, "lora_A", (count * rank, num_inputs))
-            b = take_tensor(wrapped[depth], own, "lora_B", (num_outputs, rank * count))
-            a = a.unflatten(0, (count, rank))
-            b = b.unflatten(1, (rank, count)) * self._config.find_scale(key)
+            written, read = self._part.shapes[name_expert(experts, 0, weight)]
+            if is_turned:
+                written, read = read, written
+            a = take_tensor(tensors[weight], own, "lora_A", (count * rank, read))
+            b = take_tensor(tensors[weight], own, "lora_B", (written, rank * count))
+            a = a.unflatten(0, (count, rank))  # (count, rank, read)
+            b = b.unflatten(1, (rank, count)).permute(2, 0, 1)  # (count, written, rank)
+            if is_turned:
+                a, b = b.transpose(1, 2), a.transpose(1, 2)
+            b = b * self._config.find_scale(key)
             for expert in range(count):
                 changes[name_expert(experts, expert, weight)] = LowRank(
-                    a=a[expert], b=b[:, :, expert].contiguous()
+                    a=a[expert].contiguous(), b=b[expert].contiguous()
                 )
         return changes
+
+    def _is_turned(
+        self, module: str, tensors: Mapping[str, Mapping[str, Tensor]]
+    ) -> bool:
+        """Return whether A reads outputs and B writes inputs, as in older versions of peft.
+
+        Args:
+          tensors: of the wrappers of a module, by the names of weights.
+        """
+        experts = self._names.find(module)
+        assert experts is not None, "it was found before"
+        for weight, own in tensors.items():
+            num_outputs, num_inputs = self._part.shapes[name_expert(experts, 0, weight)]
+            if num_outputs != num_inputs and "lora_A" in own:
+                return own["lora_A"].shape[-1] == num_outputs
+        version = re.match(r"(\d+)\.(\d+)", self._config.peft_version or "0.0")
+        if version is None or (int(version[1]), int(version[2])) < _SETTLED:
+            raise AdapterProblem(
+                f"peft_version is {self._config.peft_version}, and versions before 0.20 "
+                f"have different orders of the dimensions of {module}, whose weights are "
+                "square: save it with a later one"
+            )
+        return False
