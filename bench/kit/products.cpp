@@ -27,7 +27,9 @@ void attend(Pool& pool, const AttentionShape& shape, int num_tokens, int num_lay
   fit(queries, static_cast<std::ptrdiff_t>(num_tokens) * shape.num_heads * shape.key_dim);
   fit(out, num_tokens * width);
   Pool::Step awake(pool);
-  attention.plan(shape, {{0, num_tokens, 0, {blocks.data(), nullptr}}}, pool.num_threads());
+  // The plan refers to them.
+  const std::vector<StepRow> rows{{0, num_tokens, 0, {blocks.data(), nullptr}}};
+  attention.plan(shape, rows, pool.num_threads());
   for (int layer = 0; layer < num_layers; ++layer) {
     attention.run(pool, shape, &cache[layer * layer_size], queries.data(), out.data(), width);
   }
