@@ -107,6 +107,9 @@ REFUSED: dict[str, dict[str, object]] = {
     "a pattern in rank_pattern takes too long": {
         "rank_pattern": {r"((\w|.)+)+(?<!j)": 2}
     },
+    "alpha_pattern has more than 1000 patterns": {
+        "alpha_pattern": {f"{number}?": 1 for number in range(1001)}
+    },
     "q_proj.lora_magnitude_vector is missing": {"use_dora": True},
     "q_proj.lora_A has the shape (2, 6)": {"r": 3},
 }

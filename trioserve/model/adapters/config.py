@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 import json
 import math
 from typing import Any
@@ -35,6 +36,9 @@ _PATTERN_SECONDS = 0.2
 _MAX_RANK = 2**14
 # A pattern without any sign of regular expressions but the dot.
 _IS_PLAIN = regex.compile(r"[A-Za-z0-9_.]+").fullmatch
+# Others are compiled, once for all modules.
+_MAX_PATTERNS = 1000
+_compile = lru_cache(_MAX_PATTERNS)(regex.compile)
 
 
 class AdapterProblem(Exception):
@@ -161,6 +165,10 @@ def _check(config: PeftConfig) -> None:
     ):
         if not all(map(math.isfinite, alphas)):
             raise AdapterProblem(f"{name} must be finite")
+    for name in ("rank_pattern", "alpha_pattern"):
+        patterns = getattr(config, name) or ()
+        if len(patterns) - sum(map(bool, map(_IS_PLAIN, patterns))) > _MAX_PATTERNS:
+            raise AdapterProblem(f"{name} has more than {_MAX_PATTERNS} patterns")
 
 
 def _names(targets: list[str] | str | None, field: str, module: str) -> bool:
@@ -173,7 +181,7 @@ def _names(targets: list[str] | str | None, field: str, module: str) -> bool:
 def _find_key(field: str, patterns: Iterable[str], module: str) -> str:
     """Return the first pattern at the end of a module's name; else the name."""
     for pattern in patterns:
-        # A file may have a pattern for each module, and to compile all for each takes minutes.
+        # A file may have a pattern for each module.
         if _IS_PLAIN(pattern):
             is_found = _names_end(pattern, module)
         else:
@@ -198,7 +206,7 @@ def _match(field: str, pattern: str, module: str) -> regex.Match[str] | None:
       AdapterProblem: the pattern of the field is none, or takes too long.
     """
     try:
-        return regex.fullmatch(pattern, module, timeout=_PATTERN_SECONDS)
+        return _compile(pattern).fullmatch(module, timeout=_PATTERN_SECONDS)
     except TimeoutError:
         raise AdapterProblem(f"a pattern in {field} takes too long") from None
     except (regex.error, RecursionError) as error:
