@@ -188,7 +188,10 @@ class EngineAsleep(Unavailable):
     """
 
     def __init__(self, failure: str = "") -> None:
-        reason = "is asleep by order of an operator, until POST /wake_up."
+        reason = (
+            "is asleep by order of an operator, until POST /wake_up "
+            "(of several models, with ?model=NAME)."
+        )
         if failure:
             reason = f"is asleep, and could not wake: {failure}"
         super().__init__(f"The engine {reason}", retry_after_seconds=10)
