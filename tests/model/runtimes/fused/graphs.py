@@ -1,11 +1,20 @@
-"""The device of the tests, and a stand-in for its graphs."""
+"""The device of the tests, a stand-in for its graphs, and models that are captured in it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+import functools
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from trioserve.config import ModelConfig
+from trioserve.model.loading.choose_runtime import make_decoder
+from trioserve.model.loading.files.facts import read_facts
+from trioserve.model.loading.load import load_modules
+from trioserve.model.runtimes.loaded import LoadedModel
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -28,3 +37,18 @@ GRAPHS: list[Repeated] = []
 def capture(function: Callable[[], Tensor]) -> Repeated:
     GRAPHS.append(Repeated(function))
     return GRAPHS[-1]
+
+
+@functools.cache
+def load(model: Any) -> LoadedModel:
+    """Load a model once. It captures graphs only for runners that warm up."""
+    from trioserve.model.runtimes.fused.decoder import FusedDecoder
+
+    config = ModelConfig(device=model.loaded.device.type, dtype="float32")
+    facts = read_facts(model.folder, config)
+    loaded = load_modules(model.folder, config, facts, "tiny")
+    # It compares the outputs itself.
+    decoder = make_decoder(
+        loaded, lambda parts: FusedDecoder(parts, lambda: capture), int8=False
+    )
+    return replace(loaded, native=decoder)

@@ -6,24 +6,17 @@ Without a GPU, Triton's interpreter runs their kernels on a CPU.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-import functools
 from typing import Any
 
 from interpreter import require_triton
 import pytest
 
-from trioserve.config import ModelConfig
-from trioserve.model.loading.choose_runtime import make_decoder
-from trioserve.model.loading.files.facts import read_facts
-from trioserve.model.loading.load import load_modules
 from trioserve.model.runtimes.choice import NotRecognised
 from trioserve.model.runtimes.fused.graphs import find_size, list_sizes
-from trioserve.model.runtimes.loaded import LoadedModel
 
 from ...planning import Planner, make_image, make_prompt
 from ...windowed import WindowedServer
-from .graphs import DEVICE, GRAPHS, capture
+from .graphs import DEVICE, GRAPHS, load
 
 require_triton()
 
@@ -36,21 +29,6 @@ TYPES = (
         for model_type in ("llama", "qwen3", "gemma2", "gemma3_text", "phi3")
     ),
 )
-
-
-@functools.cache
-def load(model: Any) -> LoadedModel:
-    """Load a model once. It captures graphs only for runners that warm up."""
-    from trioserve.model.runtimes.fused.decoder import FusedDecoder
-
-    config = ModelConfig(device=model.loaded.device.type, dtype="float32")
-    facts = read_facts(model.folder, config)
-    loaded = load_modules(model.folder, config, facts, "tiny")
-    # It compares the outputs itself.
-    decoder = make_decoder(
-        loaded, lambda parts: FusedDecoder(parts, lambda: capture), int8=False
-    )
-    return replace(loaded, native=decoder)
 
 
 @pytest.mark.parametrize("model_type", TYPES)

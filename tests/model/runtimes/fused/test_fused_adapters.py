@@ -14,8 +14,7 @@ from trioserve.model.self_check.steps import make_check
 
 from ...adapters.trained import ATTENTION, IGNORED, Adapted, train
 from ...planning import Planner, make_prompt
-from .graphs import DEVICE, GRAPHS
-from .test_decoder import load
+from .graphs import DEVICE, GRAPHS, load
 
 require_triton()
 
