@@ -218,7 +218,7 @@ def test_conversations_survive(server: FakeServer, open_page: OpenPage) -> None:
             half.begin();
             half.take({choices: [{delta: {content: "Half an"}}]});
         }""")
-    wait_for(page, "half.keptAt")
+    wait_for(page, "half.keptAt > 0")
     wait_for_kept(page)
     page.reload()
     page.get_by_text("The answer is not complete.").wait_for()

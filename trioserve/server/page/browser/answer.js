@@ -80,7 +80,7 @@ async function write(run, options) {
 // The writing of an answer. Its text is shown at most once a frame, and kept once a second.
 class Answer {
   constructor(conversation, message) {
-    Object.assign(this, { conversation, message, isWhole: false, usage: null, times: null, failure: "", frame: 0, restsUntil: 0, keptAt: 0 });
+    Object.assign(this, { conversation, message, isWhole: false, usage: null, times: null, failure: "", frame: 0, restsUntil: 0, keptAt: -Infinity });
     this.id = `page-${crypto.getRandomValues(new Uint32Array(1))[0].toString(16).padStart(8, "0")}`;
     this.controller = new AbortController();
     ownIds.add(this.id);
