@@ -183,7 +183,11 @@ ROUTES: Final = (
             "mode": "abort ends the running requests, wait lets them end; by default abort.",
             "model": "The model, if there are several.",
         },
-        errors={**_NOT_ADMIN, "400": "The engine does not have the level or the mode."},
+        errors={
+            **_NOT_ADMIN,
+            "400": "The engine does not have the level or the mode, or is not loaded.",
+            "404": "The model is not served here.",
+        },
     ),
     Route(
         method="POST",
@@ -191,7 +195,12 @@ ROUTES: Final = (
         handler=answer_wake_up,
         summary="Wake the engine, and answer when the model can run.",
         query={"model": "The model, if there are several."},
-        errors=_NOT_ADMIN,
+        errors={
+            **_NOT_ADMIN,
+            "400": "The query has something else, or the engine is not loaded.",
+            "404": "The model is not served here.",
+            "503": "The engine cannot wake.",
+        },
     ),
     Route(
         method="GET",
