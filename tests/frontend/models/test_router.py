@@ -294,6 +294,9 @@ async def test_an_engine_that_cannot_wake_fails_with_the_reason(
         models.open["a"].show(phase="asleep", level=2)
         await wait_all_tasks_blocked()
         models.open["a"].show(phase="asleep", level=2, failure="memory is short")
+        # Its engine has not ended yet.
+        with pytest.raises(ModelFailed, match="memory is short"):
+            await models.use("a", 1)
         await wait_all_tasks_blocked()
         assert models.states() == {"a": "failed", "b": "loaded"}
         with pytest.raises(ModelFailed, match="memory is short"):

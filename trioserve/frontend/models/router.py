@@ -394,9 +394,12 @@ class ModelRouter:
         run = self._runs.get(ticket.model)
         engine = None if run is None else run.engine
         # It may have failed since, and be on its way out.
-        if engine is None or _has_died(engine):
+        failure = "" if run is None else run.failure
+        if engine is None or failure or _has_died(engine):
             raise ModelFailed(
-                ticket.model, "its engine failed", retry_after_seconds=RETRY_SECONDS
+                ticket.model,
+                failure or "its engine failed",
+                retry_after_seconds=RETRY_SECONDS,
             )
         return engine
 
