@@ -79,9 +79,11 @@ class ExpertReader:
         Raises:
           AdapterProblem: the model cannot run them.
         """
-        bare, depth = module, 0
-        while bare.endswith(_WRAPPER):
-            bare, depth = bare.removesuffix(_WRAPPER), depth + 1
+        # No copy for each wrapper: a hostile name has a million of them.
+        end, depth = len(module), 0
+        while module.endswith(_WRAPPER, 0, end):
+            end, depth = end - len(_WRAPPER), depth + 1
+        bare = module[:end]
         if self._names.find(bare) is not None:
             self._refuse_magnitude(module)
             self._wrapped.setdefault(bare, {})[depth] = tensors
