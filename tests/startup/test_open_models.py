@@ -33,7 +33,9 @@ async def test_models_are_loaded_and_leave_in_a_program(tmp_path: Path) -> None:
             async with router.hold(name) as engine:
                 assert engine.info.name == name
                 assert isinstance(engine, trioserve.TextEngine)
-                async with engine.open_completion("Hi", max_tokens=2) as deltas:
+                async with engine.open_completion(
+                    "Hi", max_tokens=2, ignore_eos=True
+                ) as deltas:
                     [answer] = await deltas.collect()
                     assert answer.finish_reason == "length"
             loaded = [each.entry.name for each in router.describe() if each.engine]
