@@ -107,6 +107,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m gpu`, leave out the files and folders without such tests.
+
+    The clients and the oracles that they import need not be on a machine with a GPU.
+    """
+    if config.getoption("markexpr") != "gpu":
+        return None
+    return None if collection_path in _list_gpu_paths() else True
+
+
+@functools.cache
+def _list_gpu_paths() -> set[Path]:
+    files = Path(__file__).parent.rglob("test_*.py")
+    marked = {path for path in files if "pytest.mark.gpu" in path.read_text()}
+    return marked.union(*(path.parents for path in marked))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item,

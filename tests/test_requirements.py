@@ -1,5 +1,7 @@
 """`pip install -e '.[test]'` is enough to import the package and to collect its tests.
 
+A machine with a GPU needs less for the tests marked gpu: conftest.py leaves out the others.
+
 Imports are read, not run: the machine that runs this may have more packages than that.
 """
 
@@ -33,10 +35,14 @@ NEED_TRITON = {
 }
 
 
-def list_installed() -> set[str]:
-    """Return the names of the distributions that README's command installs."""
+# What a machine with a GPU has besides the package.
+FOR_GPU = ("pytest", "pytest-trio", "pytest-xdist", "hypothesis", "triton")
+
+
+def list_installed(*wanted: tuple[str, str]) -> set[str]:
+    """Return the names of distributions that come with some, and with their extras."""
     found: set[tuple[str, str]] = set()
-    waiting = [("trioserve", ""), ("trioserve", "test")]
+    waiting = [("trioserve", ""), *wanted]
     while waiting:
         name, extra = each = waiting.pop()
         if each in found:
@@ -49,14 +55,13 @@ def list_installed() -> set[str]:
         for needed in map(Requirement, lines):
             if needed.marker is None or needed.marker.evaluate({"extra": extra}):
                 key = canonicalize_name(needed.name)
-                waiting += [(key, wanted) for wanted in ("", *needed.extras)]
+                waiting += [(key, more) for more in ("", *needed.extras)]
     return {name for name, _ in found}
 
 
-@cache
-def list_importable() -> set[str]:
+def list_importable(*wanted: tuple[str, str]) -> set[str]:
     """Return the names of the packages that may be imported."""
-    installed = list_installed()
+    installed = list_installed(*wanted)
     names = {
         name
         for name, distributions in packages_distributions().items()
@@ -131,7 +136,7 @@ class Import:
 
     Attributes:
       files: ours that it runs
-      package: what it needs and README does not install
+      package: of others, that it needs
       skipped: packages without which a test file has ended before
     """
 
@@ -165,24 +170,34 @@ def read_imports(path: Path, body: Iterable[ast.stmt]) -> Iterator[Import]:
         for folder, name in list_names(path, statement):
             files = find_files(folder, name)
             package = None if files or folder else name.split(".")[0]
-            if package in list_importable():
-                package = None
             yield Import(files, package, skipped)
 
 
-def list_imports(path: Path) -> list[Import]:
+def list_imports(path: Path, known: set[str]) -> list[Import]:
     text = path.read_text()
     imports = list(read_imports(path, parse_top(text)))
-    if any(each.package for each in imports):
+    if any(each.package and each.package not in known for each in imports):
         # A program in a text may look like statements of the file.
         imports = list(read_imports(path, ast.parse(text).body))
     return imports
 
 
 @pytest.fixture(scope="module")
-def missing() -> dict[str, set[str]]:
+def imports() -> dict[Path, list[Import]]:
+    known = list_importable(("trioserve", "test"))
+    return {path: list_imports(path, known) for path in PATHS}
+
+
+@pytest.fixture(scope="module")
+def missing(imports: dict[Path, list[Import]]) -> dict[str, set[str]]:
     """Return the packages that README does not install, for each file that needs any."""
-    imports = {path: list_imports(path) for path in PATHS}
+    return find_missing(imports, list_importable(("trioserve", "test")))
+
+
+def find_missing(
+    imports: dict[Path, list[Import]], importable: set[str]
+) -> dict[str, set[str]]:
+    """Return the packages that may not be imported, for each file that needs any."""
     found: dict[Path, set[str]] = {path: set() for path in PATHS}
     is_changed = True
     # A file needs what the files need that it imports. They may import each other.
@@ -192,6 +207,7 @@ def missing() -> dict[str, set[str]]:
             before = len(found[path])
             for each in its_imports:
                 needed = {each.package} if each.package else set()
+                needed -= importable
                 needed.update(*(found[file] for file in each.files))
                 found[path] |= needed - each.skipped
             is_changed |= len(found[path]) > before
@@ -212,3 +228,17 @@ def test_test_files_collect_with_what_readme_installs(
 ) -> None:
     pattern = re.compile(r"tests/(.*/)?(test_.*|conftest)\.py")
     assert [name for name in missing if pattern.fullmatch(name)] == []
+
+
+def test_tests_for_gpus_collect_with_few_packages(
+    imports: dict[Path, list[Import]],
+) -> None:
+    missing = find_missing(imports, list_importable(*((each, "") for each in FOR_GPU)))
+    marked = {
+        path.relative_to(ROOT)
+        for path in PATHS
+        if path.name.startswith("test_") and "pytest.mark.gpu" in path.read_text()
+    }
+    above = {parent / "conftest.py" for path in marked for parent in path.parents}
+    assert len(marked) >= 8
+    assert [name for name in missing if Path(name) in marked | above] == []
