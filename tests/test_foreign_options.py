@@ -29,7 +29,7 @@ MOST_USED = """
     swap-space enforce-eager enable-chunked-prefill limit-mm-per-prompt tokenizer revision
     download-dir load-format disable-log-requests max-log-len ssl-keyfile ssl-certfile
     enable-lora lora-modules data-parallel-size distributed-executor-backend
-    kv-cache-dtype speculative-config seed hf-token tokenizer-mode cpu-offload-gb
+    speculative-config seed hf-token tokenizer-mode cpu-offload-gb
     max-seq-len-to-capture compilation-config disable-log-stats model-impl
     chat-template-content-format response-role enable-reasoning
     guided-decoding-backend mm-processor-cache-gb kv-cache-memory-bytes runner
@@ -93,6 +93,18 @@ def test_a_key_of_another_server_is_one_line_and_exit_code_2(
 def test_a_keyword_of_another_server_is_explained() -> None:
     with pytest.raises(ForeignOption, match="write --kv-cache-fraction for"):
         build_config(EngineConfig, {"gpu_memory_utilization": 0.9})
+
+
+def test_another_servers_name_of_a_value_is_answered_with_ours(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(capsys, ["--kv-cache-dtype", "int8_per_token_head"]) == (
+        2,
+        "trioserve: --kv-cache-dtype: 'int8_per_token_head' is not one of auto, int8; "
+        "write int8\n",
+    )
+    code, printed = run(capsys, ["--kv-cache-dtype", "fp8"])
+    assert code == 2 and printed.endswith("'fp8' is not one of auto, int8\n")
 
 
 @pytest.mark.parametrize("name", MOST_USED)

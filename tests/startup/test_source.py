@@ -127,6 +127,7 @@ GENERATION: dict[str, Any] = {
     "adapter": ("french=adapters/french",),
     "max_adapters": 5,
     "attention_backend": "gather",
+    "kv_cache_dtype": "int8",
 }
 POOLING: dict[str, Any] = {
     "pooling": "cls",

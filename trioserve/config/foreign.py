@@ -109,7 +109,7 @@ _FORMATS = (
 )
 _ACCESS_LOG = "requests are only logged by --request-log FILE"
 _WHOLE_API = "pages of --allowed-origins may use all of the API"
-_ONE_KV_TYPE = "keys and values have the type of --dtype"
+_INT8_CACHE = "--kv-cache-dtype int8 keeps keys and values in eight bits"
 _ALL_LAYERS = "all layers are on the device that --device names"
 
 # Their name -> the reason or the advice, without a full stop.
@@ -122,7 +122,6 @@ _EXPLAINED = {
         "--tensor-parallel-size and --pipeline-parallel-size start their own processes, "
         "or find torchrun's processes"
     ),
-    "kv-cache-dtype": _ONE_KV_TYPE,
     "swap-space": _NO_OFFLOAD,
     "cpu-offload-gb": "all weights stay on the device",
     "kv-offloading-size": _NO_OFFLOAD,
@@ -215,8 +214,8 @@ _EXPLAINED = {
     "fa": "the best attention is chosen by itself",
     "flash-attn": "the best attention is chosen by itself",
     "cont-batching": "sequences join and leave the batch at every step",
-    "cache-type-k": _ONE_KV_TYPE,
-    "cache-type-v": _ONE_KV_TYPE,
+    "cache-type-k": _INT8_CACHE,
+    "cache-type-v": _INT8_CACHE,
     "jinja": "chats always go through the model's Jinja template",
     "embedding": "write --task embed",
     "embeddings": "write --task embed",
@@ -224,6 +223,10 @@ _EXPLAINED = {
     "mmproj": "a vision model has its vision weights in its own folder",
     "metrics": "GET /metrics is always there",
 }
+
+
+# Their values of options that have the same name here -> ours.
+_VALUES = {("kv_cache_dtype", "int8_per_token_head"): "int8"}
 
 
 def list_foreign() -> frozenset[str]:
@@ -244,6 +247,11 @@ def explain_foreign(names: Iterable[str]) -> str:
     # Each once, in the order in which they stand on the command line.
     known = dict.fromkeys(filter(None, map(_explain, names)))
     return "; ".join(known)
+
+
+def rename_value(name: str, value: object) -> str | None:
+    """Return the value that another server's value of an option means; None if unknown."""
+    return _VALUES.get((name, str(value)))
 
 
 def _explain(name: str) -> str | None:

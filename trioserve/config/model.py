@@ -69,6 +69,11 @@ class ModelConfig:
         --block-size of 256. gather copies the blocks of each sequence, on any device.
         auto takes the first of them that can run the model. Native kernels have an
         attention of their own, so the others need --kernels torch, which they imply.
+      kv_cache_dtype: Type of keys and values in the KV cache; auto is the type of
+        activations. int8 keeps eight bits of each number, with a scale for each token,
+        head and side, which a token gets when it is written. The cache then holds 1.9
+        times as many tokens as in bfloat16, if heads have 128 numbers. Layers that keep
+        latents cannot have it.
       cuda_graphs: Capture decodes as graphs at the start, if native kernels run on a GPU.
         Graphs take at most half of the memory that is free then.
       quantization: Quantisation of weights when the model is loaded. int8 keeps eight
@@ -99,6 +104,7 @@ class ModelConfig:
     text_only: bool = False
     kernels: Literal["auto", "native", "torch"] = "auto"
     attention_backend: Literal["auto", "varlen", "triton", "gather"] = "auto"
+    kv_cache_dtype: Literal["auto", "int8"] = "auto"
     cuda_graphs: bool = True
     quantization: Literal["none", "int8"] = "none"
     dequantize: bool = False

@@ -28,7 +28,7 @@ import msgspec
 
 from ..errors import ForeignOption, InvalidConfig
 from .checks import PathMark, RepeatMark
-from .foreign import explain_foreign
+from .foreign import explain_foreign, rename_value
 
 # "  name: text" below Args, and the lines that continue the text.
 _ARGUMENT = re.compile(r"^  (\w+): (.*(?:\n    .*)*)", re.MULTILINE)
@@ -137,7 +137,10 @@ class Option:
         return is_optional and isinstance(value, str) and value.lower() == "none"
 
     def _refuse(self, value: object) -> InvalidConfig:
-        return InvalidConfig(self.name, f"{value!r} is not {self._describe_type()}")
+        meant = rename_value(self.name, value)
+        advice = "" if meant is None else f"; write {meant}"
+        reason = f"{value!r} is not {self._describe_type()}{advice}"
+        return InvalidConfig(self.name, reason)
 
     def _refuse_words(self, value: str | list[str]) -> InvalidConfig:
         """Return the refusal of a flag's words; some people put commas between them."""

@@ -258,7 +258,10 @@ def _make_layers(
             model, tables, num_blocks, num_window_blocks=num_window_blocks
         )
     layers = model.native.open(
-        tables, num_blocks=num_blocks, num_window_blocks=num_window_blocks
+        tables,
+        num_blocks=num_blocks,
+        num_window_blocks=num_window_blocks,
+        kv_dtype=model.kv_dtype,
     )
     return KernelLayers(model, layers)
 

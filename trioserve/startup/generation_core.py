@@ -237,7 +237,10 @@ def _complete_info(
         eos_token_ids=info.eos_token_ids | ends,
         default_sampling=info.default_sampling or config.model.own_sampling,
         stop_repetition=config.model.repetition_detection,
-        fingerprint=fingerprint_model(source.weights.folder, info.dtype, info.kernels),
+        fingerprint=fingerprint_model(
+            source.weights.folder,
+            *(info.dtype, info.kernels, config.model.kv_cache_dtype),
+        ),
         weights=measure_weights(source.weights, file),
         device_type=device_type,
         cache_bytes=_count_cache_bytes(config, info, blocks),
@@ -273,7 +276,11 @@ def _log_loaded(info: ModelInfo, config: EngineConfig, blocks: CacheBlocks) -> N
             "sequences end after %d copies of a pattern of %d to %d tokens",
             *(rule.min_count, rule.min_pattern_size, rule.max_pattern_size),
         )
-    logger.info("KV cache: %d blocks of %d tokens", blocks.num_blocks, block_size)
+    kept = config.model.kv_cache_dtype
+    logger.info(
+        "KV cache: %d blocks of %d tokens%s",
+        *(blocks.num_blocks, block_size, "" if kept == "auto" else f" in {kept}"),
+    )
     if blocks.num_window_blocks is not None and info.windows is not None:
         logger.info(
             "layers with windows of up to %d tokens: %d blocks of their own",

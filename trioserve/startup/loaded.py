@@ -38,7 +38,7 @@ def fingerprint_model(folder: Path, *numbers: str) -> str:
     It depends on the version of the code and the model's files.
 
     Args:
-      numbers: the type of numbers, and the kernels.
+      numbers: the types of numbers, and the kernels.
     """
     parts = blake2b(digest_size=6)
     for path in sorted(folder.iterdir()):

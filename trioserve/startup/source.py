@@ -173,7 +173,7 @@ _FOR_GENERATION = (
     *("logits_processor", "kv_cache_memory", "kv_cache_fraction", "block_size"),
     *("max_step_seconds", "enable_prompt_embeds", "reasoning_parser", "quantization"),
     *("tool_call_parser", "max_logprobs", "attention_backend", "stop_repetition"),
-    *("adapter", "max_adapters"),
+    *("adapter", "max_adapters", "kv_cache_dtype"),
 )
 _FOR_POOLING = ("pooling", "matryoshka", "long_texts")
 _FOR_STAGES = ("step_timeout",)

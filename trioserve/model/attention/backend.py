@@ -52,6 +52,7 @@ class PagedModel:
       layers: its calls of attention, in order.
       num_blocks: blocks of the KV cache, numbered from 0.
       block_size: tokens in one block.
+      kv_dtype: type of the numbers in the KV cache (kv_cache.py); None is `dtype`.
       num_window_blocks: blocks of the layers with windows; None if they have the same blocks
         as all others.
     """
@@ -61,6 +62,7 @@ class PagedModel:
     block_size: int
     dtype: torch.dtype
     device: torch.device
+    kv_dtype: torch.dtype | None = None
     num_window_blocks: int | None = None
 
     def list_windowed(self) -> list[bool]:

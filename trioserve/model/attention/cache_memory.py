@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 import resource
 
 import torch
 
-from ...config import CacheConfig, parse_bytes
+from ...config import CacheConfig, ModelConfig, parse_bytes
 from ...errors import InvalidConfig
 from ...types.windows import CacheBlocks, WindowLayers
 from .cache_division import CacheDivision
@@ -17,6 +18,9 @@ from .probe import LayerSpec
 # tokens, and the answer needs room, too.
 _MIN_TOKENS = 512
 
+# A float32 for the keys of a token and a head, and one for the values.
+_SCALE_BYTES = 4
+
 # The server has a GPU for itself, but shares a CPU's memory with other programs and with
 # the page cache.
 _FRACTION_OF_GPU_MEMORY = 0.9
@@ -25,10 +29,40 @@ _FRACTION_OF_CPU_MEMORY = 0.25
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def count_kv_bytes(layers: tuple[LayerSpec, ...], dtype: torch.dtype) -> int:
-    """Return the bytes that all layers keep for one token."""
-    return dtype.itemsize * sum(
-        layer.num_kv_heads * layer.kept_dim for layer in layers if layer.shares is None
+def choose_kv_dtype(
+    config: ModelConfig, layers: Sequence[LayerSpec], dtype: torch.dtype
+) -> torch.dtype:
+    """Return the type of the numbers in the KV cache.
+
+    Args:
+      dtype: the model's.
+
+    Raises:
+      InvalidConfig: the layers cannot keep the type that the options name.
+    """
+    if config.kv_cache_dtype == "auto":
+        return dtype
+    if any(layer.values_in_keys for layer in layers):
+        raise InvalidConfig(
+            "kv_cache_dtype",
+            f"{config.kv_cache_dtype} is for keys and values, and the layers of this "
+            "model keep latents",
+        )
+    return torch.int8
+
+
+def count_kv_bytes(layers: Sequence[LayerSpec], kv_dtype: torch.dtype) -> int:
+    """Return the bytes that all layers keep for one token.
+
+    Args:
+      kv_dtype: of the numbers in the cache; those of int8 have scales.
+    """
+    scale_bytes = _SCALE_BYTES if kv_dtype == torch.int8 else 0
+    return sum(
+        layer.num_kv_heads
+        * (layer.kept_dim * kv_dtype.itemsize + layer.num_sides * scale_bytes)
+        for layer in layers
+        if layer.shares is None
     )
 
 

@@ -207,11 +207,13 @@ class _Rules:
       gather_limit: largest number of tokens to gather at once, padding included. One row
         alone may have more.
       explicit_masks: layers that change scores cannot use an operator's causal flag.
+      rereads: the cache gives other numbers than were written, which all queries shall see.
     """
 
     block_size: int
     gather_limit: int
     explicit_masks: bool
+    rereads: bool
     dtype: torch.dtype
     device: torch.device
 
@@ -228,6 +230,7 @@ def _make_rules(model: PagedModel) -> _Rules:
         block_size=model.block_size,
         gather_limit=gather_bytes // token_bytes,
         explicit_masks=any(layer.needs_scores for layer in model.layers),
+        rereads=model.kv_dtype == torch.int8,
         dtype=model.dtype,
         device=model.device,
     )
@@ -327,7 +330,7 @@ def _lay_out_chunk(
     return _Chunk(
         begin=end - row.num_tokens,
         end=end,
-        block_ids=block_ids if row.start else None,
+        block_ids=block_ids if row.start or rules.rereads else None,
         num_keys=num_tokens - first_key,
         mask=(
             _to_mask(reach.sees(queries, keys, key_ends), rules) if needs_mask else None

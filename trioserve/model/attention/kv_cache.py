@@ -1,4 +1,14 @@
-"""The paged cache of keys and values."""
+"""The paged cache of keys and values.
+
+A cache of int8 keeps a scale for each token, head and side, beside the numbers in eight bits:
+
+    scale = (largest magnitude of the numbers) / 127
+    code  = number / scale, rounded; halves to even
+
+A token gets its scales when it is written, from its own numbers alone, and every query reads
+the codes, those of its own step too. So an answer does not depend on chunks, batches,
+preemption or shared prefixes.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +20,9 @@ import torch
 from torch import Tensor
 
 from .backend import PagedModel
+
+# kernels/native/int8_cache.h has the same number.
+_SMALLEST_PEAK = 1e-30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,10 +36,15 @@ class LayerCache:
       blocks: (num_blocks, block_size, num_kv_heads, kept_dim)
       key_dim: the place in the last dimension at which values begin; all of it, if values
         are the first numbers of keys.
+      dtype: type of the keys and values that are written and read.
+      scales: (num_sides, num_blocks, num_kv_heads, block_size) float32, of keys and of
+        values, if blocks are int8; None otherwise.
     """
 
     blocks: Tensor
     key_dim: int
+    dtype: torch.dtype
+    scales: Tensor | None = None
 
     def write(self, cache_slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store the keys and values of tokens.
@@ -36,10 +54,11 @@ class LayerCache:
           key, value: (num_tokens, num_kv_heads, dim) each
         """
         kept = (key,) if self._has_keys_alone else (key, value)
+        if self.scales is not None:
+            kept = self._quantise(cache_slots, kept, self.scales)
         rows = torch.cat(kept, dim=-1)  # (num_tokens, num_kv_heads, kept_dim)
-        # Invariant: all numbers in the cache are finite. Otherwise a sequence whose
-        # numbers overflow would spoil the next sequence in its blocks: 0 times NaN is NaN.
-        rows.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        if self.scales is None:
+            _make_finite(rows)
         self.blocks.flatten(0, 1).index_copy_(0, cache_slots, rows)
 
     def read(self, block_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,13 +70,65 @@ class LayerCache:
             values are their first numbers
         """
         rows = self.blocks.index_select(0, block_ids).flatten(0, 1)
-        if self._has_keys_alone:
-            return rows, rows
-        return rows[..., : self.key_dim], rows[..., self.key_dim :]
+        sides = [rows[..., : self.key_dim]]
+        if not self._has_keys_alone:
+            sides.append(rows[..., self.key_dim :])
+        if self.scales is not None:
+            sides = [
+                self._restore(codes, scales.index_select(0, block_ids))
+                for codes, scales in zip(sides, self.scales, strict=True)
+            ]
+        return sides[0], sides[-1]
+
+    def _quantise(
+        self, cache_slots: Tensor, sides: tuple[Tensor, ...], scales: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Store the scales of tokens, and return their codes."""
+        block_size = self.blocks.shape[1]
+        blocks, offsets = cache_slots // block_size, cache_slots % block_size
+        codes, own = zip(*map(quantise, sides))
+        for kept, new in zip(scales, own, strict=True):
+            kept[blocks, :, offsets] = new  # (num_tokens, num_kv_heads)
+        return codes
+
+    def _restore(self, codes: Tensor, scales: Tensor) -> Tensor:
+        """Turn codes into numbers.
+
+        Args:
+          codes: (num_tokens, num_kv_heads, dim) int8
+          scales: (num_blocks, num_kv_heads, block_size)
+        """
+        by_token = scales.transpose(1, 2).flatten(0, 1)  # (num_tokens, num_kv_heads)
+        return (codes * by_token[..., None]).to(self.dtype)
 
     @property
     def _has_keys_alone(self) -> bool:
         return self.blocks.shape[-1] == self.key_dim
+
+
+def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Round rows of numbers to eight bits, each with a scale of its own.
+
+    Args:
+      rows: (..., dim); numbers that are not finite become 0
+
+    Returns:
+      (..., dim) int8, and (...) float32 scales
+    """
+    rows = _make_finite(rows.to(torch.float32, copy=True))
+    peaks = rows.abs().amax(dim=-1)
+    # Below this, the inverse would overflow.
+    inverses = torch.where(peaks > _SMALLEST_PEAK, 127 / peaks, 0.0)
+    return (rows * inverses[..., None]).round().to(torch.int8), peaks / 127
+
+
+def _make_finite(rows: Tensor) -> Tensor:
+    """Make 0 of all numbers that are not finite, in place.
+
+    Otherwise a sequence whose numbers overflow would spoil the next sequence in its blocks: 0
+    times NaN is NaN.
+    """
+    return rows.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def allocate(model: PagedModel) -> tuple[LayerCache, ...]:
@@ -79,8 +150,19 @@ def allocate(model: PagedModel) -> tuple[LayerCache, ...]:
             layer.num_kv_heads,
             layer.kept_dim,
         )
-        blocks = make_zeros(shape, model.dtype, model.device)
-        caches.append(LayerCache(blocks=blocks, key_dim=layer.key_dim))
+        kv_dtype = model.kv_dtype or model.dtype
+        scales = None
+        if kv_dtype == torch.int8:
+            scales_shape = (layer.num_sides, shape[0], shape[2], shape[1])
+            scales = make_zeros(scales_shape, torch.float32, model.device)
+        caches.append(
+            LayerCache(
+                blocks=make_zeros(shape, kv_dtype, model.device),
+                key_dim=layer.key_dim,
+                dtype=model.dtype,
+                scales=scales,
+            )
+        )
     return tuple(caches)
 
 

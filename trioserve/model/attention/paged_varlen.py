@@ -62,6 +62,8 @@ class VarlenAttention:
             return f"it needs blocks of {_BLOCK_MULTIPLE} tokens, by --block-size"
         if model.dtype not in (torch.float16, torch.bfloat16):
             return "it needs float16 or bfloat16, by --dtype"
+        if model.kv_dtype == torch.int8:
+            return "it does not read a KV cache of eight bits"
         for layer in model.layers:
             if layer.needs_scores:
                 return "the model changes its scores before the softmax"

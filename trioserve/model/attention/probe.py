@@ -104,6 +104,11 @@ class LayerSpec:
         return self.key_dim + (0 if self.values_in_keys else self.value_dim)
 
     @property
+    def num_sides(self) -> int:
+        """2 for keys and values that are kept apart, 1 for values within keys."""
+        return 1 if self.values_in_keys else 2
+
+    @property
     def reach(self) -> Reach:
         """The keys that its queries see."""
         return Reach(

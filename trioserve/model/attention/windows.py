@@ -29,9 +29,13 @@ def list_windowed(layers: Sequence[LayerSpec]) -> list[bool]:
 
 
 def find_windows(
-    layers: Sequence[LayerSpec], dtype: torch.dtype
+    layers: Sequence[LayerSpec], kv_dtype: torch.dtype
 ) -> WindowLayers | None:
-    """Describe the windowed layers; None if there are none."""
+    """Describe the windowed layers; None if there are none.
+
+    Args:
+      kv_dtype: as in count_kv_bytes.
+    """
     windowed = [
         layer for layer, has in zip(layers, list_windowed(layers), strict=True) if has
     ]
@@ -39,5 +43,5 @@ def find_windows(
         return None
     return WindowLayers(
         window=max(layer.reach.num_keys or 0 for layer in windowed),
-        kv_bytes_per_token=count_kv_bytes(tuple(windowed), dtype),
+        kv_bytes_per_token=count_kv_bytes(windowed, kv_dtype),
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 import inspect
 import logging
 from typing import Any
@@ -118,7 +119,9 @@ def _run_paged(model: LoadedModel, tokens: Tensor) -> Tensor:
     num_blocks = -(-_NUM_TOKENS // _BLOCK_SIZE)
     joins_images = model.info.joins_images
     images = JoinedImages.at(CHECKED_IMAGE, 2) if joins_images else None
-    layers = ModuleLayers(model, tables, 2 * num_blocks, GatherAttention)
+    # transformers' own attention rounds no keys and values to eight bits.
+    plain = replace(model, kv_dtype=None)
+    layers = ModuleLayers(plain, tables, 2 * num_blocks, GatherAttention)
 
     def run(*rows: StepRow) -> Tensor:
         tables.append_blocks(rows)

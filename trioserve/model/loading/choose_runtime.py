@@ -115,7 +115,9 @@ def make_decoder(
     reads = [_read(model, parts, step) for step in steps]
     expected = _run_modules(model, tables, reads)
     decoder = pack_together(partial(pack, parts), model.tensor_group, model.device)
-    layers = decoder.open(tables, num_blocks=tables.block_ids.numel())
+    layers = decoder.open(
+        tables, num_blocks=tables.block_ids.numel(), kv_dtype=model.kv_dtype
+    )
     try:
         actual = torch.cat([_run_kernels(model, layers, read) for read in reads])
     except StageLost:
@@ -179,6 +181,8 @@ def _choose_kernels(
       NoKernels, NotRecognised
     """
     if model.device.type == "cuda":
+        if model.kv_dtype == torch.int8:
+            raise NotRecognised("they do not read a KV cache of eight bits")
         return partial(
             _fuse, int8=int8, cuda_graphs=cuda_graphs, group=model.tensor_group
         )
@@ -186,6 +190,8 @@ def _choose_kernels(
         raise NotRecognised(f"they do not run on {model.device.type}")
     if model.dtype not in NUMBERS:
         raise NotRecognised(f"they have no {model.info.dtype}")
+    if model.kv_dtype == torch.int8:
+        raise NotRecognised("they do not read a KV cache of eight bits")
     library, num_threads = open_library(), torch.get_num_threads()
     return lambda parts: NativeDecoder(
         parts, library, num_threads, int8=int8, group=model.tensor_group

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from ...config import ModelConfig
 from ...errors import UnsupportedModel, shorten_message
 from ...types.model_info import ModelInfo
-from ..attention.cache_memory import count_kv_bytes
+from ..attention.cache_memory import choose_kv_dtype, count_kv_bytes
 from ..attention.probe import LayerSpec, UnfitLayer
 from ..attention.windows import find_windows
 from ..runtimes.deepstack import Deepstack
@@ -87,7 +87,10 @@ def _watch(
     return LoadedModel(
         model=model,
         info=describe_model(
-            model, facts, name=name, layers=watched.layers, states=watched.states
+            *(model, facts, config),
+            name=name,
+            layers=watched.layers,
+            states=watched.states,
         ),
         attention=watched.attention,
         layers=facts.mark(watched.layers),
@@ -97,6 +100,7 @@ def _watch(
         vision=facts.vision,
         deepstack=find_deepstack(model, facts),
         attention_backend=config.attention_backend,
+        kv_dtype=choose_kv_dtype(config, watched.layers, model.dtype),
         wants_native=config.wants_native,
         products=watched.products,
     )
@@ -126,6 +130,7 @@ def find_deepstack(model: PreTrainedModel, facts: ModelFacts) -> Deepstack | Non
 def describe_model(
     model: PreTrainedModel,
     facts: ModelFacts,
+    config: ModelConfig,
     *,
     name: str,
     layers: tuple[LayerSpec, ...],
@@ -138,7 +143,11 @@ def describe_model(
       layers: the layers whose keys and values are kept here.
       states: the states that are kept here.
       whole: the model with all its modules, if `model` is a stage of it.
+
+    Raises:
+      InvalidConfig: the layers cannot keep keys and values as an option says.
     """
+    kv_dtype = choose_kv_dtype(config, layers, model.dtype)
     return ModelInfo(
         name=name,
         architecture=facts.architecture,
@@ -146,8 +155,8 @@ def describe_model(
         max_model_len=facts.max_model_len,
         eos_token_ids=find_eos(model),
         default_sampling=facts.default_sampling,
-        kv_bytes_per_token=count_kv_bytes(layers, model.dtype),
-        windows=find_windows(layers, model.dtype),
+        kv_bytes_per_token=count_kv_bytes(layers, kv_dtype),
+        windows=find_windows(layers, kv_dtype),
         state_bytes=count_state_bytes(states, model.dtype),
         hidden_size=_count_hidden(whole or model),
         dtype=str(model.dtype).removeprefix("torch."),

@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...config import ModelConfig
 from ...errors import UnsupportedModel, shorten_message
-from ..attention.cache_memory import count_kv_bytes
+from ..attention.cache_memory import choose_kv_dtype, count_kv_bytes
 from ..attention.probe import NO_INTERFACE, LayerSpec, UnfitLayer, WrongSizes
 from ..attention.registered import IMPLEMENTATION
 from ..attention.windows import find_windows
@@ -118,13 +118,18 @@ def describe_outline(
     layers: tuple[LayerSpec, ...],
     states: tuple[StateSpec, ...] = (),
 ) -> Outline | None:
-    """Return the outline of some layers; None if the type of their numbers is unknown."""
+    """Return the outline of some layers; None if the type of their numbers is unknown.
+
+    Raises:
+      InvalidConfig: they cannot keep keys and values as an option says.
+    """
     dtype = find_dtype(facts, config)
+    kv_dtype = choose_kv_dtype(config, layers, dtype or torch.float32)
     if dtype is None:
         return None
     return Outline(
-        kv_bytes_per_token=count_kv_bytes(layers, dtype),
-        windows=find_windows(layers, dtype),
+        kv_bytes_per_token=count_kv_bytes(layers, kv_dtype),
+        windows=find_windows(layers, kv_dtype),
         state_bytes=count_state_bytes(states, dtype),
         max_model_len=facts.max_model_len,
         device=facts.device,

@@ -17,6 +17,7 @@ from transformers import GenerationConfig
 from ...config import ModelConfig
 from ...kernels.library import NoKernels, open_library
 from ...types.gguf import GgufFile
+from ..attention.cache_memory import choose_kv_dtype
 from ..attention.probe import UnfitLayer
 from ..runtimes.choice import NotRecognised, log_kernels
 from ..runtimes.loaded import LoadedModel
@@ -74,6 +75,8 @@ def _load(
         raise NotRecognised(
             f"kernels for the architecture {file.architecture} are missing"
         )
+    if config.kv_cache_dtype == "int8":
+        raise NotRecognised("they do not read a KV cache of eight bits")
     if facts.device.type != "cpu":
         raise NotRecognised(f"kernels run on CPUs, not on {facts.device.type}")
     library = open_library()
@@ -98,7 +101,10 @@ def _load(
     logger.info("weights: %s, read from %s", ", ".join(kinds), file.path.name)
     log_kernels(native)
     info = describe_model(
-        model, facts, name=name, layers=watched.layers, states=watched.states
+        *(model, facts, config),
+        name=name,
+        layers=watched.layers,
+        states=watched.states,
     )
     return LoadedModel(
         model=model,
@@ -108,6 +114,7 @@ def _load(
         states=watched.states,
         stateful=watched.stateful,
         takes_logits_to_keep=takes_logits_to_keep(model),
+        kv_dtype=choose_kv_dtype(config, watched.layers, dtype),
         native=native,
     )
 

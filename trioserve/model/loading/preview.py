@@ -14,7 +14,7 @@ from ...config import ModelConfig
 from ...kernels.library import NoKernels, open_library
 from ...types.windows import WindowLayers
 from ..attention.bridge import AttentionContext
-from ..attention.cache_memory import count_kv_bytes
+from ..attention.cache_memory import choose_kv_dtype, count_kv_bytes
 from ..attention.latents import LatentProjection
 from ..attention.windows import find_windows
 from ..runtimes.choice import NotRecognised, check_need
@@ -79,6 +79,9 @@ def preview_model(folder: Path, config: ModelConfig) -> Preview:
     facts = read_facts(folder, config)
     watched = watch_outline(facts)
     dtype = find_dtype(facts, config)
+    kv_dtype = choose_kv_dtype(
+        config, () if watched is None else watched.layers, dtype or torch.float32
+    )
     obstacle = _find_obstacle(facts, watched, dtype or torch.float32)
     if not config.wants_native:
         obstacle = "the options say so"
@@ -89,15 +92,9 @@ def preview_model(folder: Path, config: ModelConfig) -> Preview:
         max_model_len=facts.max_model_len,
         dtype=None if dtype is None else str(dtype).removeprefix("torch."),
         kv_bytes_per_token=(
-            None
-            if watched is None
-            else count_kv_bytes(watched.layers, dtype or torch.float32)
+            None if watched is None else count_kv_bytes(watched.layers, kv_dtype)
         ),
-        windows=(
-            None
-            if watched is None
-            else find_windows(watched.layers, dtype or torch.float32)
-        ),
+        windows=(None if watched is None else find_windows(watched.layers, kv_dtype)),
         state_bytes=(
             None
             if watched is None

@@ -44,6 +44,7 @@ class LoadedModel:
       vision: its kind of vision; None if it reads text alone.
       deepstack: adds vectors of images behind its first layers; None if it has none.
       attention_backend: as in ModelConfig.
+      kv_dtype: type of the numbers in its KV cache; None is that of the model.
       tensor_group: the processes that share its layers; None if they are whole.
       wants_native: whether the options let this project's kernels run.
       products: those of its modules that adapters may change; see LayerAdapters.
@@ -62,6 +63,7 @@ class LoadedModel:
     vision: VisionKind | None = None
     deepstack: Deepstack | None = None
     attention_backend: str = "auto"
+    kv_dtype: torch.dtype | None = None
     tensor_group: TensorGroup | None = None
     wants_native: bool = True
     # Mappings have no hash.

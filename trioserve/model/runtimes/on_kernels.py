@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from ...types.plan import StepRow
@@ -80,12 +81,13 @@ class DecoderOnKernels(OnKernels, Protocol):
         *,
         num_blocks: int,
         num_window_blocks: int | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> LayersOnKernels:
         """Allocate a KV cache, and return the layers with it.
 
         Args:
           tables: the blocks of each slot.
-          num_blocks, num_window_blocks: as in PagedModel.
+          num_blocks, num_window_blocks, kv_dtype: as in PagedModel.
         """
 
     def make_scans(self) -> Scans:

@@ -14,6 +14,7 @@ from ...config import ModelConfig
 from ...errors import InvalidConfig, shorten_message
 from ...types.stage_place import WHOLE_LAYERS, StagePlace
 from ..attention.bridge import AttentionContext
+from ..attention.cache_memory import choose_kv_dtype
 from ..attention.probe import UnfitLayer
 from ..loading.choose_runtime import load_on_kernels
 from ..loading.files.architecture import check_causality, check_windows
@@ -126,7 +127,7 @@ def _load(
         builder.group.wait_for_all()
     loaded = LoadedStage(
         model=model,
-        info=describe_model(model, facts, name=name, layers=(), whole=whole),
+        info=describe_model(model, facts, config, name=name, layers=(), whole=whole),
         attention=AttentionContext(model),
         layers=(),
         stateful=StatefulModules(model),
@@ -134,6 +135,7 @@ def _load(
         vision=facts.vision,
         deepstack=find_deepstack(model, facts) if partition.is_first else None,
         attention_backend=config.attention_backend,
+        kv_dtype=choose_kv_dtype(config, (), model.dtype),
         tensor_group=None if builder is None else builder.group,
         wants_native=config.wants_native,
         partition=partition,
@@ -147,7 +149,11 @@ def _load(
     check_causality(layers)
     check_windows(facts.config, layers, slice(partition.begin, partition.end))
     info = describe_model(
-        model, facts, name=name, layers=layers, states=states, whole=whole
+        *(model, facts, config),
+        name=name,
+        layers=layers,
+        states=states,
+        whole=whole,
     )
     return replace(
         loaded,

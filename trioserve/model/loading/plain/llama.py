@@ -15,7 +15,7 @@ from ....kernels.library import Library, NoKernels, open_library
 from ....types.gguf import GgufFile
 from ....types.model_info import ModelInfo
 from ...attention.bridge import AttentionContext
-from ...attention.cache_memory import count_kv_bytes
+from ...attention.cache_memory import choose_kv_dtype, count_kv_bytes
 from ...attention.probe import LayerSpec
 from ...device.choose import resolve_device, set_threads
 from ...runtimes.choice import log_kernels
@@ -59,7 +59,7 @@ def outline_plain(
     if llama is None:
         return None
     return Outline(
-        kv_bytes_per_token=count_kv_bytes(llama.calls, llama.dtype),
+        kv_bytes_per_token=count_kv_bytes(llama.calls, llama.kv_dtype),
         max_model_len=llama.max_model_len,
         device=torch.device("cpu"),
     )
@@ -106,6 +106,7 @@ def load_plain(
         attention=AttentionContext(model),
         layers=llama.calls,
         takes_logits_to_keep=True,
+        kv_dtype=llama.kv_dtype,
         native=native,
     )
 
@@ -115,7 +116,7 @@ class _PlainLlama:
     """A plain Llama that fits the native kernels.
 
     Args:
-      dtype: of the KV cache and of the vectors of tokens.
+      dtype: of activations and of the vectors of tokens.
       layers: that are loaded here.
       calls: of attention, one for each of the layers.
     """
@@ -131,6 +132,10 @@ class _PlainLlama:
     default_sampling: tuple[tuple[str, float], ...]
 
     @property
+    def kv_dtype(self) -> torch.dtype:
+        return choose_kv_dtype(self.config, self.calls, self.dtype)
+
+    @property
     def int8(self) -> bool:
         return self.config.quantization == "int8"
 
@@ -142,7 +147,7 @@ class _PlainLlama:
             max_model_len=self.max_model_len,
             eos_token_ids=self.eos_token_ids,
             default_sampling=self.default_sampling,
-            kv_bytes_per_token=count_kv_bytes(self.calls, self.dtype),
+            kv_bytes_per_token=count_kv_bytes(self.calls, self.kv_dtype),
             hidden_size=self.described.hidden_size,
             dtype=str(self.dtype).removeprefix("torch."),
             kernels=native.name,
@@ -153,7 +158,8 @@ def _find_plain_llama(
     folder: Path, config: ModelConfig, layers: range | None
 ) -> _PlainLlama | None:
     described = read_plain_config(folder)
-    if described is None or not config.wants_native:
+    has_int8_cache = config.kv_cache_dtype == "int8"
+    if described is None or not config.wants_native or has_int8_cache:
         return None
     device = resolve_device(config.device)
     named = described.dtype if config.dtype == "auto" else config.dtype

@@ -70,13 +70,14 @@ class FusedDecoder:
         *,
         num_blocks: int,
         num_window_blocks: int | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> FusedLayers:
         """Allocate a KV cache, and return the layers with it.
 
         Args:
           tables: the blocks of each slot.
         """
-        return FusedLayers(self, tables, num_blocks, num_window_blocks)
+        return FusedLayers(self, tables, num_blocks, num_window_blocks, kv_dtype)
 
 
 class FusedLayers:
@@ -88,6 +89,7 @@ class FusedLayers:
         tables: SlotTables,
         num_blocks: int,
         num_window_blocks: int | None,
+        kv_dtype: torch.dtype | None,
     ) -> None:
         self._parts = parts = decoder.parts
         self._dtype = parts.dtype
@@ -107,6 +109,7 @@ class FusedLayers:
                 num_window_blocks=num_window_blocks,
                 block_size=tables.block_size,
                 dtype=self._dtype,
+                kv_dtype=kv_dtype,
                 device=tables.block_ids.device,
             ),
             tables,

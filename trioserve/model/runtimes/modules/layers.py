@@ -44,6 +44,7 @@ class ModuleLayers:
             num_window_blocks=num_window_blocks,
             block_size=tables.block_size,
             dtype=model.dtype,
+            kv_dtype=model.kv_dtype,
             device=model.device,
         )
         make_attention = make_attention or partial(

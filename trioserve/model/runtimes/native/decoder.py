@@ -152,6 +152,7 @@ class NativeDecoder:
         *,
         num_blocks: int,
         num_window_blocks: int | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> NativeLayers:
         """Allocate a KV cache, and return the layers with it; see DecoderOnKernels."""
         spec = DecoderSpec.from_buffer_copy(self._spec)
