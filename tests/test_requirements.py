@@ -26,8 +26,9 @@ ROOT = Path(__file__).parent.parent
 # Modules that hold or launch kernels for GPUs, and are imported where one is used.
 _PARTS = ("adapters", "decoder", "layer", "mixers")
 _KERNELS = ("activate", "attend", "attend_latents", "convolve", "draw", "norm")
-_KERNELS += ("low_rank", "penalize", "recur", "rotate")
-_DOORS = ("adapters", "paged", "paged_latents", "sampling", "states", "steps")
+_KERNELS += ("low_rank", "multiply", "penalize", "read_tile", "recur", "rotate")
+_DOORS = ("adapters", "paged", "paged_latents", "products", "sampling", "states")
+_DOORS += ("steps",)
 NEED_TRITON = {
     "trioserve/model/sampling/triton_operators.py",
     *(f"trioserve/model/runtimes/fused/{part}.py" for part in _PARTS),

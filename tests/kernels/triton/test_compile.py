@@ -33,6 +33,7 @@ LAYER_KERNELS = {
     "expand",
 }
 LATENT_KERNELS = {"write_cache", "attend_latents", "merge"}
+STORED_KERNELS = {"multiply", "add_splits", "restore"}
 STATE_KERNELS = {"convolve", "recur", "weigh_and_normalize"}
 SAMPLING_KERNELS = {"find_peaks", "sum_levels", "list_tokens", "draw", "penalize"}
 
@@ -87,6 +88,11 @@ def test_the_kernels_of_the_sampler_compile_for_a_gpu(tmp_path: Path) -> None:
     assert len({kernel["hash"] for kernel in kernels}) == len(SAMPLING_KERNELS)
 
 
+def test_the_kernels_of_weights_in_fewer_bits_compile_for_a_gpu(tmp_path: Path) -> None:
+    kernels = compile_kernels(tmp_path, "compile_stored.py", 90, "bfloat16", 1)
+    check(kernels, STORED_KERNELS)
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("window", [0, 4096])
 @pytest.mark.parametrize("dim", [64, 128, 192, 256, 512])
@@ -129,6 +135,16 @@ def test_all_kernels_of_states_compile_for_all_gpus(
     check(
         compile_kernels(tmp_path, "compile_states.py", capability, dtype), STATE_KERNELS
     )
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_all_formats_of_weights_compile_for_all_gpus(
+    tmp_path: Path, capability: int, dtype: str
+) -> None:
+    arguments = capability, dtype, 1, 32, 100
+    check(compile_kernels(tmp_path, "compile_stored.py", *arguments), STORED_KERNELS)
 
 
 @pytest.mark.matrix

@@ -1,0 +1,173 @@
+"""Products with weights in fewer bits than 16 are those with the dequantised weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from interpreter import require_triton
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+require_triton()
+
+from trioserve.kernels.triton.products import (  # noqa: E402
+    multiply_stored,
+    restore_stored,
+)
+from trioserve.kernels.triton.stored import (  # noqa: E402
+    NotStored,
+    StoredWeights,
+    join,
+    quantise,
+    store,
+)
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+NUM_CORES = 132
+
+# Name, inputs of a group, has zeros.
+FORMATS = [
+    ("int4", 32, False),
+    ("int4", 64, True),
+    ("int4", 128, True),
+    ("int4", 0, False),
+    ("int8", 0, False),
+    ("int8", 64, True),
+    ("fp8", 0, False),
+    ("fp8", 128, False),
+    ("mxfp4", 32, False),
+]
+
+
+def draw(*shape: int, high: int = 0, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if high:
+        return torch.randint(0, high, shape, generator=generator)
+    return torch.randn(shape, generator=generator)
+
+
+def make(
+    format: str, group: int, has_zeros: bool, num_outputs: int, num_inputs: int
+) -> tuple[StoredWeights, Tensor]:
+    """Return random weights, and their dequantised values by their definition."""
+    count = -(-num_inputs // group) if group else 1
+    places = torch.arange(num_inputs) // (group or num_inputs)
+    scales = draw(num_outputs, count, seed=2).abs() / 50
+    zeros = None
+    if format == "mxfp4":
+        codes = draw(num_outputs, num_inputs, high=16).to(torch.uint8)
+        values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+        numbers = values[codes.long() & 7] * torch.where(codes < 8, 1.0, -1.0)
+        scales = draw(num_outputs, count, high=9, seed=2).to(torch.uint8) + 115
+        factors = 2.0 ** (scales.float() - 127)
+    elif format == "fp8":
+        # All of them but NaN.
+        codes = draw(num_outputs, num_inputs, high=256).to(torch.uint8)
+        codes = torch.where(codes & 127 == 127, 0, codes).view(torch.float8_e4m3fn)
+        numbers, factors = codes.float(), scales
+    else:
+        high = 16 if format == "int4" else 256
+        drawn = draw(num_outputs, num_inputs, high=high)
+        codes = drawn.to(torch.uint8) if high == 16 else (drawn - 128).to(torch.int8)
+        numbers = codes.float()
+        scales = scales.half()
+        factors = scales.float()
+        if has_zeros:
+            zeros = draw(num_outputs, count, high=17, seed=3).to(torch.int16)
+            numbers = numbers - zeros[:, places].float()
+        elif high == 16:
+            numbers = numbers - 8
+    stored = store(codes, scales, format=format, zeros=zeros, group=group)
+    return stored.to(DEVICE), (numbers * factors[:, places]).to(DEVICE)
+
+
+@pytest.mark.parametrize("format, group, has_zeros", FORMATS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_are_restored(
+    format: str, group: int, has_zeros: bool, dtype: torch.dtype
+) -> None:
+    # Neither a whole number of blocks, nor of bytes that are read at a time.
+    stored, meant = make(format, group, has_zeros, 35, 160)
+    restored = torch.full((35, 160), torch.nan, dtype=dtype, device=DEVICE)
+    restore_stored(stored, restored)
+    # The interpreter cuts numbers off where a GPU rounds them.
+    error = 2**-7 if dtype == torch.bfloat16 else 0
+    assert torch.allclose(restored.float(), meant, rtol=error, atol=0)
+    assert torch.equal(stored.restore(dtype), meant.to(dtype))
+
+
+@pytest.mark.parametrize("format, group, has_zeros", FORMATS)
+@pytest.mark.parametrize("num_tokens, num_inputs", [(1, 1184), (20, 160)])
+def test_products_are_those_with_restored_weights(
+    format: str, group: int, has_zeros: bool, num_tokens: int, num_inputs: int
+) -> None:
+    stored, meant = make(format, group, has_zeros, 67, num_inputs)
+    given, bias = draw(num_tokens, num_inputs, seed=4), draw(67, seed=5)
+    given, bias = given.to(DEVICE), bias.to(DEVICE)
+    for own in (None, bias):
+        output = multiply_stored(given, stored, own, NUM_CORES)
+        expected = linear(given, meant, own)
+        assert torch.allclose(output, expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("num_tokens", [3, 16, 33, 64, 200])
+def test_tokens_of_16_bits_are_a_part_of_wider_rows(num_tokens: int) -> None:
+    stored, meant = make("int4", 64, True, 64, 256)
+    wide = draw(num_tokens, 2 * 256, seed=4).to(DEVICE, torch.bfloat16)
+    given = wide[:, 256:]
+    output = multiply_stored(given, stored, None, NUM_CORES)
+    expected = given.float() @ meant.bfloat16().float().T
+    assert output.dtype == torch.bfloat16
+    assert torch.allclose(output.float(), expected, rtol=1e-2, atol=1e-1)
+
+
+def test_a_token_has_the_same_numbers_in_all_small_batches() -> None:
+    stored, _ = make("fp8", 128, False, 40, 1100)
+    given = draw(5, 1100).to(DEVICE, torch.bfloat16)
+    together = multiply_stored(given, stored, None, NUM_CORES)
+    alone = [multiply_stored(row[None], stored, None, NUM_CORES) for row in given]
+    assert torch.equal(together, torch.cat(alone))
+
+
+def test_inputs_may_have_another_order() -> None:
+    stored, meant = make("int4", 32, True, 20, 96)
+    order = torch.randperm(96, generator=torch.Generator().manual_seed(0))
+    stored = replace(stored, order=order.to(DEVICE, torch.int32))
+    given = draw(2, 96).to(DEVICE)
+    restored = torch.empty(20, 96, device=DEVICE)
+    restore_stored(stored, restored)
+    assert torch.equal(restored[:, order], meant)
+    assert torch.equal(restored, stored.restore(torch.float32))
+    output = multiply_stored(given, stored, None, NUM_CORES)
+    assert torch.allclose(output, linear(given, restored), rtol=1e-4, atol=1e-4)
+
+
+def test_products_of_one_input_are_joined_and_put_in_order() -> None:
+    one, first = make("int4", 64, True, 5, 128)
+    other, second = make("int4", 64, True, 4, 128)
+    order = torch.tensor([8, 0, 3, 4, 5, 1, 2, 6, 7])
+    joined = join([one, other]).take(order.to(DEVICE))
+    assert torch.equal(joined.restore(torch.float32), torch.cat((first, second))[order])
+    for different in make("int4", 64, False, 4, 128), make("int4", 32, True, 4, 128):
+        with pytest.raises(NotStored, match="different formats"):
+            join([one, different[0]])
+
+
+@pytest.mark.parametrize("format, error", [("int8", 0.01), ("fp8", 0.03)])
+@pytest.mark.parametrize("num_inputs", [40, 200])
+def test_weights_are_quantised(format: str, error: float, num_inputs: int) -> None:
+    weight = draw(6, num_inputs).bfloat16()
+    weight[2] = 0
+    restored = quantise(weight, format).restore(torch.float32)
+    assert (restored - weight).norm() < error * weight.norm()
+    assert not restored[2].any()
+
+
+def test_groups_that_the_kernels_do_not_read_are_refused() -> None:
+    codes = torch.zeros(2, 96, dtype=torch.uint8)
+    with pytest.raises(NotStored, match="groups of 48 inputs"):
+        store(codes, torch.ones(2, 2), format="int4", group=48)
+    with pytest.raises(NotStored, match="fit no groups"):
+        store(codes, torch.ones(2, 2), format="int4", group=32)

@@ -1,0 +1,265 @@
+"""Weights in fewer bits than 16, as the kernels for GPUs read them.
+
+    format  a code            scales                        zeros
+    int8    int8              (num_outputs, num_groups)     (num_outputs, num_groups) or none
+    int4    four bits         the same                      the same; 8 without them
+    fp8     float8_e4m3fn     the same                      none
+    mxfp4   four bits, E2M1   the same, exponents of 2      none
+    plain   a number          none                          none
+
+    weight = (code - zero) * scale
+
+A row of codes has the inputs of one output. It is padded to a multiple of 128 inputs, so that
+no read of it needs a mask. Four-bit codes of 64 inputs lie in 32 bytes: those of the first 32
+inputs in the low bits.
+
+    byte       0         1         ...   31
+    low bits   input 0   input 1   ...   input 31
+    high bits  input 32  input 33  ...   input 63
+
+Source of mxfp4: Open Compute Project, Microscaling Formats 1.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+FORMATS = ("plain", "int8", "int4", "fp8", "mxfp4")
+
+# Rows are padded to a multiple of it, and larger groups are multiples of it.
+_INPUTS = 128
+_SMALL_GROUPS = (32, 64)
+_RUN = 64
+
+# Places in a matrix have 32 bits in the kernels.
+_MOST_BYTES = 2**31
+
+# Source: Open Compute Project, Microscaling Formats 1.0, table 5.
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_LARGEST_FP8 = 448.0
+
+# As on CPUs: runtimes/native/packer.py.
+_INT8_GROUP = 64
+
+
+class NotStored(ValueError):
+    """Weights that the kernels cannot read; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StoredWeights:
+    """The weights of a product, in one of the formats but "plain".
+
+    Args:
+      codes: (num_outputs, bytes of a padded row) int8, or uint8 in all other formats
+      scales: (num_outputs, num_groups) floating; uint8 of mxfp4
+      zeros: (num_outputs, num_groups) whole numbers, or None
+      group: inputs that share a scale; 0 is all
+      num_inputs: without the padding.
+      order: (num_inputs,) int32, the input that each code of a row belongs to; None if they
+        are in order
+    """
+
+    format: str
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None = None
+    group: int
+    num_inputs: int
+    order: Tensor | None = None
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.codes)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.num_outputs, self.num_inputs
+
+    @property
+    def nbytes(self) -> int:
+        held = (self.codes, self.scales, self.zeros, self.order)
+        return sum(each.nbytes for each in held if each is not None)
+
+    def to(self, device: torch.device) -> StoredWeights:
+        """Return the same weights on a device."""
+        return replace(
+            self,
+            codes=self.codes.to(device),
+            scales=self.scales.to(device),
+            zeros=None if self.zeros is None else self.zeros.to(device),
+            order=None if self.order is None else self.order.to(device),
+        )
+
+    def take(self, outputs: Tensor) -> StoredWeights:
+        """Return the weights of some outputs.
+
+        Args:
+          outputs: (count,) int64, on the same device
+        """
+        return replace(
+            self,
+            codes=self.codes[outputs],
+            scales=self.scales[outputs],
+            zeros=None if self.zeros is None else self.zeros[outputs],
+        )
+
+    def restore(self, dtype: torch.dtype) -> Tensor:
+        """Dequantise by torch's operators; returns (num_outputs, num_inputs)."""
+        numbers = _read_codes(self)
+        count = self.scales.shape[1]
+        numbers = numbers.view(self.num_outputs, count, -1)
+        if self.zeros is not None:
+            numbers = numbers - self.zeros.float()[:, :, None]
+        elif self.format == "int4":
+            numbers = numbers - 8
+        scales = self.scales.float()
+        if self.format == "mxfp4":
+            scales = torch.exp2(scales - 127)
+        weights = (numbers * scales[:, :, None]).flatten(1)[:, : self.num_inputs]
+        weights = weights.to(dtype)
+        if self.order is None:
+            return weights.contiguous()
+        restored = torch.empty_like(weights)
+        restored[:, self.order.long()] = weights
+        return restored
+
+
+def _read_codes(stored: StoredWeights) -> Tensor:
+    """Return (num_outputs, padded inputs) float32."""
+    codes = stored.codes
+    if stored.format == "fp8":
+        return codes.view(torch.float8_e4m3fn).float()
+    if stored.format == "int8":
+        return codes.float()
+    pairs = codes.view(len(codes), -1, _RUN // 2)
+    numbers = torch.stack((pairs & 15, pairs >> 4), dim=2).flatten(1)
+    if stored.format == "int4":
+        return numbers.float()
+    values = torch.tensor([*_E2M1, *(-each for each in _E2M1)], device=codes.device)
+    return values[numbers.long()]
+
+
+def store(
+    codes: Tensor,
+    scales: Tensor,
+    *,
+    format: str,
+    zeros: Tensor | None = None,
+    group: int,
+    order: Tensor | None = None,
+) -> StoredWeights:
+    """Store codes as the kernels read them.
+
+    Args:
+      codes: (num_outputs, num_inputs): int8; 0 to 15, uint8; or float8_e4m3fn
+      scales: (num_outputs, num_groups)
+      zeros: whole numbers of the same shape.
+      group: inputs that share a scale; 0 is all.
+      order: as in StoredWeights.
+
+    Raises:
+      NotStored
+    """
+    num_outputs, num_inputs = codes.shape
+    if group >= num_inputs:
+        group = 0
+    if group and group not in _SMALL_GROUPS and group % _INPUTS:
+        raise NotStored(f"groups of {group} inputs")
+    if scales.shape != (num_outputs, -(-num_inputs // group) if group else 1):
+        raise NotStored("scales that fit no groups")
+    if codes.dtype == torch.float8_e4m3fn:
+        codes = codes.view(torch.uint8)
+    codes = pad(codes, (0, -num_inputs % _INPUTS))
+    if group:
+        missing = -(-codes.shape[1] // group) - scales.shape[1]
+        scales = pad(scales, (0, missing))
+        zeros = None if zeros is None else pad(zeros, (0, missing))
+        # The last group of a row may be cut short by the end of the inputs.
+        codes = pad(codes, (0, -codes.shape[1] % group))
+    if format in ("int4", "mxfp4"):
+        runs = codes.view(num_outputs, -1, 2, _RUN // 2)
+        codes = (runs[:, :, 0] | (runs[:, :, 1] << 4)).flatten(1)
+    if codes.numel() >= _MOST_BYTES:
+        raise NotStored("more than 2 GiB of codes")
+    return StoredWeights(
+        format=format,
+        codes=codes.contiguous(),
+        scales=scales.contiguous(),
+        zeros=None if zeros is None else zeros.contiguous(),
+        group=group,
+        num_inputs=num_inputs,
+        order=None if order is None else order.to(torch.int32),
+    )
+
+
+def join(parts: Sequence[StoredWeights]) -> StoredWeights:
+    """Join weights that read the same inputs; the outputs follow each other.
+
+    Raises:
+      NotStored: they differ in more than their outputs.
+    """
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    for each in parts[1:]:
+        if _describe(each) != _describe(first) or not _are_equal(
+            each.order, first.order
+        ):
+            raise NotStored("products of one input with different formats")
+    zeros = [each.zeros for each in parts if each.zeros is not None]
+    return replace(
+        first,
+        codes=torch.cat([each.codes for each in parts]),
+        scales=torch.cat([each.scales for each in parts]),
+        zeros=torch.cat(zeros) if zeros else None,
+    )
+
+
+def _describe(stored: StoredWeights) -> tuple[object, ...]:
+    zeros = None if stored.zeros is None else stored.zeros.dtype
+    return (
+        *(stored.format, stored.group, stored.num_inputs),
+        *(stored.scales.dtype, zeros),
+    )
+
+
+def _are_equal(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)
+
+
+def quantise(weight: Tensor, format: str) -> StoredWeights:
+    """Quantise a weight.
+
+    Args:
+      weight: (num_outputs, num_inputs)
+      format: int8, in groups of 64 inputs; or fp8, with a scale for each output.
+
+    Raises:
+      NotStored
+    """
+    numbers = weight.float()
+    if format == "fp8":
+        scales = (numbers.abs().amax(1, keepdim=True) / _LARGEST_FP8).clamp_min(1e-12)
+        return store(
+            *((numbers / scales).to(torch.float8_e4m3fn), scales),
+            format=format,
+            group=0,
+        )
+    num_inputs = numbers.shape[1]
+    numbers = pad(numbers, (0, -num_inputs % _INT8_GROUP))
+    numbers = numbers.unflatten(1, (-1, _INT8_GROUP))
+    # Rounded first, so that codes fit to the scales that are kept.
+    scales = (numbers.abs().amax(2) / 127).clamp_min(1e-12).bfloat16()
+    codes = (numbers / scales.float()[:, :, None]).round().clamp(-127, 127)
+    codes = codes.to(torch.int8).flatten(1)[:, :num_inputs]
+    if num_inputs <= _INT8_GROUP:
+        return store(codes, scales, format=format, group=0)
+    return store(codes, scales, format=format, group=_INT8_GROUP)
