@@ -7,7 +7,7 @@ deadlines pass in virtual time.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 import itertools
 import json
@@ -50,6 +50,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trioserve.config import HttpConfig
 from trioserve.http.connection import install_guard, make_config
+from trioserve.http.connection.beginnings import PER_TURN
 from trioserve.http.connection.fields import BoundedDecoder, BoundedEncoder
 from trioserve.http.connection.frames import (
     FRAMES_PER_TURN,
@@ -561,6 +562,33 @@ async def test_a_peer_may_open_its_windows_after_each_frame(
                 client.connection.increment_flow_control_window(num_bytes)
                 client.connection.increment_flow_control_window(num_bytes, 1)
             await client.flush()
+
+
+async def test_requests_of_many_connections_begin_in_turns(links: Links) -> None:
+    num_begun: list[int] = []
+
+    class Watch(trio.abc.Instrument):
+        def before_io_wait(self, timeout: float) -> None:
+            num_begun.append(links.state.num_begun)
+
+    num_links = 2 * PER_TURN + 1
+    async with AsyncExitStack() as stack:
+        requests = []
+        for _ in range(num_links):
+            link = await stack.enter_async_context(links.open_link())
+            client = Client(link)
+            await client.begin()
+            fields = list_fields("/echo", "POST")
+            client.connection.send_headers(1, fields, end_stream=True)
+            requests.append((link, client.connection.data_to_send()))
+        trio.lowlevel.add_instrument(Watch())
+        async with trio.open_nursery() as nursery:
+            for link, data in requests:
+                nursery.start_soon(link.receive, data)
+        await wait_all_tasks_blocked()
+    steps = [after - before for before, after in itertools.pairwise(num_begun)]
+    assert sum(steps) == num_links
+    assert max(steps) <= PER_TURN
 
 
 async def test_a_connection_serves_any_number_of_requests(links: Links) -> None:

@@ -32,6 +32,7 @@ Each class mends these defects:
                     a reset could destroy a refusal that was sent before the upload was
                     read
                     a peer that sent its bytes one by one cost a read for each of them
+    Beginnings      requests that came at once took turns of 20 ms of the event loop
     GuardedH11      a request that h11 refused was answered without a body
                     a client that sent one byte too many could leave unnoticed
                     an answer before the end of the body did not announce the close

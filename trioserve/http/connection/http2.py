@@ -14,6 +14,7 @@ from hypercorn.protocol.h2 import H2Protocol
 from hypercorn.protocol.http_stream import HTTPStream
 import trio
 
+from .beginnings import wait_turn
 from .exchange import finish, mark_answered
 from .fields import BoundedDecoder, BoundedEncoder
 from .frames import (
@@ -133,11 +134,13 @@ class GuardedH2(H2Protocol):
             await super()._handle_events([event])
 
     async def _create_stream(self, request: h2.events.RequestReceived) -> None:
+        method = dict(request.headers)[b":method"]
+        await wait_turn(method)
         await super()._create_stream(request)
         stream = self.streams[request.stream_id]
         if isinstance(stream, HTTPStream):
             # As in HTTP/1.
-            stream.scope["method"] = dict(request.headers)[b":method"].decode()
+            stream.scope["method"] = method.decode()
 
     @property
     def _is_crowded(self) -> bool:

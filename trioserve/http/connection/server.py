@@ -20,6 +20,7 @@ import trio
 
 from ...errors import DescriptorsFull
 from ..bodies.memory import name_peer
+from .beginnings import wait_turn
 from .descriptors import Connections
 from .exchange import (
     WAIT_SECONDS,
@@ -231,6 +232,8 @@ class GuardedServer(TCPServer):
             if isinstance(protocol, GuardedH11) and protocol.is_far_ahead:
                 await trio.sleep_forever()
             data = await self._receive()
+        if data and isinstance(protocol, GuardedH11) and not protocol.has_request:
+            await wait_turn(data)
         if self._has_ended:
             return False
         if data is not None:
