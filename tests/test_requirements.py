@@ -26,9 +26,10 @@ ROOT = Path(__file__).parent.parent
 # Modules that hold or launch kernels for GPUs, and are imported where one is used.
 _PARTS = ("adapters", "decoder", "layer", "mixers")
 _KERNELS = ("activate", "attend", "attend_latents", "convolve", "draw", "norm")
-_KERNELS += ("low_rank", "multiply", "penalize", "read_tile", "recur", "rotate")
-_DOORS = ("adapters", "paged", "paged_latents", "products", "sampling", "states")
-_DOORS += ("steps",)
+_KERNELS += ("grouped", "low_rank", "multiply", "penalize", "read_tile", "recur")
+_KERNELS += ("rotate", "route")
+_DOORS = ("adapters", "experts", "paged", "paged_latents", "products", "sampling")
+_DOORS += ("states", "steps")
 NEED_TRITON = {
     "trioserve/model/sampling/triton_operators.py",
     *(f"trioserve/model/runtimes/fused/{part}.py" for part in _PARTS),

@@ -35,6 +35,7 @@ LAYER_KERNELS = {
 LATENT_KERNELS = {"write_cache", "attend_latents", "merge"}
 STORED_KERNELS = {"multiply", "add_splits", "restore"}
 STATE_KERNELS = {"convolve", "recur", "weigh_and_normalize"}
+EXPERT_KERNELS = {"route", "group_pairs", "multiply_pairs", "sum_pairs"}
 SAMPLING_KERNELS = {"find_peaks", "sum_levels", "list_tokens", "draw", "penalize"}
 
 
@@ -79,6 +80,12 @@ def test_the_kernels_of_latents_compile_for_a_gpu(tmp_path: Path) -> None:
 
 def test_the_kernels_of_states_compile_for_a_gpu(tmp_path: Path) -> None:
     check(compile_kernels(tmp_path, "compile_states.py", 90, "bfloat16"), STATE_KERNELS)
+
+
+def test_the_kernels_of_experts_compile_for_a_gpu(tmp_path: Path) -> None:
+    """Qwen3-30B-A3B's."""
+    arguments = 90, "bfloat16", 128, 2048, 768
+    check(compile_kernels(tmp_path, "compile_experts.py", *arguments), EXPERT_KERNELS)
 
 
 def test_the_kernels_of_the_sampler_compile_for_a_gpu(tmp_path: Path) -> None:
@@ -145,6 +152,26 @@ def test_all_formats_of_weights_compile_for_all_gpus(
 ) -> None:
     arguments = capability, dtype, 1, 32, 100
     check(compile_kernels(tmp_path, "compile_stored.py", *arguments), STORED_KERNELS)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("num_experts", "hidden", "inner"),
+    [(128, 2048, 768), (8, 4096, 14_336), (32, 2880, 2880), (512, 2048, 512)],
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_all_kernels_of_experts_compile_for_all_gpus(
+    tmp_path: Path,
+    capability: int,
+    dtype: str,
+    num_experts: int,
+    hidden: int,
+    inner: int,
+) -> None:
+    """The sizes of Qwen3-30B-A3B, Mixtral 8x7B, gpt-oss-20b and Qwen3-Next."""
+    arguments = capability, dtype, num_experts, hidden, inner
+    check(compile_kernels(tmp_path, "compile_experts.py", *arguments), EXPERT_KERNELS)
 
 
 @pytest.mark.matrix

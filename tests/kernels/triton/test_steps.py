@@ -73,6 +73,7 @@ def test_gates_weigh_numbers(name: str) -> None:
     gate_up = 3 * draw(2, 2 * 11)
     gates, numbers = gate_up.chunk(2, dim=1)
     assert is_close(weigh_gates(gates, numbers, name), activate(gates) * numbers)
+    assert is_close(weigh_gates(gates, None, name), activate(gates))
 
 
 @pytest.mark.parametrize("rotary_dim", [12, 8, 0])

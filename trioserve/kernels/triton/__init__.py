@@ -4,9 +4,11 @@ attend, norm, rotate, activate    the kernels
 attend_latents                    the kernel of layers that keep latents
 convolve, recur                   the kernels of layers that keep a state
 low_rank                          the kernels of adapters
+route, grouped                    the kernels of experts
 read_tile, multiply               the kernels of weights in fewer bits than 16
 paged, paged_latents              the kernels of attention, called with tensors
-adapters, steps, states, products the other kernels, called with tensors
+adapters, experts, products,
+  states, steps                   the other kernels, called with tensors
 stored                            weights in fewer bits, as kernels read them
 tiles                             the tokens of a step, cut for the kernels
 

@@ -7,28 +7,12 @@ import triton.language as tl
 
 
 @triton.jit
-def weigh(
-    gates,
-    numbers,
-    output,
-    gates_stride,
-    numbers_stride,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-):
-    """Multiply numbers by their activated gates; the grid is (tokens, blocks).
+def activate(gate, ACTIVATION: tl.constexpr):
+    """Return the activation of numbers, float32.
 
     Args:
-      gates, numbers: (num_tokens, SIZE), whose tokens are a stride apart
-      output: (num_tokens, SIZE)
       ACTIVATION: a name in ACTIVATION_CODES of recognise/formulas.py, or "sigmoid".
     """
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = columns < SIZE
-    gate = tl.load(gates + row * gates_stride + columns, mask=inside, other=0.0)
-    gate = gate.to(tl.float32)
     if ACTIVATION == "silu":
         gate = gate * tl.sigmoid(gate)
     elif ACTIVATION == "gelu_tanh":
@@ -43,9 +27,39 @@ def weigh(
         gate = tl.maximum(gate, 0.0)
         if ACTIVATION == "relu2":
             gate = gate * gate
-    weighed = tl.load(numbers + row * numbers_stride + columns, mask=inside, other=0.0)
+    return gate
+
+
+@triton.jit
+def weigh(
+    gates,
+    numbers,
+    output,
+    gates_stride,
+    numbers_stride,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    HAS_NUMBERS: tl.constexpr,
+):
+    """Multiply numbers by their activated gates; the grid is (tokens, blocks).
+
+    Args:
+      gates, numbers: (num_tokens, SIZE), whose tokens are a stride apart; the gates alone
+        without HAS_NUMBERS
+      output: (num_tokens, SIZE)
+      ACTIVATION: as in `activate`.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < SIZE
+    gate = tl.load(gates + row * gates_stride + columns, mask=inside, other=0.0)
+    gate = activate(gate.to(tl.float32), ACTIVATION)
+    if HAS_NUMBERS:
+        numbers += row * numbers_stride
+        gate *= tl.load(numbers + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(
         output + row * SIZE + columns,
-        (gate * weighed.to(tl.float32)).to(output.dtype.element_ty),
+        gate.to(output.dtype.element_ty),
         mask=inside,
     )

@@ -57,28 +57,30 @@ def normalize(
     return output
 
 
-def weigh_gates(gates: Tensor, numbers: Tensor, activation: str) -> Tensor:
+def weigh_gates(gates: Tensor, numbers: Tensor | None, activation: str) -> Tensor:
     """Multiply numbers by their activated gates.
 
     Args:
-      gates, numbers: (num_tokens, size); they may be parts of wider rows
+      gates, numbers: (num_tokens, size); they may be parts of wider rows. None leaves the
+        activated gates alone.
       activation: as in recognise/formulas.py, or "sigmoid".
 
     Returns:
       (num_tokens, size)
     """
-    num_tokens, size = numbers.shape
-    output = numbers.new_empty((num_tokens, size))
+    num_tokens, size = gates.shape
+    output = gates.new_empty((num_tokens, size))
     block = min(_WEIGH_BLOCK, round_up(size))
     weigh[num_tokens, -(-size // block)](
         gates,
         numbers,
         output,
         gates.stride(0),
-        numbers.stride(0),
+        0 if numbers is None else numbers.stride(0),
         SIZE=size,
         BLOCK=block,
         ACTIVATION=activation,
+        HAS_NUMBERS=numbers is not None,
     )
     return output
 

@@ -29,7 +29,7 @@ from .graphs import DEVICE
 require_triton()
 
 from trioserve.model.runtimes.fused import adapters  # noqa: E402
-from trioserve.model.runtimes.fused.weights import Product, join_products  # noqa: E402
+from trioserve.model.runtimes.fused.products import Product, join_products  # noqa: E402
 
 
 @dataclass

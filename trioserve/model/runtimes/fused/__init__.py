@@ -3,7 +3,8 @@
 It has the same place as native/, which runs decoders on CPUs, and finds the parts of a model
 in the same way. A model that is not recognised there runs by transformers' modules.
 
-weights    the weights of a layer, with products that read the same input joined
+products   modules that read the same input, as one product
+weights    the weights of a layer
 mixers     attention, and the mixers that keep a state, with their caches
 adapters   the changes of products by adapters; adapter_check tries them
 layer      one layer

@@ -14,7 +14,7 @@ from torch import Tensor
 from ....kernels.triton.tiles import AdapterTiles, count_adapter_tokens
 from ...adapters.description import LowRank
 from ...self_check.compare import describe_failure, find_difference
-from .weights import Product
+from .products import Product
 
 # Fewer than a tile has.
 _NUM_TOKENS = 3

@@ -38,7 +38,7 @@ from ...adapters.description import Changes, LowRank
 from ...device.tensors import send_ids
 from ...step.layout import StepInputs
 from .adapter_check import find_fault
-from .weights import Product
+from .products import Product
 
 # Slot 0 changes nothing. As many as --max-adapters has by default.
 _FEWEST_SLOTS = 65

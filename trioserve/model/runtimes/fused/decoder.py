@@ -26,7 +26,8 @@ from .adapters import FusedAdapters
 from .graphs import Capture, DecodeGraphs, list_sizes, make_inputs
 from .layer import Layer
 from .mixers import Attention, Mixer, make_state_mixer
-from .weights import join_products, list_calls, take_weights
+from .products import join_products
+from .weights import list_calls, take_weights
 
 logger = logging.getLogger(__name__)
 

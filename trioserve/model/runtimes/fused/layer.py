@@ -10,7 +10,8 @@ from ...shards.group import TensorGroup
 from ..description import DecoderParts
 from .adapters import FusedAdapters
 from .mixers import Mixer
-from .weights import LayerWeights, Product
+from .products import Product
+from .weights import LayerWeights
 
 
 class Layer:

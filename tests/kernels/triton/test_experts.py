@@ -1,0 +1,220 @@
+"""The kernels of experts compute what torch computes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from interpreter import require_triton
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+require_triton()
+
+from trioserve.kernels.triton.experts import (  # noqa: E402
+    Choices,
+    Experts,
+    Router,
+    sum_outputs,
+)
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+ROUTER = Router(
+    num_experts=6,
+    num_chosen=3,
+    renormalizes=True,
+    num_groups=1,
+    num_chosen_groups=1,
+    num_ranked=1,
+    has_sigmoid=False,
+    scale=1.0,
+    biases=None,
+    choice_bias=None,
+    expert_scales=None,
+)
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    chance = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=chance).to(DEVICE)
+
+
+def is_close(actual: Tensor, expected: Tensor) -> bool:
+    return torch.allclose(actual.float(), expected.float(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("has_sigmoid", [False, True])
+def test_the_best_experts_are_chosen_and_weighed(has_sigmoid: bool) -> None:
+    router = replace(ROUTER, has_sigmoid=has_sigmoid, scale=2.5, biases=draw(6, seed=1))
+    scores, slots = draw(5, 6), torch.tensor([2, 0, -1, 1, 4], device=DEVICE)
+    choices = router.choose(scores, slots)
+    scores = scores + router.biases
+    numbers = scores.sigmoid() if has_sigmoid else scores.softmax(-1)
+    expected, chosen = numbers.topk(3)
+    expected = 2.5 * expected / expected.sum(-1, keepdim=True)
+    chosen[2] = 6
+    assert torch.equal(choices.experts.long(), chosen)
+    real = slots >= 0
+    assert is_close(choices.weights[real], expected[real])
+
+
+@pytest.mark.parametrize("num_ranked", [1, 2])
+def test_experts_come_from_the_best_groups(num_ranked: int) -> None:
+    """With a bias that only chooses, and factors of experts."""
+    router = replace(
+        ROUTER,
+        num_experts=15,
+        num_groups=5,
+        num_chosen_groups=2,
+        num_ranked=num_ranked,
+        renormalizes=False,
+        choice_bias=0.1 * draw(15, seed=1),
+        expert_scales=draw(15, seed=2),
+    )
+    scores = draw(7, 15, seed=3)
+    choices = router.choose(scores, torch.zeros(7, dtype=torch.int64, device=DEVICE))
+    weights = scores.softmax(-1)
+    ranks = (weights + router.choice_bias).unflatten(1, (5, 3))
+    groups = ranks.topk(num_ranked).values.sum(-1).topk(2).indices
+    is_open = torch.zeros(7, 5, dtype=torch.bool, device=DEVICE).scatter(
+        1, groups, True
+    )
+    ranks = ranks.masked_fill(~is_open[..., None], -torch.inf).flatten(1)
+    chosen = ranks.topk(3).indices
+    assert torch.equal(choices.experts.long(), chosen)
+    expected = weights.gather(1, chosen) * router.expert_scales[chosen]
+    assert is_close(choices.weights, expected)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_scores_that_are_no_numbers_choose_some_experts() -> None:
+    scores = torch.full((2, 6), torch.nan, device=DEVICE)
+    choices = ROUTER.choose(scores, torch.zeros(2, dtype=torch.int64, device=DEVICE))
+    assert choices.experts.max() < 6
+
+
+def make_experts(
+    num_experts: int, hidden: int, inner: int, *, has_gate: bool, activation: str
+) -> Experts:
+    has_biases = activation == "clamped"
+    num_rows = 2 * inner if has_gate else inner
+    return Experts(
+        first=draw(num_experts, num_rows, hidden, seed=1) / hidden**0.5,
+        first_bias=draw(num_experts, num_rows, seed=2) if has_biases else None,
+        second=draw(num_experts, hidden, inner, seed=3) / inner**0.5,
+        second_bias=draw(num_experts, hidden, seed=4) if has_biases else None,
+        has_gate=has_gate,
+        activation=activation,
+        slope=1.702,
+        limit=0.7,
+    )
+
+
+def compute(experts: Experts, given: Tensor, choices: Choices) -> Tensor:
+    """Run experts pair by pair; returns (num_tokens, num_chosen, hidden_size)."""
+    output = torch.zeros(*choices.experts.shape, given.shape[1], device=DEVICE)
+    for token, chosen in enumerate(choices.experts.tolist()):
+        for place, expert in enumerate(chosen):
+            if expert == len(experts.first):
+                continue
+            inner = experts.first[expert].float() @ given[token].float()
+            if experts.first_bias is not None:
+                inner += experts.first_bias[expert].float()
+            inner = activate(experts, inner)
+            own = experts.second[expert].float() @ inner
+            if experts.second_bias is not None:
+                own += experts.second_bias[expert].float()
+            output[token, place] = choices.weights[token, place] * own
+    return output
+
+
+def activate(experts: Experts, inner: Tensor) -> Tensor:
+    if not experts.has_gate:
+        return functional.relu(inner).square()
+    gates, numbers = inner.chunk(2)
+    if experts.activation == "silu":
+        return functional.silu(gates) * numbers
+    gates = gates.clamp(max=experts.limit)
+    numbers = numbers.clamp(-experts.limit, experts.limit)
+    return (numbers + 1) * gates * torch.sigmoid(experts.slope * gates)
+
+
+def choose_some(num_tokens: int, num_chosen: int, num_experts: int) -> Choices:
+    """Let tokens choose experts, but expert 1 is never chosen, and one token is padding."""
+    ranks = draw(num_tokens, num_experts, seed=5)
+    ranks[:, 1] = -torch.inf
+    chosen = ranks.topk(num_chosen).indices.int()
+    chosen[num_tokens // 2] = num_experts
+    return Choices(
+        experts=chosen, weights=draw(num_tokens, num_chosen, seed=6).sigmoid()
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize(
+    ("has_gate", "activation"), [(True, "silu"), (True, "clamped"), (False, "relu2")]
+)
+def test_each_pair_gets_the_output_of_its_expert(
+    rows: int, has_gate: bool, activation: str
+) -> None:
+    """Neither sizes of weights nor numbers of pairs are multiples of a block."""
+    experts = make_experts(4, 40, 70, has_gate=has_gate, activation=activation)
+    given = draw(23, 40, seed=7)
+    choices = choose_some(23, 2, 4)
+    actual = experts.run(given, choices, rows)
+    real = choices.experts < 4
+    assert is_close(actual[real], compute(experts, given, choices)[real])
+
+
+def test_many_pairs_are_grouped() -> None:
+    experts = make_experts(3, 32, 32, has_gate=True, activation="silu")
+    given = draw(600, 32, seed=7)
+    choices = choose_some(600, 2, 3)
+    actual = experts.run(given, choices)
+    real = choices.experts < 3
+    assert is_close(actual[real], compute(experts, given, choices)[real])
+
+
+@pytest.mark.parametrize("has_gates", [False, True])
+def test_outputs_are_added_up(has_gates: bool) -> None:
+    parts, shared, gates = draw(3, 4, 11), draw(3, 11, seed=1), draw(3, 1, seed=2)
+    assert is_close(sum_outputs(parts), parts.sum(1))
+    weighed = gates.sigmoid() * shared if has_gates else shared
+    actual = sum_outputs(parts, shared, gates if has_gates else None)
+    assert is_close(actual, parts.sum(1) + weighed)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(
+    ("num_experts", "num_chosen", "hidden", "inner"),
+    [(128, 8, 2048, 768), (8, 2, 4096, 14_336), (32, 4, 2880, 2880)],
+)
+@pytest.mark.parametrize("num_tokens", [1, 5, 64, 2048])
+def test_sizes_of_real_models(
+    num_tokens: int, num_experts: int, num_chosen: int, hidden: int, inner: int
+) -> None:
+    """Qwen3-30B-A3B, Mixtral 8x7B and gpt-oss-20b, against torch's grouped product."""
+    experts = make_experts(num_experts, hidden, inner, has_gate=True, activation="silu")
+    first, second = experts.first.bfloat16(), experts.second.bfloat16()
+    experts = replace(experts, first=first, second=second)
+    given = draw(num_tokens, hidden, seed=7).bfloat16()
+    chosen = draw(num_tokens, num_experts, seed=5).topk(num_chosen).indices
+    choices = Choices(
+        experts=chosen.int(), weights=draw(num_tokens, num_chosen, seed=6).sigmoid()
+    )
+    places, order = chosen.flatten().sort(stable=True)
+    every = torch.arange(num_experts, device=DEVICE)
+    ends = torch.searchsorted(places, every, right=True).int()
+    grouped = given[order // num_chosen]
+    product = torch._grouped_mm(grouped, first.transpose(1, 2), ends)
+    gates, numbers = product.chunk(2, dim=1)
+    inner_states = functional.silu(gates) * numbers
+    product = torch._grouped_mm(inner_states, second.transpose(1, 2), ends)
+    expected = torch.empty_like(product)
+    expected[order] = product * choices.weights.flatten()[order, None].bfloat16()
+    actual = experts.run(given, choices).flatten(0, 1)
+    error = (actual.float() - expected.float()).norm() / expected.float().norm()
+    assert error < 1e-2

@@ -1,0 +1,316 @@
+"""The kernels of experts, called with tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .grouped import multiply_pairs, sum_pairs
+from .route import BLOCK_COLUMNS, group_pairs, route
+from .widths import round_up
+
+# Most pairs of a block, by the bytes of a number. Kernels are compiled for each. In float32
+# there are no tensor cores, so threads keep whole rows and columns.
+_ROWS = {2: (16, 64, 128), 4: (16, 64)}
+
+# So few pairs are not grouped: experts that two of them share are read twice, the second time
+# from the cache of the device. So are pairs that are few beside the experts.
+_FEW_PAIRS = 16
+_FEW_SHARE = 4
+
+# Pairs that a program reads at a time, and numbers of a program of `sum_pairs`; usual choices.
+_CHUNK = 1024
+_SUM_BLOCK = 1024
+
+
+class _Size(NamedTuple):
+    """The size of a program of `multiply_pairs`.
+
+    Attributes:
+      columns: rows of weights, those of gates among them.
+      inputs: that are read at a time.
+      warps: of 32 threads, which share the program.
+      stages: reads that are under way at once.
+    """
+
+    columns: int
+    inputs: int
+    warps: int
+    stages: int
+
+
+def _choose_size(rows: int, itemsize: int) -> _Size:
+    """Return a size whose numbers stay in registers and in 99 kB of shared memory.
+
+    tests/kernels/triton/test_compile.py checks it. The choice is not measured on a GPU yet.
+    """
+    if itemsize > 2:
+        return _Size(64, 32, 4 if rows <= 16 else 8, 2)
+    if rows <= 16:
+        return _Size(64, 128, 4, 4)
+    return _Size(128, 64, 4 if rows <= 64 else 8, 3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """The experts of the tokens of a step.
+
+    Attributes:
+      experts: (num_tokens, num_chosen) int32; the number of experts is none
+      weights: (num_tokens, num_chosen) float32
+    """
+
+    experts: Tensor
+    weights: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Router:
+    """The rule by which experts are chosen; see MixtureParts (description.py).
+
+    Args:
+      biases: (num_experts,) float32, of the scores; None if there are none
+      choice_bias, expert_scales: float32
+    """
+
+    num_experts: int
+    num_chosen: int
+    renormalizes: bool
+    num_groups: int
+    num_chosen_groups: int
+    num_ranked: int
+    has_sigmoid: bool
+    scale: float
+    biases: Tensor | None
+    choice_bias: Tensor | None
+    expert_scales: Tensor | None
+
+    def choose(self, scores: Tensor, slots: Tensor) -> Choices:
+        """Choose the experts of tokens.
+
+        Args:
+          scores: (num_tokens, num_experts), contiguous
+          slots: (num_tokens,) int64; a token with a negative one gets no experts
+        """
+        shape = len(scores), self.num_chosen
+        choices = Choices(
+            experts=torch.empty(shape, dtype=torch.int32, device=scores.device),
+            weights=torch.empty(shape, dtype=torch.float32, device=scores.device),
+        )
+        route[len(scores),](
+            scores,
+            self.biases,
+            self.choice_bias,
+            self.expert_scales,
+            slots,
+            choices.experts,
+            choices.weights,
+            self.scale,
+            NUM_EXPERTS=self.num_experts,
+            NUM_CHOSEN=self.num_chosen,
+            CHOSEN_WIDTH=round_up(self.num_chosen),
+            NUM_GROUPS=self.num_groups,
+            GROUPS_WIDTH=round_up(self.num_groups),
+            MEMBERS_WIDTH=round_up(self.num_experts // self.num_groups),
+            NUM_OPEN=self.num_chosen_groups,
+            NUM_RANKED=self.num_ranked,
+            HAS_SIGMOID=self.has_sigmoid,
+            RENORMALIZES=self.renormalizes,
+            HAS_BIASES=self.biases is not None,
+            HAS_CHOICE_BIAS=self.choice_bias is not None,
+            HAS_SCALES=self.expert_scales is not None,
+        )
+        return choices
+
+
+class _Blocks(NamedTuple):
+    """The pairs of a step, cut into blocks of one expert; see `multiply_pairs`.
+
+    Attributes:
+      order: None if each pair is a block.
+      blocks: their experts alone, if each pair is a block.
+      rows: most pairs of a block.
+    """
+
+    order: Tensor | None
+    blocks: Tensor
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """The networks of all experts of a layer. Weights are contiguous, and biases may be None.
+
+    Args:
+      first: (num_experts, rows, hidden_size): the gates' rows before those that they weigh
+      first_bias: (num_experts, rows)
+      second: (num_experts, hidden_size, inner_size)
+      second_bias: (num_experts, hidden_size)
+      has_gate: there are gates, so there are 2 * inner_size rows.
+      activation: as in `multiply_pairs`.
+      slope, limit: of clamped gates.
+    """
+
+    first: Tensor
+    first_bias: Tensor | None
+    second: Tensor
+    second_bias: Tensor | None
+    has_gate: bool
+    activation: str
+    slope: float
+    limit: float
+
+    def run(self, given: Tensor, choices: Choices, rows: int | None = None) -> Tensor:
+        """Run the experts of each token, and weigh their outputs.
+
+        Args:
+          given: (num_tokens, hidden_size), contiguous
+          rows: most pairs of a block; None finds a good number.
+
+        Returns:
+          (num_tokens, num_chosen, hidden_size); nothing that means something for tokens
+          without experts
+        """
+        num_chosen = choices.experts.shape[1]
+        if rows is None:
+            rows = _choose_rows(
+                choices.experts.numel(), len(self.first), given.itemsize
+            )
+        blocks = self._group(choices, rows)
+        inner = given.new_empty((choices.experts.numel(), self.second.shape[2]))
+        self._multiply(
+            *(given, self.first, self.first_bias, None, blocks, inner),
+            num_sharing=num_chosen,
+            activation=self.activation,
+            has_gate=self.has_gate,
+        )
+        output = given.new_empty((len(given), num_chosen, given.shape[1]))
+        self._multiply(
+            *(inner, self.second, self.second_bias, choices.weights, blocks, output),
+            num_sharing=1,
+            activation="none",
+            has_gate=False,
+        )
+        return output
+
+    def compile(self) -> None:
+        """Compile the kernels for all sizes of steps, so that no step waits for them."""
+        device = self.first.device
+        choices = Choices(
+            experts=torch.zeros((1, 1), dtype=torch.int32, device=device),
+            weights=torch.zeros((1, 1), device=device),
+        )
+        given = self.first.new_zeros((1, self.first.shape[2]))
+        for rows in (1, *_ROWS[given.itemsize]):
+            self.run(given, choices, rows)
+
+    def _group(self, choices: Choices, rows: int) -> _Blocks:
+        """Cut the pairs of tokens and experts into blocks."""
+        chosen, num_experts = choices.experts, len(self.first)
+        num_pairs = chosen.numel()
+        if rows == 1:
+            return _Blocks(None, chosen, rows)
+        num_blocks = num_pairs // rows + num_experts
+        blocks = chosen.new_empty((num_blocks, int(BLOCK_COLUMNS.value)))
+        order = chosen.new_empty(num_pairs)
+        group_pairs[num_experts,](
+            chosen,
+            order,
+            blocks,
+            num_pairs,
+            num_blocks,
+            NUM_EXPERTS=num_experts,
+            ROWS=rows,
+            CHUNK=_CHUNK,
+        )
+        return _Blocks(order, blocks, rows)
+
+    def _multiply(
+        self,
+        given: Tensor,
+        weights: Tensor,
+        biases: Tensor | None,
+        factors: Tensor | None,
+        blocks: _Blocks,
+        output: Tensor,
+        *,
+        num_sharing: int,
+        activation: str,
+        has_gate: bool,
+    ) -> None:
+        num_experts, num_rows, num_inputs = weights.shape
+        num_outputs = num_rows // 2 if has_gate else num_rows
+        # A product on tensor cores has 16 rows at least.
+        rows = max(16, blocks.rows)
+        size = _choose_size(rows, given.itemsize)
+        outputs = size.columns // 2 if has_gate else size.columns
+        is_grouped = blocks.order is not None
+        num_blocks = len(blocks.blocks) if is_grouped else blocks.blocks.numel()
+        multiply_pairs[num_blocks * -(-num_outputs // outputs),](
+            given,
+            weights,
+            biases,
+            factors,
+            blocks.order,
+            blocks.blocks,
+            output,
+            num_blocks,
+            self.slope,
+            self.limit,
+            NUM_EXPERTS=num_experts,
+            NUM_INPUTS=num_inputs,
+            NUM_OUTPUTS=num_outputs,
+            NUM_SHARING=num_sharing,
+            ROWS=rows,
+            OUTPUTS=outputs,
+            INPUTS=size.inputs,
+            IS_GROUPED=is_grouped,
+            HAS_GATE=has_gate,
+            HAS_BIASES=biases is not None,
+            HAS_FACTORS=factors is not None,
+            ACTIVATION=activation,
+            num_warps=size.warps,
+            num_stages=size.stages,
+        )
+
+
+def _choose_rows(num_pairs: int, num_experts: int, itemsize: int) -> int:
+    """Return the most pairs of a block; 1 if pairs should not be grouped."""
+    if num_pairs <= max(_FEW_PAIRS, num_experts // _FEW_SHARE):
+        return 1
+    each = num_pairs // num_experts
+    sizes = _ROWS[itemsize]
+    return next((rows for rows in sizes if each <= rows), sizes[-1])
+
+
+def sum_outputs(
+    parts: Tensor, shared: Tensor | None = None, gates: Tensor | None = None
+) -> Tensor:
+    """Add up the outputs of the experts of each token.
+
+    Args:
+      parts: (num_tokens, num_chosen, size), as Experts.run returns them
+      shared: (num_tokens, size), of the expert of all tokens; None without one
+      gates: (num_tokens, 1), whose sigmoids weigh it; None weighs nothing
+
+    Returns:
+      (num_tokens, size)
+    """
+    num_tokens, num_chosen, size = parts.shape
+    output = parts.new_empty((num_tokens, size))
+    block = min(_SUM_BLOCK, round_up(size))
+    sum_pairs[num_tokens, -(-size // block)](
+        parts,
+        shared,
+        gates,
+        output,
+        SIZE=size,
+        NUM_CHOSEN=num_chosen,
+        BLOCK=block,
+        HAS_SHARED=shared is not None,
+        HAS_GATES=gates is not None,
+    )
+    return output
