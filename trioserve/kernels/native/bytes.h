@@ -86,24 +86,34 @@ inline Ints seal(Ints sums) {
 // sums += products of 16 bits; both numbers of a lane are added to its sum.
 inline Ints add_products(Ints sums, Ints a, Ints b) {
 #if defined(__AVX512VNNI__)
-  return {_mm512_dpwssd_epi32(sums.lanes, a.lanes, b.lanes)};
+  asm("vpdpwssd %2, %1, %0" : "+v"(sums.lanes) : "v"(a.lanes), "v"(b.lanes));
+  return sums;
 #else
   return seal(sums + multiply_shorts(a, b));
 #endif
 }
+
+#if defined(__AVX512VNNI__)
+// sums += products of bytes without a sign and bytes with one, four to a lane. This is no
+// intrinsic, because GCC then copies each sum, and keeps half of the sums in memory.
+inline Ints add_byte_products(Ints sums, Ints a, Ints b) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sums.lanes) : "v"(a.lanes), "v"(b.lanes));
+  return sums;
+}
+#endif
 
 // Weights from -128 to 127. Sums begin at -kOffset times the sum of their inputs, because
 // the instruction for such products wants weights without a sign.
 struct SignedWeights {
 #if defined(__AVX512VNNI__)
   static constexpr int kOffset = 128;
-  __m512i shifted;
+  Ints shifted;
 
   static SignedWeights load(const std::uint8_t* from) {
-    return {_mm512_xor_si512(Ints::load(from).lanes, _mm512_set1_epi8(-128))};
+    return {Ints::load(from) ^ Ints::all(static_cast<int>(0x80808080))};
   }
   Ints add_to(Ints sums, int inputs) const {
-    return {_mm512_dpbusd_epi32(sums.lanes, shifted, _mm512_set1_epi32(inputs))};
+    return add_byte_products(sums, shifted, Ints::all(inputs));
   }
 #else
   static constexpr int kOffset = 0;
@@ -147,8 +157,8 @@ struct Nibbles {
   }
   Ints add_to(Ints sums, int low_inputs, int high_inputs) const {
 #if defined(__AVX512VNNI__)
-    __m512i added = _mm512_dpbusd_epi32(sums.lanes, low.lanes, _mm512_set1_epi32(low_inputs));
-    return {_mm512_dpbusd_epi32(added, high.lanes, _mm512_set1_epi32(high_inputs))};
+    Ints added = add_byte_products(sums, low, Ints::all(low_inputs));
+    return add_byte_products(added, high, Ints::all(high_inputs));
 #else
     Ints added = seal(add_shorts(sums, multiply_bytes(low, Ints::all(low_inputs))));
     return seal(add_shorts(added, multiply_bytes(high, Ints::all(high_inputs))));
