@@ -1,6 +1,8 @@
 """Compile all kernels of one layer for a GPU that need not be there.
 
-    python compile_layer.py CAPABILITY DTYPE DIM WINDOW
+    python compile_layer.py CAPABILITY DTYPE DIM WINDOW [int8]
+
+With int8, keys and values are kept in 8 bits, and other kernels than theirs are left out.
 
 Prints the lines of compiling.py.
 """
@@ -21,7 +23,14 @@ from trioserve.model.attention.probe import LayerSpec
 NUM_HEADS, NUM_KV_HEADS = 9, 3
 
 
-def main(capability: int, dtype: torch.dtype, dim: int, window: int | None) -> None:
+def main(
+    capability: int,
+    dtype: torch.dtype,
+    dim: int,
+    window: int | None,
+    *,
+    has_scales: bool = False,
+) -> None:
     compile_for(capability)
     has_all = window is not None
     spec = LayerSpec(
@@ -36,8 +45,10 @@ def main(capability: int, dtype: torch.dtype, dim: int, window: int | None) -> N
         softcap=50.0 if has_all else None,
         sinks=torch.zeros(NUM_HEADS, dtype=dtype) if has_all else None,
     )
-    cache = torch.zeros(4, 16, NUM_KV_HEADS, 2 * dim, dtype=dtype)
-    paged = PagedLayer(spec, cache, NUM_CORES)
+    cache_dtype = torch.int8 if has_scales else dtype
+    cache = torch.zeros(4, 16, NUM_KV_HEADS, 2 * dim, dtype=cache_dtype)
+    scales = torch.zeros(2, 4, NUM_KV_HEADS, 16) if has_scales else None
+    paged = PagedLayer(spec, cache, NUM_CORES, scales=scales, dtype=dtype)
     tiles, many = make_tiles()
     size = NUM_HEADS * dim
     hidden = torch.zeros(2, size, dtype=dtype)
@@ -54,6 +65,8 @@ def main(capability: int, dtype: torch.dtype, dim: int, window: int | None) -> N
     RotaryLayer(paged, rotary_dim, weight, weight, 1e-5).run(
         qkv, tiles, Angles(cos=angles, sin=angles, rows=tiles.positions)
     )
+    if has_scales:
+        return
     factors = torch.zeros(size)
     added_weight = factors if has_all else None
     normalize(hidden, factors, 1e-5)
@@ -81,5 +94,8 @@ def main(capability: int, dtype: torch.dtype, dim: int, window: int | None) -> N
 
 
 if __name__ == "__main__":
-    capability, dtype, dim, window = sys.argv[1:]
-    main(int(capability), getattr(torch, dtype), int(dim), int(window) or None)
+    capability, dtype, dim, window, *rest = sys.argv[1:]
+    main(
+        *(int(capability), getattr(torch, dtype), int(dim), int(window) or None),
+        has_scales=rest == ["int8"],
+    )

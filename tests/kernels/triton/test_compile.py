@@ -32,6 +32,7 @@ LAYER_KERNELS = {
     "shrink",
     "expand",
 }
+CACHE_KERNELS = {"write_cache", "attend", "merge", "rotate_and_write"}
 LATENT_KERNELS = {"write_cache", "attend_latents", "merge"}
 STORED_KERNELS = {"multiply", "add_splits", "restore"}
 STATE_KERNELS = {"convolve", "recur", "weigh_and_normalize"}
@@ -70,6 +71,11 @@ def test_the_kernels_of_a_layer_compile_for_a_gpu(tmp_path: Path) -> None:
         compile_kernels(tmp_path, "compile_layer.py", 90, "bfloat16", 64, 0),
         LAYER_KERNELS,
     )
+
+
+def test_the_kernels_of_an_int8_cache_compile_for_a_gpu(tmp_path: Path) -> None:
+    arguments = 80, "bfloat16", 128, 0, "int8"
+    check(compile_kernels(tmp_path, "compile_layer.py", *arguments), CACHE_KERNELS)
 
 
 def test_the_kernels_of_latents_compile_for_a_gpu(tmp_path: Path) -> None:
@@ -113,6 +119,18 @@ def test_all_kernels_compile_for_all_gpus(
         compile_kernels(tmp_path, "compile_layer.py", capability, dtype, dim, window),
         LAYER_KERNELS,
     )
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("window", [0, 4096])
+@pytest.mark.parametrize("dim", [64, 128, 192, 256])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_all_kernels_of_an_int8_cache_compile_for_all_gpus(
+    tmp_path: Path, capability: int, dtype: str, dim: int, window: int
+) -> None:
+    arguments = capability, dtype, dim, window, "int8"
+    check(compile_kernels(tmp_path, "compile_layer.py", *arguments), CACHE_KERNELS)
 
 
 @pytest.mark.matrix

@@ -18,6 +18,7 @@ from trioserve.kernels.triton.steps import (  # noqa: E402
     weigh_gates,
 )
 from trioserve.kernels.triton.tiles import Tiles  # noqa: E402
+from trioserve.model.attention.kv_cache import quantise  # noqa: E402
 from trioserve.model.attention.probe import LayerSpec  # noqa: E402
 from trioserve.model.runtimes.recognise.formulas import ACTIVATION_CODES  # noqa: E402
 
@@ -78,14 +79,15 @@ def test_gates_weigh_numbers(name: str) -> None:
 
 @pytest.mark.parametrize("rotary_dim", [12, 8, 0])
 @pytest.mark.parametrize("has_norms", [False, True])
+@pytest.mark.parametrize("has_scales", [False, True])
 def test_queries_are_rotated_and_keys_and_values_stored(
-    rotary_dim: int, has_norms: bool
+    rotary_dim: int, has_norms: bool, has_scales: bool
 ) -> None:
     """Some models rotate a part of each head or nothing, and some normalise it before.
 
-    Some have gates behind the values.
+    Some have gates behind the values, and some a cache of int8.
     """
-    num_heads, num_kv_heads, key_dim, value_dim = 3, 1, 12, 10
+    num_heads, num_kv_heads, key_dim, value_dim = 6, 2, 12, 10
     spec = LayerSpec(
         module_name="layer",
         num_heads=num_heads,
@@ -97,10 +99,15 @@ def test_queries_are_rotated_and_keys_and_values_stored(
         scaling=1.0,
     )
     cache = torch.zeros(4, 2, num_kv_heads, key_dim + value_dim, device=DEVICE)
+    scales = None
+    if has_scales:
+        cache = cache.to(torch.int8)
+        scales = torch.zeros(2, 4, num_kv_heads, 2, device=DEVICE)
     norms = (
         (draw(key_dim, seed=1), draw(key_dim, seed=2)) if has_norms else (None, None)
     )
-    layer = RotaryLayer(PagedLayer(spec, cache, 4), rotary_dim, *norms, EPSILON)
+    paged = PagedLayer(spec, cache, 4, scales=scales, dtype=torch.float32)
+    layer = RotaryLayer(paged, rotary_dim, *norms, EPSILON)
     empty = torch.zeros((0, 4), dtype=torch.int32, device=DEVICE)
     tiles = Tiles(
         tables=torch.tensor([[0, 0], [3, 1]], device=DEVICE),
@@ -130,7 +137,18 @@ def test_queries_are_rotated_and_keys_and_values_stored(
         for each, dim in zip(qkv.split(sizes, dim=1), (key_dim, key_dim, value_dim))
     )
     assert is_close(rotated, rotate(query, norms[0]))
-    stored = torch.cat((rotate(key, norms[1]), value), dim=-1)
     # Position 1 is the second of block 3, and position 2 the first of block 1.
-    assert is_close(cache[3, 1], stored[0]) and is_close(cache[1, 0], stored[1])
-    assert cache.count_nonzero() == stored.numel()
+    places = torch.tensor([3, 1], device=DEVICE), torch.tensor([1, 0], device=DEVICE)
+    written = cache[places]
+    if scales is None:
+        stored = torch.cat((rotate(key, norms[1]), value), dim=-1)
+        assert is_close(written, stored)
+        assert cache.count_nonzero() == stored.numel()
+        return
+    sides = zip((rotate(key, norms[1]), value), written.split([key_dim, value_dim], -1))
+    for own, (numbers, codes) in zip(scales, sides, strict=True):
+        expected, factors = quantise(numbers)
+        assert is_close(own.transpose(1, 2)[places], factors)
+        # Sums of float32 are made in another order, and may be rounded to the next number.
+        assert (codes - expected).abs().max() <= 1
+        assert own.count_nonzero() == factors.numel()

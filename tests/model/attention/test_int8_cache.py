@@ -6,33 +6,25 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from trioserve.model.attention.backend import PagedModel
 from trioserve.model.attention.gather import GatherAttention
 from trioserve.model.attention.kv_cache import allocate, quantise
 from trioserve.model.step.slots import SlotTables
 
-from .steps import LAYERS, Steps, make_layer, make_model, run_story
-
-
-def round_trip(rows: Tensor) -> Tensor:
-    """The rule in double precision: 127 steps up to the largest magnitude of a row."""
-    rows = rows.double()
-    scales = rows.abs().amax(dim=-1, keepdim=True) / 127
-    return ((rows / scales).round() * scales).float()
+from .steps import (
+    LAYERS,
+    RoundedSteps,
+    Steps,
+    make_layer,
+    make_model,
+    round_trip,
+    run_story,
+)
 
 
 def make_int8(model: PagedModel, tables: SlotTables) -> GatherAttention:
     return GatherAttention(replace(model, kv_dtype=torch.int8), tables)
-
-
-class RoundedSteps(Steps):
-    """Its keys and values are such as the cache gives back."""
-
-    def draw_inputs(self, num_tokens: int) -> list[Tensor]:
-        query, *others = super().draw_inputs(num_tokens)
-        return [query, *map(round_trip, others)]
 
 
 def test_codes_and_scales_follow_the_rule() -> None:

@@ -13,11 +13,13 @@ import torch
 from trioserve.model.attention.backend import PagedModel
 from trioserve.model.attention.paged_triton import TritonAttention
 from trioserve.model.attention.probe import LayerSpec
+from trioserve.model.step.slots import SlotTables
 
 from ..planning import Planner, make_prompt
 from .steps import (
     DEVICE,
     LAYERS,
+    RoundedSteps,
     Steps,
     check_sharing,
     check_windows,
@@ -29,6 +31,7 @@ from .steps import (
 require_triton()
 
 LIMIT = 2e-5
+MATRIX = pytest.mark.matrix
 
 
 # A type -> the largest difference. Sums of float32 are made in another order.
@@ -45,6 +48,30 @@ def test_layers_equal_torchs_operators(name: str) -> None:
 )
 def test_other_blocks_and_types(block_size: int, dtype: torch.dtype) -> None:
     steps = Steps(TritonAttention, LAYERS["all"], block_size=block_size, dtype=dtype)
+    run_story(steps, LIMITS[dtype])
+
+
+def make_int8(model: PagedModel, tables: SlotTables) -> TritonAttention:
+    return TritonAttention(replace(model, kv_dtype=torch.int8), tables)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "all" else MATRIX)
+        for name in LAYERS
+        if "latents" not in name
+    ],
+)
+def test_a_cache_of_int8_gives_what_the_rounded_numbers_give(name: str) -> None:
+    run_story(RoundedSteps(make_int8, LAYERS[name]), LIMIT)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=MATRIX)]
+)
+def test_a_cache_of_int8_with_other_types(dtype: torch.dtype) -> None:
+    steps = RoundedSteps(make_int8, LAYERS["plain"], block_size=16, dtype=dtype)
     run_story(steps, LIMITS[dtype])
 
 
@@ -126,6 +153,26 @@ def test_latents_of_real_models(num_heads: int, dtype: torch.dtype) -> None:
     assert steps.step((0, 1), (1, 1)) < LIMITS[dtype]
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("has_all", [False, True])
+def test_a_cache_of_int8_at_real_sizes(
+    has_all: bool, dim: int, dtype: torch.dtype
+) -> None:
+    """A long prompt in chunks, then decodes of one sequence and of several."""
+    extras: Any = {"window": 1024, "softcap": 50.0, "sinks": True} if has_all else {}
+    layer = make_layer(heads=(32, 8), dims=(dim, dim), **extras)
+    steps = RoundedSteps(
+        make_int8, layer, block_size=16, dtype=dtype, max_model_len=4112
+    )
+    assert steps.step((0, 2048), (1, 77)) < LIMITS[dtype]
+    assert steps.step((0, 2000), (1, 1)) < LIMITS[dtype]
+    assert steps.step((0, 1)) < LIMITS[dtype]
+    assert steps.step((0, 1), (1, 1), (2, 1)) < LIMITS[dtype]
+
+
 @pytest.mark.parametrize(
     ("model", "obstacle"),
     [
@@ -139,6 +186,11 @@ def test_latents_of_real_models(num_heads: int, dtype: torch.dtype) -> None:
             "the heads of the model have more than 256 numbers",
         ),
         (make_latents(heads=(128, 1), dims=(576, 512)), None),
+        (replace(make_model(), kv_dtype=torch.int8), None),
+        (
+            replace(make_latents(heads=(4, 1)), kv_dtype=torch.int8),
+            "it does not read latents of eight bits",
+        ),
         (
             make_latents(heads=(4, 1), dims=(640, 512)),
             "latents have more than 512 numbers, or their shared keys more than 64",

@@ -8,6 +8,8 @@ read once for all of them. It goes over the keys from the first that a query see
 TILE_KEYS at a time, and keeps a running softmax. Tiles of one token (decodes) are too few to
 fill a GPU, so their keys are divided into splits; a second kernel puts the splits together.
 Keys that all queries of a tile see come first, in a loop without masks.
+A cache of int8 has a scale for each head of a token's keys, and one for each of its values: they
+multiply scores and weights, so that products read int8 numbers as they are.
 
 Source: Dao 2023 (FlashAttention-2), for the running softmax; Dao et al. 2023 (Flash-Decoding),
 for the splits; Kwon et al. 2023 (PagedAttention), for the blocks.
@@ -29,6 +31,13 @@ TILE_COLUMNS = tl.constexpr(4)
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 
+# Of int8, whose range shall be symmetric.
+LARGEST = tl.constexpr(127.0)
+# The quotient of both must not overflow.
+SMALLEST_PEAK = tl.constexpr(1e-30)
+# 1.5 * 2**23
+WHOLE = tl.constexpr(12582912.0)
+
 IS_INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
@@ -37,6 +46,8 @@ def write_cache(
     key,
     value,
     cache,
+    key_scales,
+    value_scales,
     tables,
     slots,
     positions,
@@ -51,6 +62,7 @@ def write_cache(
     KEY_WIDTH: tl.constexpr,
     VALUE_WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     HEADS_WIDTH: tl.constexpr,
 ):
     """Store the keys and values of one token; the grid is (tokens,).
@@ -59,7 +71,7 @@ def write_cache(
 
     Args:
       key, value: (num_tokens, NUM_KV_HEADS, dim), any strides but the last
-      cache, tables: as in `attend`.
+      cache, key_scales, value_scales, tables: as in `attend`.
       slots, positions: (num_tokens,) int64
       HEADS_WIDTH: NUM_KV_HEADS, rounded up to a power of two.
     """
@@ -70,18 +82,27 @@ def write_cache(
     place = block * BLOCK_SIZE + position % BLOCK_SIZE
     heads = tl.arange(0, HEADS_WIDTH)[:, None]
     targets = cache + (place * NUM_KV_HEADS + heads) * (KEY_DIM + VALUE_DIM)
+    scaled = (block * NUM_KV_HEADS + heads) * BLOCK_SIZE + position % BLOCK_SIZE
 
     columns = tl.arange(0, KEY_WIDTH)[None, :]
     inside = (heads < NUM_KV_HEADS) & (columns < KEY_DIM)
     source = key + token * key_token_stride + heads * key_head_stride + columns
-    numbers = tl.load(source, mask=inside, other=0.0)
-    tl.store(targets + columns, keep_finite(numbers), mask=inside)
+    numbers = keep_finite(tl.load(source, mask=inside, other=0.0))
+    if HAS_SCALES:
+        peaks = find_peaks(numbers)
+        tl.store(key_scales + scaled, find_scales(peaks), mask=heads < NUM_KV_HEADS)
+        numbers = quantise(numbers, peaks)
+    tl.store(targets + columns, numbers, mask=inside)
 
     columns = tl.arange(0, VALUE_WIDTH)[None, :]
     inside = (heads < NUM_KV_HEADS) & (columns < VALUE_DIM)
     source = value + token * value_token_stride + heads * value_head_stride + columns
-    numbers = tl.load(source, mask=inside, other=0.0)
-    tl.store(targets + KEY_DIM + columns, keep_finite(numbers), mask=inside)
+    numbers = keep_finite(tl.load(source, mask=inside, other=0.0))
+    if HAS_SCALES:
+        peaks = find_peaks(numbers)
+        tl.store(value_scales + scaled, find_scales(peaks), mask=heads < NUM_KV_HEADS)
+        numbers = quantise(numbers, peaks)
+    tl.store(targets + KEY_DIM + columns, numbers, mask=inside)
 
 
 @triton.jit
@@ -93,21 +114,47 @@ def keep_finite(numbers):
 
 
 @triton.jit
+def find_peaks(numbers):
+    """Return the largest magnitudes of heads, (heads, 1) float32.
+
+    Args:
+      numbers: (heads, dim), finite
+    """
+    return tl.max(tl.abs(numbers.to(tl.float32)), 1)[:, None]
+
+
+@triton.jit
+def find_scales(peaks):
+    """Return the scales of heads whose numbers become int8."""
+    # Exact quotients, as in attention/kv_cache.py: Triton's usual ones are not.
+    return tl.div_rn(peaks, LARGEST)
+
+
+@triton.jit
+def quantise(numbers, peaks):
+    """Return int8 numbers, whose products with the scales are nearest to the given ones."""
+    inverses = LARGEST * tl.div_rn(1.0, tl.maximum(peaks, SMALLEST_PEAK))
+    wide = numbers.to(tl.float32) * inverses
+    # A float32 of this size has no fraction: halves go to the even neighbour.
+    return ((wide + WHOLE) - WHOLE).to(tl.int8)
+
+
+@triton.jit
 def multiply(one, other):
-    """Multiply two matrices, with sums in float32."""
+    """Multiply two matrices, with sums in float32; the second may be int8."""
     if IS_INTERPRETED:
         # The interpreter would multiply the bits of bfloat16 numbers.
         one, other = one.to(tl.float32), other.to(tl.float32)
     # ieee: float32 would otherwise be multiplied as TF32, with 10 bits.
-    return tl.dot(one, other, input_precision="ieee")
+    return tl.dot(one, other.to(one.dtype), input_precision="ieee")
 
 
 @triton.jit
 def multiply_and_add(one, other, summed):
-    """Add the product of two matrices to a third one, float32."""
+    """Add the product of two matrices to a third one, float32; the second may be int8."""
     if IS_INTERPRETED:
         one, other = one.to(tl.float32), other.to(tl.float32)
-    return tl.dot(one, other, summed, input_precision="ieee")
+    return tl.dot(one, other.to(one.dtype), summed, input_precision="ieee")
 
 
 @triton.jit
@@ -121,6 +168,8 @@ def attend_to_keys(
     places,
     there,
     cache,
+    key_scales,
+    value_scales,
     table,
     kv_head,
     scaling,
@@ -133,6 +182,7 @@ def attend_to_keys(
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
     """Add the keys at some places to the running softmax of a tile, and return it.
@@ -144,6 +194,7 @@ def attend_to_keys(
       query_positions: (rows,)
       query_ends: (rows,), the ends of the keys that they see
       places: (keys,), positions of the keys in the sequence, less than `there` if they count
+      cache, key_scales, value_scales: as in `attend`.
       table: (max_blocks,) int64, blocks of the slot
       IS_MASKED: some row may not see some key, or rows of the cache are narrower than the
         widths.
@@ -157,6 +208,7 @@ def attend_to_keys(
     tokens = cache + (
         (blocks * BLOCK_SIZE + places % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
     ) * (KEY_DIM + VALUE_DIM)
+    scaled = (blocks * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + places % BLOCK_SIZE
     source = tokens[None, :] + key_columns[:, None]  # (KEY_WIDTH, keys)
     if IS_MASKED:
         inside = is_key[None, :] & (key_columns < KEY_DIM)[:, None]
@@ -164,6 +216,12 @@ def attend_to_keys(
     else:
         keys = tl.load(source)
     scores = multiply(queries, keys)
+    if HAS_SCALES:
+        if IS_MASKED:
+            scales = tl.load(key_scales + scaled, mask=is_key, other=0.0)
+        else:
+            scales = tl.load(key_scales + scaled)
+        scores *= scales[None, :]
     if HAS_SOFTCAP:
         # tanh(x) = 2 * sigmoid(2x) - 1
         scores = 2 * tl.sigmoid(scores * (2 * scaling / softcap)) - 1
@@ -188,10 +246,18 @@ def attend_to_keys(
         values = tl.load(source, mask=inside, other=0.0)
     else:
         values = tl.load(source)  # (keys, VALUE_WIDTH)
+    total = total * fading + tl.sum(weights, 1)
+    if HAS_SCALES:
+        if IS_MASKED:
+            scales = tl.load(value_scales + scaled, mask=is_key, other=0.0)
+        else:
+            scales = tl.load(value_scales + scaled)
+        # Float16 keeps few bits of numbers as small as scales, so `attend` divides the sum.
+        weights *= scales[None, :] * LARGEST
     return (
         new_peak,
-        total * fading + tl.sum(weights, 1),
-        multiply_and_add(weights.to(values.dtype), values, summed * fading[:, None]),
+        total,
+        multiply_and_add(weights.to(queries.dtype), values, summed * fading[:, None]),
     )
 
 
@@ -202,6 +268,8 @@ def attend(
     sums,
     peaks,
     cache,
+    key_scales,
+    value_scales,
     tables,
     tiles,
     sinks,
@@ -222,6 +290,7 @@ def attend(
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_KEY_ENDS: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
@@ -233,7 +302,9 @@ def attend(
       output: one split: (num_tokens, num_heads, VALUE_DIM); several: what `merge` reads,
         (num_tiles, num_heads, NUM_SPLITS, VALUE_DIM) float32
       sums, peaks: (num_tiles, num_heads, NUM_SPLITS) float32, of several splits
-      cache: (num_blocks, BLOCK_SIZE, NUM_KV_HEADS, KEY_DIM + VALUE_DIM)
+      cache: (num_blocks, BLOCK_SIZE, NUM_KV_HEADS, KEY_DIM + VALUE_DIM); int8 if HAS_SCALES
+      key_scales, value_scales: (num_blocks, NUM_KV_HEADS, BLOCK_SIZE) float32, the factors of
+        a head's numbers, if HAS_SCALES
       tables: (max_num_seqs, max_blocks) int64, blocks of each slot
       tiles: (num_tiles, TILE_COLUMNS) int32: first flat token, number of tokens (0 for a
         tile that is padding), slot, position of the first token
@@ -308,6 +379,8 @@ def attend(
                 start + tl.arange(0, TILE_KEYS),
                 there,
                 cache,
+                key_scales,
+                value_scales,
                 tables + slot * slot_stride,
                 kv_head,
                 scaling,
@@ -320,8 +393,11 @@ def attend(
                 BLOCK_SIZE,
                 WINDOW,
                 HAS_SOFTCAP,
+                HAS_SCALES,
                 is_masked,
             )
+    if HAS_SCALES:
+        summed /= LARGEST
 
     num_heads = NUM_KV_HEADS * GROUP
     if NUM_SPLITS == 1:

@@ -44,15 +44,21 @@ class PagedLayer:
     """The attention of one layer.
 
     Args:
-      cache: (num_blocks, block_size, num_kv_heads, key_dim + value_dim)
+      cache: (num_blocks, block_size, num_kv_heads, key_dim + value_dim); int8, or of the
+        queries' type
       num_cores: multiprocessors of the device.
       is_windowed: it has the blocks of layers with windows.
+      scales: (2, num_blocks, num_kv_heads, block_size) float32, the factors of int8 keys and
+        values; None for others
+      dtype: of queries; None is the cache's.
     """
 
     spec: AttentionSpec
     cache: Tensor
     num_cores: int
     is_windowed: bool = False
+    scales: Tensor | None = None
+    dtype: torch.dtype | None = None
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -65,6 +71,7 @@ class PagedLayer:
             "KEY_WIDTH": round_side(spec.key_dim),
             "VALUE_WIDTH": round_side(spec.value_dim),
             "BLOCK_SIZE": self.cache.shape[1],
+            "HAS_SCALES": self.scales is not None,
         }
 
     @property
@@ -74,12 +81,22 @@ class PagedLayer:
     @property
     def chunk_queries(self) -> int:
         """Most tokens of a tile of a chunk."""
-        return max(1, count_chunk_rows(self._width, self.cache.itemsize) // self.group)
+        return max(1, count_chunk_rows(self._width, self.itemsize) // self.group)
 
     @property
     def num_parts(self) -> int:
         """Programs of one tile and one split."""
         return self.spec.num_kv_heads
+
+    @cached_property
+    def both_scales(self) -> tuple[Tensor | None, Tensor | None]:
+        """The scales of keys and of values."""
+        return (None, None) if self.scales is None else (self.scales[0], self.scales[1])
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of the numbers that are multiplied."""
+        return (self.dtype or self.cache.dtype).itemsize
 
     @property
     def _width(self) -> int:
@@ -93,6 +110,7 @@ class PagedLayer:
             key,
             value,
             self.cache,
+            *self.both_scales,
             table,
             tiles.slots,
             tiles.positions,
@@ -162,13 +180,16 @@ class PagedLayer:
         has_ends = spec.joins_images and chosen is tiles.chunks
         key_ends = tiles.key_ends if has_ends else None
         rows = round_side(num_queries * self.group)
-        size = choose_size(rows, self._width, self.cache.itemsize)
+        size = choose_size(
+            rows, self._width, self.itemsize, has_scales=self.scales is not None
+        )
         attend[len(chosen), self.num_parts, splits](
             query,
             output,
             sums,
             peaks,
             self.cache,
+            *self.both_scales,
             table,
             chosen,
             spec.sinks,

@@ -10,19 +10,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .attend import keep_finite
+from .attend import find_peaks, find_scales, keep_finite, quantise
 
 
 @triton.jit
 def rotate_heads(
     source,
     target,
+    scales,
     cos,
     sin,
     norm,
     epsilon,
     head_stride,
     target_stride,
+    scale_stride,
     num_heads,
     HEADS_WIDTH: tl.constexpr,
     DIM: tl.constexpr,
@@ -30,12 +32,14 @@ def rotate_heads(
     HALF_WIDTH: tl.constexpr,
     REST_WIDTH: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
 ):
     """Normalise and rotate the heads of one token, from `source` to `target`.
 
     Args:
       cos, sin: (ROTARY,) float32, of the token's position
       norm: (DIM,) float32, if HAS_NORM
+      scales: of the heads, float32, written if HAS_SCALES; then `target` is int8
       HALF_WIDTH, REST_WIDTH: ROTARY / 2 and DIM - ROTARY, rounded up to a power of two.
     """
     half: tl.constexpr = ROTARY // 2
@@ -67,13 +71,33 @@ def rotate_heads(
         first_sin = tl.load(sin + pairs, mask=is_angle, other=0.0)
         second_cos = tl.load(cos + half + pairs, mask=is_angle, other=0.0)
         second_sin = tl.load(sin + half + pairs, mask=is_angle, other=0.0)
-        turned = (first * first_cos - second * first_sin).to(target.dtype.element_ty)
-        tl.store(targets + pairs, keep_finite(turned), mask=is_pair)
-        turned = (second * second_cos + first * second_sin).to(target.dtype.element_ty)
-        tl.store(targets + half + pairs, keep_finite(turned), mask=is_pair)
+        turned = first * first_cos - second * first_sin
+        if not HAS_SCALES:
+            numbers = turned.to(target.dtype.element_ty)
+            tl.store(targets + pairs, keep_finite(numbers), mask=is_pair)
+        second = second * second_cos + first * second_sin
+        if not HAS_SCALES:
+            numbers = second.to(target.dtype.element_ty)
+            tl.store(targets + half + pairs, keep_finite(numbers), mask=is_pair)
+    if HAS_SCALES:
+        peaks = tl.zeros((HEADS_WIDTH, 1), tl.float32)
+        if ROTARY:
+            turned, second = keep_finite(turned), keep_finite(second)
+            peaks = tl.maximum(find_peaks(turned), find_peaks(second))
+        if REST_WIDTH:
+            others = keep_finite(others)
+            peaks = tl.maximum(peaks, find_peaks(others))
+        target_scales = scales + heads * scale_stride
+        tl.store(target_scales, find_scales(peaks), mask=heads < num_heads)
+        if ROTARY:
+            tl.store(targets + pairs, quantise(turned, peaks), mask=is_pair)
+            tl.store(targets + half + pairs, quantise(second, peaks), mask=is_pair)
     if REST_WIDTH:
-        same = keep_finite(others.to(target.dtype.element_ty))
-        tl.store(targets + rest, same, mask=is_rest)
+        if HAS_SCALES:
+            others = quantise(others, peaks)
+        else:
+            others = keep_finite(others.to(target.dtype.element_ty))
+        tl.store(targets + rest, others, mask=is_rest)
 
 
 @triton.jit
@@ -81,6 +105,8 @@ def rotate_and_write(
     qkv,
     query,
     cache,
+    key_scales,
+    value_scales,
     tables,
     slots,
     positions,
@@ -103,6 +129,7 @@ def rotate_and_write(
     HALF_WIDTH: tl.constexpr,
     REST_WIDTH: tl.constexpr,
     HAS_NORMS: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
     """Take one token's queries, keys and values apart; the grid is (tokens, 2).
@@ -113,7 +140,7 @@ def rotate_and_write(
       qkv: (num_tokens, qkv_stride), whose first numbers are all heads of queries, keys and
         values, one after the other
       query: (num_tokens, NUM_HEADS, KEY_DIM), rotated
-      cache, tables: as in `attend`.
+      cache, key_scales, value_scales, tables: as in `attend`.
       slots, positions: (num_tokens,) int64, places in the cache; a negative slot belongs
         to a token of padding, of which nothing is written
       cos, sin: (rows, ROTARY) float32
@@ -129,12 +156,14 @@ def rotate_and_write(
         rotate_heads(
             source,
             query + token * query_size,
+            None,
             cos + angle,
             sin + angle,
             query_norm,
             epsilon,
             KEY_DIM,
             KEY_DIM,
+            0,
             NUM_HEADS,
             HEADS_WIDTH,
             KEY_DIM,
@@ -142,6 +171,7 @@ def rotate_and_write(
             HALF_WIDTH,
             REST_WIDTH,
             HAS_NORMS,
+            False,
         )
     else:
         position = tl.load(positions + token)
@@ -153,15 +183,21 @@ def rotate_and_write(
         place = block * BLOCK_SIZE + position % BLOCK_SIZE
         both: tl.constexpr = KEY_DIM + VALUE_DIM
         target = cache + place * NUM_KV_HEADS * both
+        scales = None
+        if HAS_SCALES:
+            scaled = block * NUM_KV_HEADS * BLOCK_SIZE + position % BLOCK_SIZE
+            scales = key_scales + scaled
         rotate_heads(
             source + query_size,
             target,
+            scales,
             cos + angle,
             sin + angle,
             key_norm,
             epsilon,
             KEY_DIM,
             both,
+            BLOCK_SIZE,
             num_written,
             KV_HEADS_WIDTH,
             KEY_DIM,
@@ -169,6 +205,7 @@ def rotate_and_write(
             HALF_WIDTH,
             REST_WIDTH,
             HAS_NORMS,
+            HAS_SCALES,
         )
         heads = tl.arange(0, KV_HEADS_WIDTH)[:, None]
         columns = tl.arange(0, VALUE_WIDTH)[None, :]
@@ -178,6 +215,11 @@ def rotate_and_write(
             mask=inside,
             other=0.0,
         )
-        tl.store(
-            target + heads * both + KEY_DIM + columns, keep_finite(values), mask=inside
-        )
+        targets = target + heads * both + KEY_DIM + columns
+        values = keep_finite(values)
+        if HAS_SCALES:
+            peaks = find_peaks(values)
+            scales = value_scales + scaled + heads * BLOCK_SIZE
+            tl.store(scales, find_scales(peaks), mask=heads < num_written)
+            values = quantise(values, peaks)
+        tl.store(targets, values, mask=inside)

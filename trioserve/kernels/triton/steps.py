@@ -130,6 +130,7 @@ class RotaryLayer:
             "HALF_WIDTH": round_up(self.rotary_dim // 2),
             "REST_WIDTH": round_up(spec.key_dim - self.rotary_dim),
             "HAS_NORMS": self.query_norm is not None,
+            "HAS_SCALES": self.paged.scales is not None,
             "BLOCK_SIZE": self.paged.cache.shape[1],
         }
 
@@ -149,6 +150,7 @@ class RotaryLayer:
             qkv,
             query,
             self.paged.cache,
+            *self.paged.both_scales,
             table,
             tiles.slots,
             tiles.positions,

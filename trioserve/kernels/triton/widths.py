@@ -37,12 +37,14 @@ def count_chunk_rows(width: int, itemsize: int) -> int:
 
     Args:
       width: numbers of a head, rounded up to a power of two.
-      itemsize: bytes of a number of the cache.
+      itemsize: bytes of a number that is multiplied.
     """
     return 64 if itemsize <= 2 and width <= 256 else _LEAST_SIDE
 
 
-def choose_size(rows: int, width: int, itemsize: int) -> AttendSize:
+def choose_size(
+    rows: int, width: int, itemsize: int, *, has_scales: bool = False
+) -> AttendSize:
     """Return the largest size whose numbers stay in registers.
 
     The compiler tells it without a device, for compute capability 8.0, 8.9 and 9.0:
@@ -52,6 +54,7 @@ def choose_size(rows: int, width: int, itemsize: int) -> AttendSize:
     Args:
       rows: of the product of a tile.
       width, itemsize: as in `count_chunk_rows`.
+      has_scales: keys and values are int8.
     """
     if itemsize > 2:
         # Exact float32 has no tensor cores: each thread keeps whole rows and columns.
@@ -61,7 +64,7 @@ def choose_size(rows: int, width: int, itemsize: int) -> AttendSize:
     if width <= 128:
         # On an H100, about as fast as FlashAttention 2; 8 warps take twice as long, and 3
         # stages a half longer.
-        return AttendSize(32, 4, 2)
+        return AttendSize(16 if has_scales else 32, 4, 2)
     return AttendSize(16, 8)
 
 

@@ -50,7 +50,9 @@ class TritonAttention:
         self._tables = tables
         self.layers = tuple(
             (LatentLayer if spec.values_in_keys else PagedLayer)(
-                spec, cache.blocks, num_cores, is_windowed
+                *(spec, cache.blocks, num_cores, is_windowed),
+                scales=cache.scales,
+                dtype=cache.dtype,
             )
             for spec, cache, is_windowed in zip(
                 model.layers, self.caches, model.list_windowed()
@@ -68,8 +70,10 @@ class TritonAttention:
             return "it needs a GPU"
         if model.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             return "it needs float32, float16 or bfloat16, by --dtype"
-        if model.kv_dtype == torch.int8:
-            return "it does not read a KV cache of eight bits"
+        if model.kv_dtype == torch.int8 and any(
+            layer.values_in_keys for layer in model.layers
+        ):
+            return "it does not read latents of eight bits"
         misfits = map(_find_misfit, model.layers)
         return next((each for each in misfits if each is not None), None)
 

@@ -181,8 +181,6 @@ def _choose_kernels(
       NoKernels, NotRecognised
     """
     if model.device.type == "cuda":
-        if model.kv_dtype == torch.int8:
-            raise NotRecognised("they do not read a KV cache of eight bits")
         return partial(
             _fuse, int8=int8, cuda_graphs=cuda_graphs, group=model.tensor_group
         )

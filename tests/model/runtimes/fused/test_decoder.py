@@ -6,10 +6,12 @@ Without a GPU, Triton's interpreter runs their kernels on a CPU.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from interpreter import require_triton
 import pytest
+import torch
 
 from trioserve.model.runtimes.choice import NotRecognised
 from trioserve.model.runtimes.fused.graphs import find_size, list_sizes
@@ -29,6 +31,8 @@ TYPES = (
         for model_type in ("llama", "qwen3", "gemma2", "gemma3_text", "phi3")
     ),
 )
+
+ROUNDED = ("qwen3", "gemma3_text", "gemma2")
 
 
 @pytest.mark.parametrize("model_type", TYPES)
@@ -67,6 +71,29 @@ def test_graphs_write_the_same_with_padding(tiny: Callable[..., Any]) -> None:
     model.check(*sequences)
     # Three rows in a graph of four.
     assert sum(graph.num_replays for graph in GRAPHS) == 1
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    "model_type",
+    ["qwen2", *(pytest.param(each, marks=pytest.mark.matrix) for each in ROUNDED)],
+)
+def test_a_cache_of_int8_gives_what_modules_with_one_give(
+    tiny: Callable[..., Any], model_type: str
+) -> None:
+    model = tiny(model_type, DEVICE)
+    outputs = []
+    for loaded in (model.loaded, load(model)):
+        rounded = replace(loaded, kv_dtype=torch.int8)
+        planner = Planner(rounded, max_num_seqs=4, max_model_len=16)
+        planner.runner.warm_up()
+        sequences = [planner.begin(make_prompt(5, i), slot=i) for i in range(3)]
+        planner.step((sequences[0], 3))
+        planner.step((sequences[0], 2), (sequences[1], 5), (sequences[2], 5))
+        # Three rows in a graph of four.
+        planner.run(*sequences, num_tokens=2)
+        outputs.append([each.outputs for each in sequences])
+    assert outputs[0] == outputs[1]
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
