@@ -21,7 +21,7 @@ void attend(Pool& pool, const AttentionShape& shape, int num_tokens, int num_lay
   const int num_blocks = (num_tokens + shape.block_size - 1) / shape.block_size;
   std::vector<std::int64_t> blocks(static_cast<std::size_t>(num_blocks));
   std::iota(blocks.begin(), blocks.end(), std::int64_t{0});
-  const std::ptrdiff_t layer_size = shape.block_numbers() * num_blocks;
+  const std::ptrdiff_t layer_size = shape.block_numbers<Format>() * num_blocks;
   const std::ptrdiff_t width = shape.num_heads * shape.value_dim;
   fit(cache, layer_size * num_layers);
   fit(queries, static_cast<std::ptrdiff_t>(num_tokens) * shape.num_heads * shape.key_dim);
@@ -71,12 +71,14 @@ void bench_multiply(Pool* pool, const MatrixSpec* first, const MatrixSpec* secon
 // Computes attention of the tokens of one prompt to each other, in all layers. Keys and values
 // are 0, which takes as long as other numbers.
 //
-//   format: of the cache, kFloat32 or kBfloat16
+//   format: of the cache, kFloat32, kBfloat16 or kInt8
 void bench_attend(Pool* pool, std::int32_t format, const AttentionSpec* spec, int block_size,
                   int num_tokens, int num_layers) {
   const AttentionShape shape = shape_of(*spec, block_size);
   if (format == kFloat32) {
     attend<Float32Format>(*pool, shape, num_tokens, num_layers);
+  } else if (format == kInt8) {
+    attend<Int8CacheFormat>(*pool, shape, num_tokens, num_layers);
   } else {
     attend<Bfloat16Format>(*pool, shape, num_tokens, num_layers);
   }

@@ -13,6 +13,7 @@ namespace {
 // Calls body with the format of numbers that a code stands for.
 template <class Body>
 auto with_numbers(int code, Body&& body) {
+  if (code == kInt8) return body(Int8CacheFormat());
   return code == kFloat32 ? body(Float32Format()) : body(Bfloat16Format());
 }
 
@@ -99,7 +100,7 @@ void test_attend(int format, int num_threads, const AttentionShape* shape, int n
     using Format = decltype(f);
     using Weight = typename Format::Weight;
     using Operand = typename Format::Operand;
-    std::vector<Weight> cache(shape->block_numbers() * num_blocks);
+    std::vector<Weight> cache(shape->block_numbers<Format>() * num_blocks);
     std::vector<float> dirts(std::max(shape->key_dim, shape->value_dim), dirt);
     StepRow whole{0, num_keys, 0, blocks};
     for (int t = 0; t < num_blocks * shape->block_size; ++t) {

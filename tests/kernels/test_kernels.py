@@ -29,6 +29,9 @@ SOURCE_KINDS = {
     name: code for code, name in enumerate(["torch.float32", *GGUF_KINDS])
 } | {"torch.bfloat16": 2}
 
+# The types of a KV cache, as native/matrix.h numbers them.
+CACHES = {**FORMATS, torch.int8: 2}
+
 # The upper bytes of a block's float16 numbers.
 SCALE_BYTES = {
     **{kind: [1] for kind in ("F16", "BF16", "Q4_0", "Q5_0", "Q8_0")},
@@ -383,12 +386,19 @@ def attend_paged(
     blocks = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0))
     out = torch.full((len(query), shape.num_heads, shape.value_dim), math.nan)
     kernels.test_attend(
-        *(FORMATS[dtype], num_threads, ctypes.byref(shape), len(query), len(key)),
+        *(CACHES[dtype], num_threads, ctypes.byref(shape), len(query), len(key)),
         *(c_void_p(each.data_ptr()) for each in (query, key, value, blocks)),
         # A former sequence left large numbers in its blocks.
         *(num_blocks, c_float(1e30), c_void_p(out.data_ptr())),
     )
     return out
+
+
+def round_trip(rows: Tensor) -> Tensor:
+    """Return what a cache of eight bits gives back, by the rule of native/kv_cache.h."""
+    peaks = rows.abs().amax(dim=-1, keepdim=True)
+    codes = (rows * torch.where(peaks > 0, 127 / peaks, 0)).round()
+    return codes * (peaks / 127)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -434,14 +444,18 @@ class Case:
         )
         tensors = (query, key, value)
         out = attend_paged(kernels, shape, self.dtype, *tensors, self.num_threads)
-        return out, attend(*tensors, shape, sinks)
+        if self.dtype == torch.int8:
+            key, value = round_trip(key), round_trip(value)
+            if self.values_in_keys:
+                value = key[..., : self.value_dim]
+        return out, attend(query, key, value, shape, sinks)
 
     def _draw(self, number: int, *shape: int) -> Tensor:
         return make_numbers(self.seed + number, *shape).bfloat16().float()
 
 
 CASES: dict[str, st.SearchStrategy[Any]] = {
-    "dtype": st.sampled_from(list(FORMATS)),
+    "dtype": st.sampled_from(list(CACHES)),
     "num_queries": st.integers(1, 60),
     "num_earlier": st.sampled_from([0, 1, 15, 16, 17, 130, 300, 700]),
     "num_kv_heads": st.integers(1, 3),
@@ -482,8 +496,11 @@ ONE_QUERY: dict[str, Any] = {
 )
 def test_attention_is_the_formula(kernels: ctypes.CDLL, case: Case) -> None:
     out, expected = case.attend(kernels)
-    # Where operands are bfloat16, the softmax's weights are rounded to it, too.
-    tolerance = 1e-4 if case.dtype == torch.float32 else 2e-2
+    # Where operands are bfloat16, the softmax's weights are rounded to it, too; beside a cache
+    # of eight bits they are rounded to 16.
+    tolerance = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.int8: 1e-3}[
+        case.dtype
+    ]
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
 
 
@@ -538,6 +555,7 @@ def test_tiles_compute_the_attention_of_many_queries(
 
 @by_chance
 @given(
+    dtype=st.sampled_from([torch.float32, torch.int8]),
     num_queries=st.integers(2, 60),
     num_earlier=st.sampled_from([0, 100, 255, 300, 700, 1300]),
     group_size=st.integers(1, 5),
@@ -548,8 +566,9 @@ def test_tiles_compute_the_attention_of_many_queries(
     num_threads=st.integers(1, 4),
     seed=st.integers(0, 99),
 )
-def test_a_query_in_float32_gets_the_same_bits_alone_and_beside_others(
+def test_a_query_gets_the_same_bits_alone_and_beside_others(
     kernels: ctypes.CDLL,
+    dtype: torch.dtype,
     num_queries: int,
     num_earlier: int,
     group_size: int,
@@ -576,8 +595,6 @@ def test_a_query_in_float32_gets_the_same_bits_alone_and_beside_others(
         sinks=sinks.data_ptr() if has_sinks else None,
         values_in_keys=values_in_keys,
     )
-    together = attend_paged(
-        kernels, shape, torch.float32, query, key, value, num_threads
-    )
-    alone = attend_paged(kernels, shape, torch.float32, query[-1:], key, value, 1)
+    together = attend_paged(kernels, shape, dtype, query, key, value, num_threads)
+    alone = attend_paged(kernels, shape, dtype, query[-1:], key, value, 1)
     assert torch.equal(together[-1:], alone)

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from trioserve.config import ModelConfig
-from trioserve.errors import InvalidConfig
 from trioserve.model.loading.load import load_model
 from trioserve.model.open import outline, preview
 
@@ -20,7 +19,7 @@ INT8 = ModelConfig(device="cpu", kv_cache_dtype="int8")
 NUM_TOKENS = 12
 
 
-@pytest.mark.parametrize("kernels", ["torch"])
+@pytest.mark.parametrize("kernels", ["torch", "native"])
 def test_a_token_takes_a_byte_a_number_and_four_a_scale(
     tiny: Callable[..., Any], kernels: Any
 ) -> None:
@@ -39,18 +38,13 @@ def test_a_token_takes_a_byte_a_number_and_four_a_scale(
     assert preview(folder, config).kv_bytes_per_token == info.kv_bytes_per_token
 
 
-def test_latents_are_refused_before_weights_are_read(tiny: Callable[..., Any]) -> None:
-    folder = tiny("deepseek_v3").folder
-    for ask in (outline, preview):
-        with pytest.raises(InvalidConfig, match="--kv-cache-dtype: int8 is for keys"):
-            ask(folder, INT8)
-
-
-@pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt_oss", "qwen3_5_text"])
+@pytest.mark.parametrize(
+    "model_type", ["llama", "gemma2", "gpt_oss", "qwen3_5_text", "deepseek_v3"]
+)
 def test_answers_are_the_same_in_all_steps_and_near_to_the_exact_ones(
-    tiny: Callable[..., Any], model_type: str
+    tiny_by_kernels: Callable[[str], Any], model_type: str
 ) -> None:
-    exact = tiny(model_type)
+    exact = tiny_by_kernels(model_type)
     model = replace(exact.loaded, kv_dtype=torch.int8)
     prompts = [make_prompt(length, seed=length) for length in (23, 6, 38)]
     planner = Planner(model)
@@ -78,4 +72,4 @@ def test_answers_are_the_same_in_all_steps_and_near_to_the_exact_ones(
         sequence = plain.begin(prompt)
         plain.run(sequence, num_tokens=NUM_TOKENS)
         same += sum(map(int.__eq__, sequence.outputs, output))
-    assert same >= 0.7 * NUM_TOKENS * len(prompts)
+    assert same >= 2 / 3 * NUM_TOKENS * len(prompts)

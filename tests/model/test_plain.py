@@ -16,6 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from trioserve.config import ModelConfig
 from trioserve.errors import InvalidConfig
 from trioserve.model.loading.load import load_model
+from trioserve.model.loading.plain import check
 from trioserve.model.loading.plain.description import read_plain_config
 from trioserve.model.loading.plain.llama import load_plain, outline_plain
 from trioserve.model.loading.plain.parts import compute_rotary
@@ -268,3 +269,13 @@ def test_a_generation_config_that_cannot_be_used_is_refused(folder: Path) -> Non
     (folder / "generation_config.json").write_text("[]")
     with pytest.raises(InvalidConfig, match="generation_config.json cannot be used"):
         outline_plain(folder, ModelConfig(device="cpu"))
+
+
+def test_keys_and_values_in_eight_bits_are_compared_with_rounded_ones(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(folder, kv_cache_dtype="int8")
+    assert model is not None and model.kv_dtype == torch.int8
+    assert model.info.kv_bytes_per_token == 2 * 2 * 2 * (8 + 4)
+    monkeypatch.setattr(check, "round_trip", torch.Tensor.float)
+    assert load(folder, kv_cache_dtype="int8") is None

@@ -72,8 +72,7 @@ class ModelConfig:
       kv_cache_dtype: Type of keys and values in the KV cache; auto is the type of
         activations. int8 keeps eight bits of each number, with a scale for each token,
         head and side, which a token gets when it is written. The cache then holds 1.9
-        times as many tokens as in bfloat16, if heads have 128 numbers. Layers that keep
-        latents cannot have it.
+        times as many tokens as in bfloat16, if heads have 128 numbers.
       cuda_graphs: Capture decodes as graphs at the start, if native kernels run on a GPU.
         Graphs take at most half of the memory that is free then.
       quantization: Quantisation of weights when the model is loaded. int8 keeps eight

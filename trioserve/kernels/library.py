@@ -88,8 +88,8 @@ class Library:
         )
         self.unpack = declare("unpack", None, matrix, c_int32, c_int32, c_void_p)
         self.count_outputs = declare("count_outputs", c_int32)
-        self.count_cache = declare(
-            "count_cache", c_int64, POINTER(AttentionSpec), c_int32
+        self.count_block = declare(
+            "count_block", c_int64, c_int32, POINTER(AttentionSpec), c_int32
         )
         self.count_state = declare("count_state", c_int64, POINTER(StateSpec))
         self.open_decoder = declare(

@@ -96,17 +96,21 @@ void trioserve_unpack(const MatrixSpec* spec, std::int32_t first_block, std::int
   });
 }
 
-// Numbers of one block of a layer's KV cache.
-std::int64_t trioserve_count_cache(const AttentionSpec* spec, std::int32_t block_size) {
-  return shape_of(*spec, block_size).block_numbers();
+// Numbers of one block of a layer's KV cache, in one of the formats of open_decoder.
+std::int64_t trioserve_count_block(std::int32_t format, const AttentionSpec* spec,
+                                   std::int32_t block_size) {
+  const AttentionShape shape = shape_of(*spec, block_size);
+  if (format == kInt8) return shape.block_numbers<Int8CacheFormat>();
+  return shape.block_numbers<Float32Format>();
 }
 
 // Numbers of one slot of a layer's states.
 std::int64_t trioserve_count_state(const StateSpec* spec) { return spec->size(); }
 
-// format: of the cache, kFloat32 or kBfloat16
+// format: of the cache, kFloat32, kBfloat16 or kInt8
 AnyDecoder* trioserve_open_decoder(std::int32_t format, const DecoderSpec* spec) {
   if (format == kFloat32) return new DecoderOf<Float32Format>(*spec);
+  if (format == kInt8) return new DecoderOf<Int8CacheFormat>(*spec);
   return new DecoderOf<Bfloat16Format>(*spec);
 }
 void trioserve_close_decoder(AnyDecoder* decoder) { delete decoder; }

@@ -121,5 +121,6 @@ float* StepAttention<Format>::find_saved(const AttentionShape& shape, int part, 
 
 template class StepAttention<Float32Format>;
 template class StepAttention<Bfloat16Format>;
+template class StepAttention<Int8CacheFormat>;
 
 }  // namespace trioserve

@@ -11,10 +11,13 @@
 #include <vector>
 
 #include "activation.h"
+#include "int8_attention.h"
 #include "kv_cache.h"
 #include "tile_attention.h"
 
 namespace trioserve {
+
+struct Nothing {};
 
 // Blocks [begin, end) of a row.
 struct BlockRange {
@@ -68,6 +71,9 @@ class QueryTile {
       begins_[r] = shape_.window ? std::max(0, row.start + token + 1 - shape_.window) : 0;
       queries_[r] = queries + (row.first_token + token) * stride + head * shape_.key_dim;
     }
+    if constexpr (kHasScales<Format>) {
+      codes_.gather(shape_, blocks_ * shape_.block_size, queries_, num_rows_);
+    }
     clear();
     for (int r = 0; shape_.sinks && r < num_rows_; ++r) {
       largest_[r] = shape_.sinks[kv_head * group + (first + r) % group];
@@ -98,13 +104,21 @@ class QueryTile {
     }
 #endif
     for_keys(range, [&](int block, int last) {
-      if (shape_.values_in_keys) {
-        score_rows(cache, row, kv_head, block, last);
+      if constexpr (kHasScales<Format>) {
+        auto find = [&](int place) { return find_head(cache, row, kv_head, place); };
+        codes_.score(find, block, last, scores_.data(), keys_);
+        weigh(block, last, weights_.data(), keys_);
+        codes_.add_values(find, block, last, weights_.data(), keys_, sums_.data(),
+                          shape_.value_width());
       } else {
-        score(cache, row, kv_head, block, last);
+        if (shape_.values_in_keys) {
+          score_rows(cache, row, kv_head, block, last);
+        } else {
+          score(cache, row, kv_head, block, last);
+        }
+        weigh(block, last, weights_.data(), keys_);
+        add_values(cache, row, kv_head, block, last);
       }
-      weigh(block, last, weights_.data(), keys_);
-      add_values(cache, row, kv_head, block, last);
     });
   }
 
@@ -187,7 +201,7 @@ class QueryTile {
 
   const Weight* find_head(const Weight* cache, const StepRow& row, int kv_head, int block) {
     const std::int64_t place = row.tables[shape_.table][block];
-    return cache + place * shape_.block_numbers() + kv_head * shape_.head_size();
+    return cache + place * shape_.block_numbers<Format>() + kv_head * shape_.head_size<Format>();
   }
 
   // scores = q K^T for the keys of blocks [block, last)
@@ -373,6 +387,7 @@ class QueryTile {
   float largest_[kRows], total_[kRows];
   std::vector<float> scores_, sums_, wide_;
   std::vector<Operand> weights_, gathered_;
+  std::conditional_t<kHasScales<Format>, Int8Operands, Nothing> codes_;
 #if defined(TRIOSERVE_TILES)
   static_assert(kRows == AttentionTiles::kRows);
   AttentionTiles tiles_;

@@ -15,7 +15,7 @@ struct Ints {
   __m512i lanes;
 
   static Ints all(int value) { return {_mm512_set1_epi32(value)}; }
-  static Ints load(const std::uint8_t* from) { return {_mm512_loadu_si512(from)}; }
+  static Ints load(const void* from) { return {_mm512_loadu_si512(from)}; }
   Vec to_float() const { return {_mm512_cvtepi32_ps(lanes)}; }
   void store(void* to) const { _mm512_storeu_si512(to, lanes); }
 };
@@ -44,8 +44,8 @@ struct Ints {
   __m256i lanes;
 
   static Ints all(int value) { return {_mm256_set1_epi32(value)}; }
-  static Ints load(const std::uint8_t* from) {
-    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))};
+  static Ints load(const void* from) {
+    return {_mm256_loadu_si256(static_cast<const __m256i*>(from))};
   }
   Vec to_float() const { return {_mm256_cvtepi32_ps(lanes)}; }
   void store(void* to) const { _mm256_storeu_si256(static_cast<__m256i*>(to), lanes); }
@@ -74,6 +74,15 @@ inline Ints add_neighbours(Ints pairs) { return multiply_shorts(pairs, Ints::all
 template <int place>
 inline Ints nibbles(Ints a) {
   return a >> 4 * place & Ints::all(0x000f000f);
+}
+
+// Numbers of 8 bits with a sign as numbers of 16.
+inline Ints widen_bytes(const std::int8_t* from) {
+#if defined(__AVX512F__)
+  return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)))};
+#else
+  return {_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)))};
+#endif
 }
 
 // Hides a sum from the compiler. Otherwise it adds products to each other first, and has too

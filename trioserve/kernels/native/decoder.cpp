@@ -404,5 +404,6 @@ void Decoder<Format>::write_logits(Pool& pool, const StepSpec& step) {
 
 template class Decoder<Float32Format>;
 template class Decoder<Bfloat16Format>;
+template class Decoder<Int8CacheFormat>;
 
 }  // namespace trioserve

@@ -51,7 +51,7 @@ void Encoder<Format>::prepare(Pool& pool, const TextsSpec& texts) {
   fit(queries_, tokens * attended_size());
   fit(attended_, tokens * attended_size());
   fit(activated_, tokens * row_stride(spec_.intermediate_size));
-  fit(cache_, num_blocks * shape_.block_numbers());
+  fit(cache_, num_blocks * shape_.block_numbers<Format>());
 }
 
 template <class Format>

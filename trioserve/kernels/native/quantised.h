@@ -169,21 +169,21 @@ inline void multiply_groups(const typename Format::Operand* x, std::ptrdiff_t st
 // Quantises one row: a group's largest magnitude becomes the largest code.
 //
 //   padded_size: a multiple of group_size
+//   largest: of the codes
 template <class Code>
 inline void quantise_row(const float* x, int size, int group_size, int padded_size, Code* codes,
-                         InputGroup* groups) {
-  constexpr float kLargest = std::numeric_limits<Code>::max();
+                         InputGroup* groups, float largest = std::numeric_limits<Code>::max()) {
   for (int begin = 0; begin < padded_size; begin += group_size) {
     const int end = std::min(begin + group_size, size);
-    Vec largest = Vec::zero();
+    Vec peaks = Vec::zero();
     int i = begin;
     for (; i + Vec::kLanes <= end; i += Vec::kLanes) {
       Vec part = Vec::load(x + i);
-      largest = Vec::max(largest, Vec::max(part, Vec::zero() - part));
+      peaks = Vec::max(peaks, Vec::max(part, Vec::zero() - part));
     }
-    float most = largest.largest();
+    float most = peaks.largest();
     for (; i < end; ++i) most = std::max(most, std::fabs(x[i]));
-    const float scale = most / kLargest, factor = most > 0.0f ? kLargest / most : 0.0f;
+    const float scale = most / largest, factor = most > 0.0f ? largest / most : 0.0f;
     Vec total = Vec::zero();
     for (i = begin; i + Vec::kLanes <= end; i += Vec::kLanes) {
       Vec rounded = (Vec::load(x + i) * Vec::all(factor)).round();
@@ -194,7 +194,7 @@ inline void quantise_row(const float* x, int size, int group_size, int padded_si
     for (; i < end; ++i) {
       float rounded = std::nearbyint(x[i] * factor);
       // Not a number becomes the largest code.
-      codes[i] = static_cast<Code>(std::min(kLargest, rounded));
+      codes[i] = static_cast<Code>(std::min(largest, rounded));
       sum += rounded;
     }
     for (; i < begin + group_size; ++i) codes[i] = 0;

@@ -2,7 +2,7 @@
 //
 // A piece is a tile of queries and a head. If these are few, because few sequences have long
 // contexts, the keys of a tile are cut into parts, too, which are put together at the end. In
-// float32 the numbers do not depend on the cut: segments of fixed length are computed alone,
+// float32, and with a cache in eight bits, the numbers do not depend on the cut: segments of fixed length are computed alone,
 // and put together in a fixed order (fold.h).
 // Source: Dao et al. 2023 (Flash-Decoding).
 #pragma once
@@ -37,7 +37,7 @@ class StepAttention {
   // Fewer take less time than putting parts together.
   static constexpr int kKeysOfPart = 256;
   // Products of bfloat16 numbers differ with the number of rows, so nothing is gained there.
-  static constexpr bool kIsExact = std::is_same_v<Format, Float32Format>;
+  static constexpr bool kIsExact = !std::is_same_v<Format, Bfloat16Format>;
   static constexpr int kAll = 1 << 30;
 
   struct Tile {

@@ -29,26 +29,13 @@ _FRACTION_OF_CPU_MEMORY = 0.25
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def choose_kv_dtype(
-    config: ModelConfig, layers: Sequence[LayerSpec], dtype: torch.dtype
-) -> torch.dtype:
+def choose_kv_dtype(config: ModelConfig, dtype: torch.dtype) -> torch.dtype:
     """Return the type of the numbers in the KV cache.
 
     Args:
       dtype: the model's.
-
-    Raises:
-      InvalidConfig: the layers cannot keep the type that the options name.
     """
-    if config.kv_cache_dtype == "auto":
-        return dtype
-    if any(layer.values_in_keys for layer in layers):
-        raise InvalidConfig(
-            "kv_cache_dtype",
-            f"{config.kv_cache_dtype} is for keys and values, and the layers of this "
-            "model keep latents",
-        )
-    return torch.int8
+    return torch.int8 if config.kv_cache_dtype == "int8" else dtype
 
 
 def count_kv_bytes(layers: Sequence[LayerSpec], kv_dtype: torch.dtype) -> int:

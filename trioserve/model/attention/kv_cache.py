@@ -53,7 +53,7 @@ class LayerCache:
           cache_slots: (num_tokens,) int64, block * block_size + offset
           key, value: (num_tokens, num_kv_heads, dim) each
         """
-        kept = (key,) if self._has_keys_alone else (key, value)
+        kept: tuple[Tensor, ...] = (key,) if self._has_keys_alone else (key, value)
         if self.scales is not None:
             kept = self._quantise(cache_slots, kept, self.scales)
         rows = torch.cat(kept, dim=-1)  # (num_tokens, num_kv_heads, kept_dim)
@@ -120,6 +120,12 @@ def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
     # Below this, the inverse would overflow.
     inverses = torch.where(peaks > _SMALLEST_PEAK, 127 / peaks, 0.0)
     return (rows * inverses[..., None]).round().to(torch.int8), peaks / 127
+
+
+def round_trip(rows: Tensor) -> Tensor:
+    """Return rows as a cache of eight bits gives them back, in float32."""
+    codes, scales = quantise(rows)
+    return codes * scales[..., None]
 
 
 def _make_finite(rows: Tensor) -> Tensor:

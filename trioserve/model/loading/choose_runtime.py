@@ -130,7 +130,10 @@ def make_decoder(
         read_vectors = [read.vectors[[*read.step.tokens]].float() for read in reads]
         given = torch.cat(read_vectors) * parts.embedding_scale
     if problem := compare_decoders(
-        expected, actual, model.dtype, int8=int8, given=given
+        *(expected, actual, model.dtype),
+        int8=int8,
+        int8_cache=model.kv_dtype == torch.int8,
+        given=given,
     ):
         raise OutputDiffers(problem)
     return decoder
@@ -188,8 +191,6 @@ def _choose_kernels(
         raise NotRecognised(f"they do not run on {model.device.type}")
     if model.dtype not in NUMBERS:
         raise NotRecognised(f"they have no {model.info.dtype}")
-    if model.kv_dtype == torch.int8:
-        raise NotRecognised("they do not read a KV cache of eight bits")
     library, num_threads = open_library(), torch.get_num_threads()
     return lambda parts: NativeDecoder(
         parts, library, num_threads, int8=int8, group=model.tensor_group

@@ -100,7 +100,7 @@ def _watch(
         vision=facts.vision,
         deepstack=find_deepstack(model, facts),
         attention_backend=config.attention_backend,
-        kv_dtype=choose_kv_dtype(config, watched.layers, model.dtype),
+        kv_dtype=choose_kv_dtype(config, model.dtype),
         wants_native=config.wants_native,
         products=watched.products,
     )
@@ -143,11 +143,8 @@ def describe_model(
       layers: the layers whose keys and values are kept here.
       states: the states that are kept here.
       whole: the model with all its modules, if `model` is a stage of it.
-
-    Raises:
-      InvalidConfig: the layers cannot keep keys and values as an option says.
     """
-    kv_dtype = choose_kv_dtype(config, layers, model.dtype)
+    kv_dtype = choose_kv_dtype(config, model.dtype)
     return ModelInfo(
         name=name,
         architecture=facts.architecture,

@@ -118,15 +118,11 @@ def describe_outline(
     layers: tuple[LayerSpec, ...],
     states: tuple[StateSpec, ...] = (),
 ) -> Outline | None:
-    """Return the outline of some layers; None if the type of their numbers is unknown.
-
-    Raises:
-      InvalidConfig: they cannot keep keys and values as an option says.
-    """
+    """Return the outline of some layers; None if the type of their numbers is unknown."""
     dtype = find_dtype(facts, config)
-    kv_dtype = choose_kv_dtype(config, layers, dtype or torch.float32)
     if dtype is None:
         return None
+    kv_dtype = choose_kv_dtype(config, dtype)
     return Outline(
         kv_bytes_per_token=count_kv_bytes(layers, kv_dtype),
         windows=find_windows(layers, kv_dtype),

@@ -75,8 +75,6 @@ def _load(
         raise NotRecognised(
             f"kernels for the architecture {file.architecture} are missing"
         )
-    if config.kv_cache_dtype == "int8":
-        raise NotRecognised("they do not read a KV cache of eight bits")
     if facts.device.type != "cpu":
         raise NotRecognised(f"kernels run on CPUs, not on {facts.device.type}")
     library = open_library()
@@ -114,7 +112,7 @@ def _load(
         states=watched.states,
         stateful=watched.stateful,
         takes_logits_to_keep=takes_logits_to_keep(model),
-        kv_dtype=choose_kv_dtype(config, watched.layers, dtype),
+        kv_dtype=choose_kv_dtype(config, dtype),
         native=native,
     )
 

@@ -79,9 +79,7 @@ def preview_model(folder: Path, config: ModelConfig) -> Preview:
     facts = read_facts(folder, config)
     watched = watch_outline(facts)
     dtype = find_dtype(facts, config)
-    kv_dtype = choose_kv_dtype(
-        config, () if watched is None else watched.layers, dtype or torch.float32
-    )
+    kv_dtype = choose_kv_dtype(config, dtype or torch.float32)
     obstacle = _find_obstacle(facts, watched, dtype or torch.float32)
     if not config.wants_native:
         obstacle = "the options say so"

@@ -16,6 +16,9 @@ TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float16: 1e-2}
 # Quantisation gives 0.02 to 0.07. The formula is the same as without.
 _INT8_TOLERANCE = 0.3
 
+# Both round keys and values to eight bits. A number between two codes may go to one or the other.
+_INT8_CACHE_TOLERANCE = 1e-2
+
 # Operators on single numbers, all in float32, do not add up roundings.
 _SINGLE_TOLERANCE = 1e-5
 
@@ -26,6 +29,7 @@ def find_difference(
     dtype: torch.dtype | None = None,
     *,
     int8: bool = False,
+    int8_cache: bool = False,
     dim: int | None = None,
 ) -> str | None:
     """Return how outputs differ, in one sentence; None if by rounding alone.
@@ -33,11 +37,14 @@ def find_difference(
     Args:
       dtype: of the model; None is the oracle's.
       int8: the fast path has weights of eight bits.
+      int8_cache: both have a KV cache of eight bits.
       dim: compares each vector of this dimension by itself; None compares all numbers together.
     """
     distance = measure_distance(expected, actual, dim)
     tolerance = TOLERANCES.get(dtype or expected.dtype, 0.0)
     # Not a number must not pass as a small distance.
+    if int8_cache:
+        tolerance = max(tolerance, _INT8_CACHE_TOLERANCE)
     if distance <= (_INT8_TOLERANCE if int8 else tolerance):
         return None
     return f"its output would differ by {distance:.2g} of its size"

@@ -135,7 +135,7 @@ def _load(
         vision=facts.vision,
         deepstack=find_deepstack(model, facts) if partition.is_first else None,
         attention_backend=config.attention_backend,
-        kv_dtype=choose_kv_dtype(config, (), model.dtype),
+        kv_dtype=choose_kv_dtype(config, model.dtype),
         tensor_group=None if builder is None else builder.group,
         wants_native=config.wants_native,
         partition=partition,

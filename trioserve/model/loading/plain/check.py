@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ...attention.kv_cache import round_trip
 from ...runtimes.description import AttentionParts, Body, DecoderParts, MlpParts
 from ...runtimes.native.decoder import NativeDecoder
 from ...runtimes.native.packer import Weights
@@ -30,6 +31,7 @@ def compare_with_torch(
     vocab_size: int,
     *,
     int8: bool,
+    kv_dtype: torch.dtype,
 ) -> str | None:
     """Return how a decoder's output differs from PyTorch's; None if by rounding alone.
 
@@ -37,29 +39,40 @@ def compare_with_torch(
       parts: the parts of the decoder; its layers are plain.
       sources: the weights of its products.
       embedding: None if the first layers are elsewhere.
+      kv_dtype: of the KV cache that will be used.
     """
     tables, inputs = make_check(vocab_size)
     if embedding is None:
         vectors = draw_hidden(inputs, parts.hidden_size).to(parts.dtype)
     else:
         vectors = embedding(inputs.input_ids)[0]
-    layers = decoder.open(tables, num_blocks=tables.block_ids.shape[1])
+    num_blocks = tables.block_ids.shape[1]
+    layers = decoder.open(tables, num_blocks=num_blocks, kv_dtype=kv_dtype)
     actual = layers.run(vectors, inputs, COMPARED_TOKENS, inputs.position_ids)
-    expected = _Modules(parts, sources).compute(vectors.float())
+    expected = _Modules(parts, sources, kv_dtype).compute(vectors.float())
     given = None
     if parts.head is None:
         given = vectors[COMPARED_TOKENS].float()
         actual = actual[COMPARED_TOKENS]
-    return compare_decoders(expected, actual, parts.dtype, int8=int8, given=given)
+    return compare_decoders(
+        *(expected, actual, parts.dtype),
+        int8=int8,
+        int8_cache=kv_dtype == torch.int8,
+        given=given,
+    )
 
 
 class _Modules:
     """A plain decoder by PyTorch's operators, in float32."""
 
     def __init__(
-        self, parts: DecoderParts, sources: Mapping[nn.Linear, Weights]
+        self,
+        parts: DecoderParts,
+        sources: Mapping[nn.Linear, Weights],
+        kv_dtype: torch.dtype,
     ) -> None:
         self._parts = parts
+        self._keep = round_trip if kv_dtype == torch.int8 else Tensor.float
         self._sources = sources
 
     def compute(self, hidden: Tensor) -> Tensor:
@@ -96,8 +109,8 @@ class _Modules:
         )
         attended = functional.scaled_dot_product_attention(
             _rotate(mixer, queries),
-            _rotate(mixer, keys),
-            values,
+            self._keep(_rotate(mixer, keys)),
+            self._keep(values),
             is_causal=True,
             scale=mixer.call.scaling,
             enable_gqa=True,

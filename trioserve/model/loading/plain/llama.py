@@ -133,7 +133,7 @@ class _PlainLlama:
 
     @property
     def kv_dtype(self) -> torch.dtype:
-        return choose_kv_dtype(self.config, self.calls, self.dtype)
+        return choose_kv_dtype(self.config, self.dtype)
 
     @property
     def int8(self) -> bool:
@@ -158,8 +158,7 @@ def _find_plain_llama(
     folder: Path, config: ModelConfig, layers: range | None
 ) -> _PlainLlama | None:
     described = read_plain_config(folder)
-    has_int8_cache = config.kv_cache_dtype == "int8"
-    if described is None or not config.wants_native or has_int8_cache:
+    if described is None or not config.wants_native:
         return None
     device = resolve_device(config.device)
     named = described.dtype if config.dtype == "auto" else config.dtype
@@ -230,6 +229,7 @@ def _pack(
     problem = compare_with_torch(
         *(native, parts, builder.sources, embedding, llama.described.vocab_size),
         int8=llama.int8,
+        kv_dtype=llama.kv_dtype,
     )
     if problem is not None:
         logger.debug("the kernels are not used: %s", problem)

@@ -45,7 +45,7 @@ from .joined import (
     list_mixture,
 )
 from .layers import NativeLayers
-from .packer import NUMBERS, Packer, Rows, are_numbers
+from .packer import CACHES, Packer, Rows, are_numbers
 from .scans import NativeScans
 from .sublayers import SublayerPacker
 from .sums import NativeSums
@@ -155,6 +155,7 @@ class NativeDecoder:
         kv_dtype: torch.dtype | None = None,
     ) -> NativeLayers:
         """Allocate a KV cache, and return the layers with it; see DecoderOnKernels."""
+        kv_dtype = kv_dtype or self._dtype
         spec = DecoderSpec.from_buffer_copy(self._spec)
         spec.block_size = tables.block_size
         sublayers = type(self._sublayers).from_buffer_copy(self._sublayers)
@@ -178,12 +179,12 @@ class NativeDecoder:
                     assert (
                         count is not None
                     ), "layers with windows have their own blocks"
-                    caches.append(self._make_cache(attention, tables, count))
+                    caches.append(self._make_cache(attention, tables, count, kv_dtype))
                 else:
                     caches.append(caches[shares])
                 sublayer.attention = ctypes.addressof(attention)
                 sublayer.cache = caches[-1].data_ptr()
-        handle = self._library.open_decoder(NUMBERS[self._dtype], ctypes.byref(spec))
+        handle = self._library.open_decoder(CACHES[kv_dtype], ctypes.byref(spec))
         return NativeLayers(
             self._library,
             self._pool,
@@ -203,11 +204,17 @@ class NativeDecoder:
         )
 
     def _make_cache(
-        self, attention: AttentionSpec, tables: SlotTables, num_blocks: int
+        self,
+        attention: AttentionSpec,
+        tables: SlotTables,
+        num_blocks: int,
+        kv_dtype: torch.dtype,
     ) -> Tensor:
         """Allocate the keys and values of attention."""
-        size = self._library.count_cache(ctypes.byref(attention), tables.block_size)
-        return make_zeros((num_blocks, size), self._dtype, torch.device("cpu"))
+        size = self._library.count_block(
+            CACHES[kv_dtype], ctypes.byref(attention), tables.block_size
+        )
+        return make_zeros((num_blocks, size), kv_dtype, torch.device("cpu"))
 
     def _make_states(self, sublayer: SublayerSpec, tables: SlotTables) -> Tensor:
         """Allocate the states of all slots, and their copies."""

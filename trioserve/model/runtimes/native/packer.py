@@ -24,6 +24,8 @@ Rows = Sequence[Weights]
 # FormatCode of native/matrix.h.
 _FLOAT32, _BFLOAT16, _INT8, _INT4, _INT8_INPUTS16, _INT4_INPUTS16 = range(6)
 NUMBERS = {torch.float32: _FLOAT32, torch.bfloat16: _BFLOAT16}
+# The formats of a KV cache.
+CACHES = {**NUMBERS, torch.int8: _INT8}
 
 # SourceKind of native/gguf.h, by ggml's names.
 _KINDS = {
