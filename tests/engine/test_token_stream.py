@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 import sys
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import trio
 from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
-from trioserve.engine.generation.token_stream import TokenStream, WakeQueue
+from trioserve.engine.generation.token_stream import ReaderQueue, TokenStream
 from trioserve.errors import EngineDied, InternalError, InvalidParameter
 from trioserve.types.ids import SequenceId
 from trioserve.types.output import SequenceError, TokenDelta, TokenLogprobs
@@ -182,63 +183,118 @@ async def test_a_failed_sequence_ends_the_request(
         await stream.__anext__()
 
 
-# Readers of one step wake in groups, so that no turn of the event loop has all of them.
+async def test_a_function_takes_deltas_while_the_reader_waits(
+    nursery: trio.Nursery,
+) -> None:
+    """And the reader runs for the end alone."""
+    stream, _ = make_stream()
+    taken: list[TokenDelta] = []
+    read: list[TokenDelta] = []
+    has_ended = trio.Event()
+
+    def take() -> bool:
+        taken.append(stream.take_nowait())
+        return True
+
+    async def run() -> None:
+        with stream.taking(take):
+            async for delta in stream:
+                read.append(delta)
+        has_ended.set()
+
+    first, *others = [make_delta(number) for number in range(4)]
+    last = make_delta(9, finish_reason="length")
+    # Before the reader waits.
+    stream.push_nowait(first)
+    nursery.start_soon(run)
+    await wait_all_tasks_blocked()
+    for delta in [*others, last]:
+        assert not has_ended.is_set()
+        stream.push_nowait(delta)
+    assert read == [first]
+    assert taken == [*others, last]
+    await has_ended.wait()
+
+
+async def test_the_reader_takes_what_the_function_leaves(nursery: trio.Nursery) -> None:
+    stream, _ = make_stream(2)
+    read: list[TokenDelta] = []
+
+    async def run() -> None:
+        with stream.taking(lambda: False):
+            async for delta in stream:
+                read.append(delta)
+
+    nursery.start_soon(run)
+    await wait_all_tasks_blocked()
+    deltas = [make_delta(1), make_delta(2, index=1)]
+    for delta in deltas:
+        stream.push_nowait(delta)
+    await wait_all_tasks_blocked()
+    assert read == deltas
+    nursery.cancel_scope.cancel()
+
+
+async def test_an_error_of_the_function_is_the_reader_s(nursery: trio.Nursery) -> None:
+    """It comes in the engine loop, which goes on."""
+    stream, _ = make_stream()
+
+    def take() -> bool:
+        raise ValueError("a defect")
+
+    async def run() -> None:
+        with stream.taking(take), pytest.raises(ValueError, match="a defect"):
+            await stream.__anext__()
+        nursery.cancel_scope.cancel()
+
+    nursery.start_soon(run)
+    await wait_all_tasks_blocked()
+    stream.push_nowait(make_delta(1))
+    await trio.sleep_forever()
+
+
+# Readers of one step are called in groups, so that no turn of the event loop has all of them.
 
 
 @pytest.fixture
-async def queue(nursery: trio.Nursery) -> AsyncIterator[WakeQueue]:
-    queue = WakeQueue()
+async def queue(nursery: trio.Nursery) -> AsyncIterator[ReaderQueue]:
+    queue = ReaderQueue()
     nursery.start_soon(queue.run)
     await wait_all_tasks_blocked()
     yield queue
     nursery.cancel_scope.cancel()
 
 
-def count_set(events: list[trio.Event]) -> int:
-    num_set = sum(event.is_set() for event in events)
-    assert all(
-        event.is_set() for event in events[:num_set]
-    ), "the first ones come first"
-    return num_set
+def add_step(queue: ReaderQueue, called: list[int], numbers: range) -> None:
+    for number in numbers:
+        queue.add(partial(called.append, number))
+    queue.flush()
 
 
-async def test_a_turn_sets_one_group(queue: WakeQueue) -> None:
-    events = [trio.Event() for _ in range(40)]
-    queue.begin()
-    for event in events:
-        queue.add(event)
-    counts = [count_set(events)]
-    while counts[-1] < len(events):
+async def test_a_turn_calls_one_group(queue: ReaderQueue) -> None:
+    called: list[int] = []
+    add_step(queue, called, range(40))
+    counts = [len(called)]
+    while counts[-1] < 40:
         await trio.lowlevel.checkpoint()
-        counts.append(count_set(events))
+        counts.append(len(called))
     assert sorted(set(counts)) == [16, 32, 40]
+    assert called == [*range(40)]
 
 
-async def test_the_next_step_waits_behind_the_one_before(queue: WakeQueue) -> None:
-    first = [trio.Event() for _ in range(20)]
-    second = [trio.Event() for _ in range(3)]
-    for events in (first, second):
-        queue.begin()
-        for event in events:
-            queue.add(event)
-    assert count_set([*first, *second]) == 16
+async def test_the_next_step_waits_behind_the_one_before(queue: ReaderQueue) -> None:
+    called: list[int] = []
+    add_step(queue, called, range(20))
+    add_step(queue, called, range(20, 23))
+    assert len(called) == 16
     await wait_all_tasks_blocked()
-    assert count_set([*first, *second]) == 23
+    assert called == [*range(23)]
 
 
-async def test_a_few_readers_wake_at_once_in_each_step(queue: WakeQueue) -> None:
-    for _ in range(5):
-        events = [trio.Event() for _ in range(16)]
-        queue.begin()
-        for event in events:
-            queue.add(event)
-        assert count_set(events) == 16
-
-
-async def test_an_event_that_is_set_takes_no_place(queue: WakeQueue) -> None:
-    is_set, waits = trio.Event(), [trio.Event() for _ in range(16)]
-    is_set.set()
-    queue.begin()
-    for event in [is_set, is_set, *waits]:
-        queue.add(event)
-    assert count_set(waits) == 16
+async def test_a_few_readers_are_called_at_once_in_each_step(
+    queue: ReaderQueue,
+) -> None:
+    called: list[int] = []
+    for step in range(1, 6):
+        add_step(queue, called, range(16))
+        assert len(called) == 16 * step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 import math
 
@@ -150,6 +151,10 @@ class TextStream:
             self._note_time()
         return self._cut.popleft()
 
+    def taking(self, take: Callable[[], bool]) -> AbstractContextManager[None]:
+        """See TokenStream.taking."""
+        return self._tokens.taking(take)
+
     @property
     def has_pending(self) -> bool:
         """True if there is an unread delta."""
@@ -229,6 +234,9 @@ class TextStream:
             text = self._finish(tokens, text, detokenizer.finish(is_cut=is_cut))
         if text.finish_reason is not None:
             self._finished.add(tokens.index)
+        has_more = tokens.logprobs or tokens.prompt_logprobs or tokens.num_cached_tokens
+        if not (index or has_more):
+            return text
         return msgspec.structs.replace(
             text,
             index=tokens.index,

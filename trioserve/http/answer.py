@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 import logging
 from typing import cast
 
@@ -14,7 +14,7 @@ from hypercorn.typing import (
 import trio
 
 from ..errors import escape
-from .connection import SEND_CHUNK, Peer
+from .connection import CHUNKS, ChunkSender, Peer
 from .record.progress import Ending, Phase, RequestProgress
 from .record.request_counts import RequestCounts
 from .wire.error_body import HEADER_BYTES, RequestId
@@ -35,6 +35,7 @@ class Answer:
     Attributes:
       status: of the head; None before it is sent.
       error: the type of the error with which the answer ends.
+      chunks: sends parts of the body, if the head has been sent and the body is chunked.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Answer:
         self._cors = cors
         self.status: int | None = None
         self.error: str | None = None
+        self.chunks: ChunkSender | None = None
         self._failed_in: Phase | None = None
         self._has_left = False
 
@@ -95,6 +97,8 @@ class Answer:
                     event["status"],
                 )
         await self._send(event)
+        if event["type"] == "http.response.start":
+            self.chunks = cast("ChunkSender | None", self._extensions.get(CHUNKS))
         if self._peer.is_lost:
             # The request runs until it is cancelled, but its output is dropped.
             self._progress.stop("write")
@@ -104,13 +108,19 @@ class Answer:
 
         The last part goes through `send`.
         """
-        send_chunk = self._extensions.get(SEND_CHUNK)
-        if send_chunk is None:
+        if self.chunks is None:
             await self._send(
                 {"type": "http.response.body", "body": data, "more_body": True}
             )
         elif data:
-            await cast(Callable[[bytes], Awaitable[None]], send_chunk)(data)
+            await self.chunks.send(data)
+        if self._peer.is_lost:
+            self._progress.stop("write")
+
+    def send_part_now(self, data: bytes) -> None:
+        """Send a part of the body, which is not empty, while `chunks.is_free`."""
+        assert self.chunks is not None, "is_free is true"
+        self.chunks.send_now(data)
         if self._peer.is_lost:
             self._progress.stop("write")
 
@@ -162,6 +172,18 @@ class EventConnection:
             await self._answer.send_part(events)
         finally:
             self._num_sending -= 1
+
+    @property
+    def is_free(self) -> bool:
+        """True if `send_now` may be called: the client has taken all that was sent."""
+        # While a comment waits to be written, the connection is not free.
+        chunks = self._answer.chunks
+        return chunks is not None and chunks.is_free
+
+    def send_now(self, events: bytes) -> None:
+        """Send events, which are not empty, as a part of any task."""
+        self.num_parts += 1
+        self._answer.send_part_now(events)
 
     async def wait_comment(self) -> None:
         """Wait until the client has taken the comment that is being sent, if there is one."""

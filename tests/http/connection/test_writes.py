@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -12,7 +13,8 @@ import trio
 import trio.testing
 
 from trioserve.api.completions.events import CompletionChunks
-from trioserve.http.connection import SEND_CHUNK
+from trioserve.http.answer import EventConnection
+from trioserve.http.connection import CHUNKS
 from trioserve.http.connection.server import GuardedServer
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -26,7 +28,7 @@ class App:
     """Sends the events of one answer.
 
     Attributes:
-      chunked: whether SEND_CHUNK was there behind the head.
+      chunked: whether CHUNKS was there behind the head.
     """
 
     def __init__(self) -> None:
@@ -42,15 +44,15 @@ class App:
             "/large": [(b"content-length", b"%d" % len(LARGE))],
         }.get(path, [])
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        self.chunked.append(SEND_CHUNK in scope["extensions"])
+        self.chunked.append(CHUNKS in scope["extensions"])
         if path == "/headless":
             return
         if path == "/stream":
             await trio.testing.wait_all_tasks_blocked()
             for text in (b"one", b"", b"three"):
-                if send_chunk := scope["extensions"].get(SEND_CHUNK):
+                if chunks := scope["extensions"].get(CHUNKS):
                     if text:
-                        await send_chunk(text)
+                        await chunks.send(text)
                 else:
                     await send(_make_body(text, more=True))
         elif path != "/empty":
@@ -72,13 +74,18 @@ def app() -> App:
 def writes(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The data of all writes of the server."""
     written: list[bytes] = []
-    write = GuardedServer._write
+    write, write_soon = GuardedServer.write, GuardedServer.write_soon
 
     async def record(self: GuardedServer, data: bytes) -> None:
         written.append(data)
         await write(self, data)
 
-    monkeypatch.setattr(GuardedServer, "_write", record)
+    def record_soon(self: GuardedServer, data: bytes) -> None:
+        written.append(data)
+        write_soon(self, data)
+
+    monkeypatch.setattr(GuardedServer, "write", record)
+    monkeypatch.setattr(GuardedServer, "write_soon", record_soon)
     return written
 
 
@@ -137,6 +144,63 @@ async def test_a_stream_without_chunks_goes_through_h11(
     answer = await ask(method + b" /stream HTTP/1.0\r\n")
     assert app.chunked == [False]
     assert answer.endswith(b"\r\n\r\nonethree" if method == b"GET" else b"\r\n\r\n")
+
+
+async def test_a_chunk_that_the_client_does_not_take_at_once_is_written_by_and_by(
+    nursery: trio.Nursery,
+) -> None:
+    """Its sender does not wait, and what it sends next comes behind it."""
+    free: list[bool] = []
+    # More than the kernel keeps for both ends.
+    flood = bytes(range(256)) * 2**16
+
+    async def answer(scope: Any, receive: Any, send: Send) -> None:
+        assert scope["type"] == "http", "no lifespan"
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        chunks = scope["extensions"][CHUNKS]
+        free.append(chunks.is_free)
+        chunks.send_now(b"first")
+        free.append(chunks.is_free)
+        chunks.send_now(flood)
+        free.append(chunks.is_free)
+        await chunks.send(b"last")
+        await trio.testing.wait_all_tasks_blocked()
+        free.append(chunks.is_free)
+        await send(_make_body(b"", more=False))
+
+    port = await raw_http.serve_app(nursery, answer)
+    request = b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
+    async with raw_http.send(port, request) as client:
+        await trio.testing.wait_all_tasks_blocked()
+        assert free == [True, True, False]
+        data = await raw_http.read_all(client)
+    _, _, body = data.partition(b"\r\n\r\n")
+    size = b"%x\r\n" % len(flood)
+    rest = b"\r\n4\r\nlast\r\n0\r\n\r\n"
+    assert body == b"5\r\nfirst\r\n" + size + flood + rest
+    assert free == [True, True, False, True]
+    nursery.cancel_scope.cancel()
+
+
+async def test_events_are_written_in_the_engine_s_turn(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To wake the task of a request for each of them would take as long again."""
+    counts: Counter[str] = Counter()
+    for name in ("send", "send_now"):
+        monkeypatch.setattr(EventConnection, name, count_calls(counts, name))
+    await stream_choices(client, num_choices=1, num_tokens=20)
+    assert counts["send_now"] > counts["send"]
+
+
+def count_calls(counts: Counter[str], name: str) -> Callable[..., Any]:
+    original = getattr(EventConnection, name)
+
+    def call(*args: Any) -> Any:
+        counts[name] += 1
+        return original(*args)
+
+    return call
 
 
 async def test_the_events_of_a_step_are_one_write(

@@ -114,7 +114,7 @@ class ToolCallChunks(ChatChunks):
         return self._write_delta(ChatDelta(tool_calls=(call,)), fields)
 
 
-class ChatEvents(ChunkEvents[ChatRequest]):
+class ChatEvents(ChunkEvents[ChatRequest, ChatChunks]):
     """Writes the events of a streamed chat."""
 
     chunk_type = ChatChunk
@@ -129,21 +129,20 @@ class ChatEvents(ChunkEvents[ChatRequest]):
         super().__init__(body, header, meter)
         self._texts = texts
         self._echoed_text = body.echoed_text
-        self._chunks: dict[int, ChatChunks] = {}
         # Most models neither reason nor call tools, so these are made when they are needed.
         self._reasoning_chunks: dict[int, ReasoningChunks] = {}
         # The chunks of each sequence's last call.
         self._call_chunks: dict[int, ToolCallChunks] = {}
         self._end_chunks: dict[int, EndChunks] = {}
 
-    def write(self, delta: TextDelta) -> bytes:
+    def write_all(self, delta: TextDelta) -> bytes:
         # The event with the role is sent with the first token, and not before it. So a
         # client that measures the time to the first chunk measures the first token.
         # Choices begin in their order, because OpenAI's client looks them up in a list.
         events = b""
-        for index in range(len(self._chunks), delta.index + 1):
-            self._chunks[index] = ChatChunks(self.header, index)
-            events += self._start(self._chunks[index], len(delta.token_ids))
+        for index in range(len(self.chunks), delta.index + 1):
+            self.chunks[index] = ChatChunks(self.header, index)
+            events += self._start(self.chunks[index], len(delta.token_ids))
         parts = self._list_parts(delta)
         for chunks, text in parts[:-1]:
             events += chunks.text(text, usage=self.current_usage())
@@ -156,7 +155,7 @@ class ChatEvents(ChunkEvents[ChatRequest]):
         if delta.reasoning and self.body.includes_reasoning:
             parts.append((self._find_reasoning_chunks(index), delta.reasoning))
         if delta.text:
-            parts.append((self._chunks[index], delta.text))
+            parts.append((self.chunks[index], delta.text))
         for piece in delta.tool_calls:
             parts.append((self._find_call_chunks(index, piece), piece.arguments))
         return parts or [(self._find_empty_chunks(index), "")]
@@ -197,7 +196,7 @@ class ChatEvents(ChunkEvents[ChatRequest]):
         # An empty text would make the content of an answer with calls alone empty, which is
         # null in an answer that is not streamed.
         if not self.meter.stream.splits_tool_calls:
-            return self._chunks[index]
+            return self.chunks[index]
         if index not in self._end_chunks:
             self._end_chunks[index] = EndChunks(self.header, index)
         return self._end_chunks[index]

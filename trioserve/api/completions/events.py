@@ -35,7 +35,7 @@ class CompletionChunks(Chunks[CompletionLogprobs]):
         return write_event(chunk)
 
 
-class CompletionEvents(ChunkEvents[CompletionRequest]):
+class CompletionEvents(ChunkEvents[CompletionRequest, CompletionChunks]):
     """Writes the events of a streamed completion."""
 
     chunk_type = CompletionChunk
@@ -43,11 +43,10 @@ class CompletionEvents(ChunkEvents[CompletionRequest]):
     def __init__(self, header: StreamHeader, choices: Choices) -> None:
         super().__init__(choices.body, header, choices.meter)
         self._choices = choices
-        self._chunks: dict[int, CompletionChunks] = {}
         # Log probabilities of prompts come in parts, before the first token.
         self._prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
 
-    def write(self, delta: TextDelta) -> bytes:
+    def write_all(self, delta: TextDelta) -> bytes:
         choices = self._choices
         if delta.prompt_logprobs:
             before = self._prompt_logprobs.get(delta.index, ())
@@ -77,6 +76,6 @@ class CompletionEvents(ChunkEvents[CompletionRequest]):
 
     def _find_chunks(self, index: int) -> CompletionChunks:
         # Each is made when it is needed, because there may be thousands of choices.
-        if index not in self._chunks:
-            self._chunks[index] = CompletionChunks(self.header, index)
-        return self._chunks[index]
+        if index not in self.chunks:
+            self.chunks[index] = CompletionChunks(self.header, index)
+        return self.chunks[index]

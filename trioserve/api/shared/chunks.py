@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -101,7 +101,7 @@ class Chunks(ABC, Generic[LogprobsT]):
             and finish_reason is None
             and usage is None
         ):
-            return self._before + encode(text) + self._after
+            return self.piece(text)
         fields = ChunkFields(
             logprobs=logprobs,
             token_ids=_unless_none(token_ids),
@@ -112,19 +112,25 @@ class Chunks(ABC, Generic[LogprobsT]):
         )
         return self._write(text, fields)
 
+    def piece(self, text: str) -> bytes:
+        """Write an event that has a text alone."""
+        return self._before + encode(text) + self._after
+
     @abstractmethod
     def _write(self, text: str, fields: ChunkFields[LogprobsT]) -> bytes:
         """Encode an event completely."""
 
 
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
+ChunksT = TypeVar("ChunksT", bound=Chunks[Any])
 
 
-class ChunkEvents(ABC, Generic[RequestT]):
+class ChunkEvents(ABC, Generic[RequestT, ChunksT]):
     """Writes the events of a stream of chunks.
 
     Attributes:
       chunk_type: the struct of a chunk.
+      chunks: of the choices that have begun, by index.
     """
 
     chunk_type: Callable[..., msgspec.Struct]
@@ -135,11 +141,29 @@ class ChunkEvents(ABC, Generic[RequestT]):
         self.body = body
         self.header = header
         self.meter = meter
+        self.chunks: dict[int, ChunksT] = {}
         self._reports_continuously = body.reports_usage_continuously
+        self._shows_text_alone = not (
+            self._reports_continuously or body.return_token_ids
+        )
 
-    @abstractmethod
     def write(self, delta: TextDelta) -> bytes:
         """Return the events of a delta; empty if the delta has nothing to report."""
+        chunks = self.chunks.get(delta.index)
+        # Nearly all deltas are a piece of the text of a choice that has begun.
+        if (
+            chunks is not None
+            and self._shows_text_alone
+            and delta.text
+            and not (delta.reasoning or delta.tool_calls)
+            and not (delta.finish_reason or delta.logprobs)
+        ):
+            return chunks.piece(delta.text)
+        return self.write_all(delta)
+
+    @abstractmethod
+    def write_all(self, delta: TextDelta) -> bytes:
+        """Return the events of a delta, with all that the client may want to see."""
 
     def end(self) -> bytes:
         """Return the events behind the last delta: the usage, in a chunk without choices."""

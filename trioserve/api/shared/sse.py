@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
 from functools import partial
 import logging
 from typing import Protocol
@@ -22,8 +23,10 @@ from ...types.output import TextDelta
 from .logprobs import count_entries
 
 SendPart = Callable[[bytes], Awaitable[None]]
-# Writes the events of a stream, notes the type of its error, and returns the last events.
-Write = Callable[[SendPart, Callable[[str], None]], Awaitable[bytes]]
+# Notes the type of a stream's error.
+NoteError = Callable[[str], None]
+# Writes the events of a stream, and returns the last events.
+Write = Callable[[NoteError, SendPart, EventConnection | None], Awaitable[bytes]]
 
 logger = logging.getLogger(__name__)
 
@@ -150,14 +153,24 @@ async def _send_events(
                 request.live, route=route, meter=meter, comment=comment
             )
         if streams is None or stream is None:
-            return await write(events.send, request.answer.note_error)
+            sampling = request.sampling
+            assert sampling is not None, "the stream has begun"
+            # Their events may be long, and a worker writes them.
+            has_logprobs = (
+                sampling.logprobs is not None or sampling.prompt_logprobs is not None
+            )
+            return await write(
+                request.answer.note_error,
+                events.send,
+                None if has_logprobs else events,
+            )
         connection = stream.claim(0)
         request.resources.callback(stream.release, connection)
         request.is_resumable = True
         await streams.start(
             stream,
             request.generation,
-            partial(write, stream.log.write, stream.note_error),
+            partial(write, stream.note_error, stream.log.write, None),
         )
         return await send_log(request, events, stream, connection)
 
@@ -169,11 +182,12 @@ async def _write_events(
     workers: RendererWorkers,
     opening: bytes,
     before_end: Callable[[], None] | None,
+    note_error: NoteError,
     send: SendPart,
-    note_error: Callable[[str], None],
+    connection: EventConnection | None,
 ) -> bytes:
     """Write the events of a stream, and return the last of them."""
-    sender = _EventSender(send, meter, writer, workers)
+    sender = _EventSender(send, connection, meter, writer, workers)
     try:
         if opening:
             await sender.send(opening)
@@ -199,16 +213,20 @@ class _EventSender:
 
     Args:
       send: takes the events, and waits until there is room for more.
+      connection: takes events without waiting, when it is free. None for a stream that has a
+        log, or deltas whose events a renderer worker writes.
     """
 
     def __init__(
         self,
         send: SendPart,
+        connection: EventConnection | None,
         meter: StreamMeter,
         writer: EventWriter,
         workers: RendererWorkers,
     ) -> None:
         self.send = send
+        self._connection = connection
         self._meter = meter
         self._writer = writer
         self._workers = workers
@@ -219,16 +237,41 @@ class _EventSender:
     async def send_all(self) -> None:
         """Send the events of the stream, except those behind the last delta."""
         meter = self._meter
-        async for delta in meter.stream:
-            await self._write(delta)
-            num_tokens = len(delta.token_ids)
-            while meter.stream.has_pending and num_tokens < _MAX_TOKENS_AT_ONCE:
-                delta = meter.stream.take_nowait()
+        with ExitStack() as exits:
+            if self._connection is not None:
+                exits.enter_context(meter.stream.taking(self._take_now))
+            async for delta in meter.stream:
                 await self._write(delta)
-                num_tokens += len(delta.token_ids)
-            await self._send()
-            meter.is_writing = False
+                num_tokens = len(delta.token_ids)
+                while meter.stream.has_pending and num_tokens < _MAX_TOKENS_AT_ONCE:
+                    delta = meter.stream.take_nowait()
+                    await self._write(delta)
+                    num_tokens += len(delta.token_ids)
+                await self._send()
+                meter.is_writing = False
         meter.finish()
+
+    def _take_now(self) -> bool:
+        """Send the events that are there; returns whether the task may go on waiting.
+
+        Nearly all events go this way, as a part of the engine's turn: to wake the task would
+        take as long as to write them. A client that reads slowly is left to the task.
+        """
+        assert self._connection is not None, "only then it is called"
+        meter = self._meter
+        if not self._connection.is_free:
+            return False
+        num_tokens = 0
+        while num_tokens < _MAX_TOKENS_AT_ONCE:
+            delta = meter.stream.take_nowait()
+            meter.count(delta)
+            self._unsent.append(self._writer.write(delta))
+            num_tokens += len(delta.token_ids)
+            if not meter.stream.has_pending:
+                break
+        if events := self.take_unsent():
+            self._connection.send_now(events)
+        return True
 
     def take_unsent(self) -> bytes:
         """Return events that were written and not sent, because the next one failed."""

@@ -39,7 +39,7 @@ from .admission import check_request
 from .backlog import Backlog, BacklogStatistics
 from .core import GenerationCore, SequenceGroup
 from .forecast import Demand, Forecaster
-from .token_stream import TokenStream, WakeQueue
+from .token_stream import ReaderQueue, TokenStream
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         self._max_num_running = max_num_running
         self._next_id = first_id
         self._streams: dict[SequenceId, TokenStream] = {}
-        self._wakes = WakeQueue()
+        self._readers = ReaderQueue()
         self._forecaster = Forecaster(self._backlog, max_num_running)
         # The requests of each adapter by its name; names that are gone are forgotten later.
         self._num_of_adapter: Counter[str] = Counter()
@@ -182,7 +182,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         stream = TokenStream(
             len(ids),
             lambda index, is_complete: self._stop(ids[index], is_complete),
-            self._wakes.add,
+            self._readers.add,
         )
         with self._requests.hold(stream):
             self._streams.update(dict.fromkeys(ids, stream))
@@ -346,13 +346,12 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._wakes.run)
+            nursery.start_soon(self._readers.run)
             nursery.start_soon(self._load_again)
             await super().run(task_status=task_status)
             nursery.cancel_scope.cancel()
 
     def _deliver(self, deltas: Iterable[TokenDelta]) -> None:
-        self._wakes.begin()
         num_open = len(self._streams)
         for delta in deltas:
             stream = self._streams.get(delta.sequence_id)
@@ -365,6 +364,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
                 del self._streams[delta.sequence_id]
                 is_complete = delta.error is None
                 self._backlog.finish(delta.sequence_id, is_complete=is_complete)
+        self._readers.flush()
         if len(self._streams) < num_open:
             self._observe_pace()
         if self.on_work is not None:

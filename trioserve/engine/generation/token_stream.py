@@ -1,12 +1,13 @@
 """The stream between the engine loop, which never waits, and one reader, which may.
 
-WakeQueue wakes the readers of streams in groups, one group in each turn of the event loop.
+ReaderQueue calls the readers of streams in groups, one group in each turn of the event loop.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, Literal
 
 import trio
@@ -33,17 +34,18 @@ _DELTA_BYTES = 250
 _NUMBER_BYTES = 36
 _ENTRY_BYTES = 120
 
-# A reader writes its event in 0.1 to 0.2 ms. All 64 of a step in one turn would keep the loop
-# away from its sockets for 10 ms.
+# A reader writes its first event in 0.1 to 0.2 ms. All 64 of a step in one turn would keep the
+# loop away from its sockets for 10 ms.
 _GROUP: Final = 16
 
 
 class TokenStream(Owned):
     """An async iterator over the deltas of one request's sequences.
 
-    It has one reader. A slow reader gets the deltas of several steps joined. At most
+    It has one reader, a task. A slow reader gets the deltas of several steps joined. At most
     max_tokens of the request can gather, so a reader that never reads costs the memory
-    of its own answer and nothing else.
+    of its own answer and nothing else. A reader may leave a function (`taking`) that takes
+    deltas while it waits, because to wake a task costs as much as to write an event.
 
     The stream ends when all sequences have ended, and raises EngineDied if the engine
     has failed.
@@ -52,7 +54,7 @@ class TokenStream(Owned):
       num_sequences: number of sequences that the request has.
       stop: is called with the index of a sequence that the reader stops, and whether its
         answer is complete.
-      wake: sets the event for which the reader waits, now or soon.
+      call_soon: makes a call, now or soon. This wakes the reader.
 
     Attributes:
       phase: the phase of the most advanced sequence.
@@ -64,19 +66,22 @@ class TokenStream(Owned):
         self,
         num_sequences: int,
         stop: Callable[[int, bool], None],
-        wake: Callable[[trio.Event], None] = trio.Event.set,
+        call_soon: Callable[[Callable[[], None]], None] = lambda call: call(),
     ) -> None:
         super().__init__()
         self.phase: StreamPhase = "queue"
         self.started_at: float | None = None
         self._num_open = num_sequences
         self._stop = stop
-        self._wake = wake
+        self._call_soon = call_soon
         # Sequences with unread deltas, the one that has waited longest first.
         self._pending: dict[int, deque[TokenDelta]] = {}
         self._finished: set[int] = set()
         self._error: Exception | None = None
         self._changed = trio.Event()
+        self._take: Callable[[], bool] | None = None
+        # The reader waits for `_changed`, and a call of `_wake` is on its way.
+        self._is_waiting = self._is_called = False
 
     def __aiter__(self) -> TokenStream:
         return self
@@ -92,8 +97,27 @@ class TokenStream(Owned):
             if self._num_open == 0:
                 raise StopAsyncIteration
             self._changed = trio.Event()
-            await self._changed.wait()
+            self._is_waiting = True
+            try:
+                await self._changed.wait()
+            finally:
+                self._is_waiting = False
         return self.take_nowait()
+
+    @contextmanager
+    def taking(self, take: Callable[[], bool]) -> Iterator[None]:
+        """Let a function take deltas in the block, whenever the reader waits for them.
+
+        It is called by the engine loop, so it may not wait.
+
+        Args:
+          take: takes the unread deltas; returns whether the reader may go on waiting.
+        """
+        self._take = take
+        try:
+            yield
+        finally:
+            self._take = None
 
     @property
     def has_pending(self) -> bool:
@@ -165,7 +189,9 @@ class TokenStream(Owned):
             self._pending[index] = deque((delta,))
         if delta.finish_reason is not None:
             self._finish(index)
-        self._wake(self._changed)
+        if not (self._is_called or self._changed.is_set()):
+            self._is_called = True
+            self._call_soon(self._wake)
 
     def fail(self, error: Exception) -> None:
         """Raise `error` in the reader, after the unread deltas."""
@@ -175,7 +201,22 @@ class TokenStream(Owned):
     def _finish(self, index: int) -> None:
         self._finished.add(index)
         self._num_open -= 1
-        self._wake(self._changed)
+
+    def _wake(self) -> None:
+        """Give the reader its deltas, or wake it."""
+        self._is_called = False
+        # The sequence may have been stopped, with its deltas, since they came.
+        if self._is_waiting and self._pending and self._take is not None:
+            try:
+                may_wait = self._take()
+            except Exception as error:
+                # Of this request alone: the engine loop goes on.
+                self._pending.clear()
+                self._error = error
+            else:
+                if may_wait and not self._pending and self._num_open > 0:
+                    return
+        self._changed.set()
 
 
 def _make_error(error: SequenceError) -> TrioserveError:
@@ -207,36 +248,36 @@ def _take(deltas: deque[TokenDelta]) -> TokenDelta:
     return taken[0] if len(taken) == 1 else TokenDelta.join(taken)
 
 
-class WakeQueue:
-    """Sets events in the order in which they come, a group in each turn."""
+class ReaderQueue:
+    """Makes calls in the order in which they come, a group in each turn."""
 
     def __init__(self) -> None:
-        self._events: deque[trio.Event] = deque()
-        self._num_left = _GROUP
+        self._calls: deque[Callable[[], None]] = deque()
         self._has_any = trio.Event()
 
-    def begin(self) -> None:
-        """Say that the events of another step follow."""
-        self._num_left = 0 if self._events else _GROUP
+    def add(self, call: Callable[[], None]) -> None:
+        self._calls.append(call)
 
-    def add(self, event: trio.Event) -> None:
-        """Set an event: at once if it is one of the first of the step."""
-        if event.is_set():
-            return
-        if self._num_left > 0:
-            self._num_left -= 1
-            event.set()
-        else:
-            self._events.append(event)
+    def flush(self) -> None:
+        """Say that a step has added all of its calls: the first group is made at once.
+
+        Unless those of the step before still wait.
+        """
+        if not self._has_any.is_set():
+            self._call_group()
+
+    def _call_group(self) -> None:
+        for _ in range(min(_GROUP, len(self._calls))):
+            self._calls.popleft()()
+        if self._calls:
             self._has_any.set()
+        elif self._has_any.is_set():
+            self._has_any = trio.Event()
 
     async def run(self) -> None:
-        """Set the events that wait, until cancelled."""
+        """Make the calls that wait, until cancelled."""
         while True:
             await self._has_any.wait()
             # In the next turn.
             await trio.lowlevel.checkpoint()
-            for _ in range(min(_GROUP, len(self._events))):
-                self._events.popleft().set()
-            if not self._events:
-                self._has_any = trio.Event()
+            self._call_group()

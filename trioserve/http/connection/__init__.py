@@ -18,8 +18,8 @@ pinned to 0.18.*, and h11 to 0.16.*. The door:
                    `Expect: 100-continue` is answered.
     PEER           the key of another extension. The app puts a Peer there, which
                    records whether the peer got its answer before it left.
-    SEND_CHUNK     the key of a third one. Once the head of a chunked answer was sent, the
-                   app may call it for each part of the body, in place of `send`.
+    CHUNKS         the key of a third one. Once the head of a chunked answer was sent, the
+                   app may send each part of the body by the ChunkSender there.
 
 Each class mends these defects:
 
@@ -65,14 +65,15 @@ nothing more to send. A client that closes its sending side counts as gone.
 """
 
 from .descriptors import raise_descriptor_limit
-from .exchange import PEER, Peer
+from .exchange import CHUNKS, PEER, ChunkSender, Peer
 from .guard import guard_connections, install_guard, list_connections, make_config
-from .http1 import INVITE_BODY, SEND_CHUNK
+from .http1 import INVITE_BODY
 
 __all__ = [
+    "CHUNKS",
     "INVITE_BODY",
     "PEER",
-    "SEND_CHUNK",
+    "ChunkSender",
     "Peer",
     "guard_connections",
     "install_guard",

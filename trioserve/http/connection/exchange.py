@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 import math
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 import h11
 from hypercorn.protocol.events import Event as StreamEvent, StreamClosed
@@ -19,6 +19,9 @@ from ..wire.error_body import HEADER_BYTES, ErrorBody, encode, make_request_id
 
 # The key of an ASGI extension. The app puts a Peer there, and the connection fills it.
 PEER = "trioserve.peer"
+
+# The key of another one: a ChunkSender. It is there once the head of a chunked answer was sent.
+CHUNKS = "trioserve.chunks"
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +38,47 @@ class Peer:
     is_answered: bool = False
     is_lost: bool = False
     lost_at: float = math.inf
+
+
+class Writer(Protocol):
+    """The writing half of a connection."""
+
+    # False while bytes wait to be written; otherwise `write_soon` may be called.
+    is_free: bool
+
+    async def write(self, data: bytes) -> None:
+        """Write `data` behind all that waits, or close the connection if that takes too long."""
+
+    def write_soon(self, data: bytes) -> None:
+        """Write `data`; a task of the connection writes what the kernel does not take at once."""
+
+
+class ChunkSender:
+    """Sends the parts of a chunked answer of HTTP/1.
+
+    hypercorn and h11 would write the same bytes. Their layers take as long as the system call
+    that writes a token's event.
+    """
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    @property
+    def is_free(self) -> bool:
+        """True if no bytes wait to be written, so that `send_now` may be called."""
+        return self._writer.is_free
+
+    async def send(self, data: bytes) -> None:
+        """Send a part, which is not empty, and wait until the client has taken it."""
+        await self._writer.write(_frame(data))
+
+    def send_now(self, data: bytes) -> None:
+        """Send a part, which is not empty."""
+        self._writer.write_soon(_frame(data))
+
+
+def _frame(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def mark_answered(stream: HTTPStream | WSStream | None) -> None:
@@ -178,7 +222,8 @@ class ReadPace:
         self._num_owed = max(0, owed - num_bytes)
 
     def count_written(self, num_bytes: int) -> None:
-        self._num_owed = max(0, self._num_owed - num_bytes)
+        if self._num_owed:
+            self._num_owed = max(0, self._num_owed - num_bytes)
 
     async def wait(self) -> None:
         """Wait before the next read if it is not free."""

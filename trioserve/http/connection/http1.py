@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 import re
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import h11
 from h11._readers import ChunkedReader
@@ -17,7 +17,15 @@ from hypercorn.typing import H11SendableEvent
 
 from ...errors import MalformedRequest
 from .chunked import JoiningReader, check_lines
-from .exchange import finish, mark_answered, put_at_once, refuse
+from .exchange import (
+    CHUNKS,
+    ChunkSender,
+    Writer,
+    finish,
+    mark_answered,
+    put_at_once,
+    refuse,
+)
 
 # The server stops reading when a peer has pipelined so many bytes.
 MAX_PIPELINED_BYTES = 2**16
@@ -25,10 +33,6 @@ MAX_PIPELINED_BYTES = 2**16
 # The key of an ASGI extension: an async function that asks the client for the body. It
 # sends `100 Continue` to a client that waits for it.
 INVITE_BODY = "trioserve.invite_body"
-
-# The key of another one: an async function that sends bytes of the body. It is there once
-# the head of a chunked answer was sent.
-SEND_CHUNK = "trioserve.send_chunk"
 
 # Nginx's and Apache's limit. Ours are short, but to decode a query takes a microsecond a byte.
 MAX_TARGET_BYTES = 2**13
@@ -128,15 +132,9 @@ class GuardedH11(H11Protocol):
         is_chunked = isinstance(self.connection._writer, ChunkedWriter)
         if isinstance(event, Response) and is_chunked and self.stream is not None:
             extensions: dict[str, Any] = self.stream.scope["extensions"]
-            extensions[SEND_CHUNK] = self._send_chunk
-
-    async def _send_chunk(self, data: bytes) -> None:
-        """Send a part of a chunked answer; `data` is not empty.
-
-        hypercorn and h11 would write the same bytes. Their layers take as long as the
-        system call that writes a token's event.
-        """
-        await self.send(RawData(b"%x\r\n%b\r\n" % (len(data), data)))
+            # hypercorn gives its protocols a method of the connection.
+            writer = cast(Writer, cast(Any, self.send).__self__)
+            extensions[CHUNKS] = ChunkSender(writer)
 
     async def _send_h11_event(self, event: H11SendableEvent) -> None:
         """Send an event, but the head of an answer of known length with its body.

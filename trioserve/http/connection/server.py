@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 import h2.exceptions
 import h11
 from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.http_stream import HTTPStream
+from hypercorn.protocol.ws_stream import WSStream
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 import trio
@@ -90,6 +92,10 @@ class GuardedServer(TCPServer):
         self._reading = trio.CancelScope()
         self._has_ended = False
         self._receive_size = CHUNK_SIZE
+        # TLS may have to wait, whatever the socket takes.
+        self.is_free = self._is_plain
+        # What `write_soon` could not write at once.
+        self._unwritten = b""
         self._pace = ReadPace()
         self._address = _name_address(self._socket)
         self._idle = IdleWatch(self.config.keep_alive_timeout, self.context.terminated)
@@ -118,7 +124,7 @@ class GuardedServer(TCPServer):
 
     async def protocol_send(self, event: Event) -> None:
         if isinstance(event, RawData):
-            await self._write(event.data)
+            await self.write(event.data)
         elif isinstance(event, Closed):
             await self._end()
         elif isinstance(event, Updated):
@@ -157,15 +163,14 @@ class GuardedServer(TCPServer):
             while await self._receive():
                 pass
 
-    async def _write(self, data: bytes) -> None:
+    async def write(self, data: bytes) -> None:
         """Write `data`, or close the connection if it cannot be written in time."""
-        protocol = self.protocol.protocol
         # The reader may close the stream while this waits.
-        stream = protocol.stream if isinstance(protocol, GuardedH11) else None
+        stream = self._stream
         self._pace.count_written(len(data))
         try:
-            num_sent = self._write_nowait(data)
-            if num_sent < len(data):
+            num_sent = self._write_nowait(data) if self.is_free else 0
+            if num_sent < len(data) or self._unwritten:
                 rest = memoryview(data)[num_sent:]
                 await self._write_queued(rest, find_lost_at(stream))
         except (
@@ -177,14 +182,25 @@ class GuardedServer(TCPServer):
             mark_lost(stream)
             self.drop()
 
+    def write_soon(self, data: bytes) -> None:
+        """Write `data` in any task, while `is_free`; see Writer."""
+        self._pace.count_written(len(data))
+        try:
+            num_sent = self._write_nowait(data)
+        except OSError:
+            mark_lost(self._stream)
+            self.drop()
+            return
+        if num_sent < len(data):
+            self._unwritten, self.is_free = data[num_sent:], False
+            self._task_group.spawn(self.write, b"")
+
     def _write_nowait(self, data: bytes) -> int:
-        """Write as much as the kernel takes at once, unless others wait to write.
+        """Write as much as the kernel takes at once; returns the number of bytes.
 
         The chunk of a token nearly always fits. Then it costs one system call instead of a
         lock, a scope and two checkpoints: 20 us instead of 40 us.
         """
-        if not self._is_plain or self.send_lock.locked():
-            return 0
         try:
             return self.write_now(data)
         except BlockingIOError:
@@ -194,17 +210,28 @@ class GuardedServer(TCPServer):
         """Write to the socket, which is not blocking; returns the number of bytes."""
         return os.write(self._socket.fileno(), data)
 
+    @property
+    def _stream(self) -> HTTPStream | WSStream | None:
+        """The request that is being answered, in HTTP/1."""
+        protocol = self.protocol.protocol
+        return protocol.stream if isinstance(protocol, GuardedH11) else None
+
     async def _write_queued(self, data: memoryview, lost_at: float) -> None:
         # A request that is cancelled in the middle of a write would leave half of it on
         # the wire. The reader belongs to no request: if it is cancelled, the whole
         # connection is.
         is_request = trio.lowlevel.current_task() is not self._reader
+        self.is_free = False
         with trio.CancelScope(shield=is_request):
             async with self.send_lock:
-                for start in range(0, len(data), CHUNK_SIZE):
-                    timeout_at = trio.current_time() + self.write_timeout_seconds
-                    with trio.fail_at(min(timeout_at, lost_at)):
-                        await self.stream.send_all(data[start : start + CHUNK_SIZE])
+                unwritten, self._unwritten = self._unwritten, b""
+                for part in (unwritten, data):
+                    for start in range(0, len(part), CHUNK_SIZE):
+                        timeout_at = trio.current_time() + self.write_timeout_seconds
+                        with trio.fail_at(min(timeout_at, lost_at)):
+                            await self.stream.send_all(part[start : start + CHUNK_SIZE])
+        # Not after an error, because the connection is closed then.
+        self.is_free = self._is_plain and not self.send_lock.locked()
 
     async def _read_data(self) -> None:
         """Pass the peer's bytes to the protocol until one of them ends."""

@@ -218,8 +218,11 @@ class StreamMeter:
     def count(self, delta: TextDelta) -> None:
         """Count a delta that the stream has just given."""
         # The delta by which a deadline ends a sequence does not have the number.
-        num_cached = self._num_cached_tokens.get(delta.index, 0)
-        self._num_cached_tokens[delta.index] = max(num_cached, delta.num_cached_tokens)
+        if delta.num_cached_tokens:
+            num_cached = self._num_cached_tokens.get(delta.index, 0)
+            self._num_cached_tokens[delta.index] = max(
+                num_cached, delta.num_cached_tokens
+            )
         self._num_reasoning_tokens += delta.num_reasoning_tokens
         if delta.token_ids:
             self._charge(len(delta.token_ids))

@@ -16,8 +16,6 @@ from ...types.output import TextDelta
 from .stop import StopScanner
 from .vocabulary import Vocabulary
 
-_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
-
 
 class Detokenizer:
     """Makes the text of one sequence. It is not shared between threads.
@@ -40,11 +38,11 @@ class Detokenizer:
     __slots__ = (
         "_at_start",
         "_finished",
+        "_half",
         "_min_tokens",
         "_num_tokens",
         "_scanner",
         "_spell",
-        "_utf8",
     )
 
     def __init__(
@@ -65,7 +63,8 @@ class Detokenizer:
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self._finished = False
-        self._utf8 = _Utf8Decoder(errors="replace")
+        # The bytes of an incomplete character.
+        self._half = b""
         self._scanner = (
             StopScanner(stop, include=include_stop_str_in_output) if stop else None
         )
@@ -96,7 +95,7 @@ class Detokenizer:
         """
         if self._finished:
             return self._end("")
-        text = self._utf8.decode(b"", final=True)
+        text = self._decode(b"", is_last=True)
         if self._scanner is not None:
             text = self._scan(text, self._scanner)
             text += self._scanner.release()
@@ -120,7 +119,13 @@ class Detokenizer:
         if self._at_start and data:
             self._at_start = False
             data = data.removeprefix(b" ")
-        return self._utf8.decode(data)
+        return self._decode(data)
+
+    def _decode(self, data: bytes, *, is_last: bool = False) -> str:
+        data = self._half + data
+        text, num_read = codecs.utf_8_decode(data, "replace", is_last)
+        self._half = data[num_read:]
+        return text
 
     def _scan(self, text: str, scanner: StopScanner) -> str:
         return scanner.scan(text, armed=self._num_tokens > self._min_tokens)
