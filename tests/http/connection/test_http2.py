@@ -564,7 +564,9 @@ async def test_a_peer_may_open_its_windows_after_each_frame(
             await client.flush()
 
 
-async def test_requests_of_many_connections_begin_in_turns(links: Links) -> None:
+async def test_requests_of_many_connections_begin_in_turns(
+    links: Links, mock_clock: MockClock
+) -> None:
     num_begun: list[int] = []
 
     class Watch(trio.abc.Instrument):
