@@ -10,6 +10,7 @@ Question
       python bench/gpu.py --json gpu.json --plot gpu.png
       python bench/gpu.py --shapes 1B --minutes 4
       python bench/gpu.py --shapes Qwen3.5-0.8B,Qwen3.5-9B --minutes 10
+      python bench/gpu.py --shapes 8B --variants native-long --kv-cache-dtype int8
 
 Machine
   One GPU with nothing else on it, and for the shapes 8B and Qwen3.5-9B 40 GB of memory and
@@ -26,6 +27,8 @@ How to read it
   prefill N   time to the first token of a prompt of N tokens
   share       the least time that the two rates allow, over the measured time. A decode reads
               the weights, and reads and writes the states of each sequence
+  long N      the same as decode N behind long prompts, if native-long is asked for; it reads
+              the keys and values of each sequence, too
   drawn       the same with temperature and top-p
   sampling    time of the choice of tokens alone, by the kernels and by torch, of peaked and of
               flat logits; a line says where tokens differ from a CPU's tokens
@@ -52,7 +55,7 @@ from tempfile import TemporaryDirectory
 import time
 from typing import Any
 
-from kit.gpu_parts import SHAPES, count_attention, run_part
+from kit.gpu_parts import SHAPES, count_attention, find_load, run_part
 from kit.options import add_outputs, make_parser, read_choice, read_positive
 from kit.process import BENCH_FOLDER, find_on_path, tell
 import torch
@@ -72,6 +75,7 @@ VARIANTS: dict[str, tuple[str, Figures]] = {
         {"sampling": {"temperature": 0.3, "top_p": 0.95}},
     ),
     "sampling": ("sampling", {}),
+    "native-long": ("engine", {"is_long": True}),
     "native-no-graphs": ("engine", {"cuda_graphs": False}),
     "native-depth-1": ("engine", {"async_scheduling": False}),
     "triton": ("engine", {"kernels": "torch", "attention_backend": "triton"}),
@@ -84,6 +88,10 @@ VARIANTS: dict[str, tuple[str, Figures]] = {
         {"kernels": "torch", "attention_backend": "gather", "idle": True},
     ),
 }
+# They run if --variants names them.
+ASKED = {"native-long"}
+# Of this project, so that --kv-cache-dtype is for them.
+OURS = {"engine", "streams"}
 
 # The seconds of each part: on an H100, most took three quarters of them or less. The aims are
 # about the large model, so it comes first; the small one shows what the host costs.
@@ -91,6 +99,8 @@ SECONDS: dict[str, dict[str, int]] = {
     "8B": {
         "model": 35,
         "native": 50,
+        # Not measured yet.
+        "native-long": 150,
         "native-drawn": 40,
         "sampling": 25,
         "streams": 45,
@@ -100,6 +110,7 @@ SECONDS: dict[str, dict[str, int]] = {
     "1B": {
         "model": 15,
         "native": 28,
+        "native-long": 60,
         "native-no-graphs": 25,
         "native-depth-1": 25,
         "triton": 22,
@@ -126,6 +137,7 @@ SECONDS: dict[str, dict[str, int]] = {
     "tiny": {
         "model": 60,
         "native": 60,
+        "native-long": 60,
         "native-drawn": 60,
         "sampling": 60,
         "streams": 60,
@@ -233,7 +245,11 @@ class Run:
 
 
 def measure(
-    run: Run, shapes: Sequence[str], variants: Sequence[str], folder: Path
+    run: Run,
+    shapes: Sequence[str],
+    variants: Sequence[str],
+    folder: Path,
+    kv_cache_dtype: str = "auto",
 ) -> None:
     run.part("rates", "rates", shapes[0], folder, RATES_SECONDS, {})
     for shape in shapes:
@@ -245,6 +261,9 @@ def measure(
             if name in seconds:
                 part, fields = VARIANTS[name]
                 title = f"{shape}: {name}"
+                if part in OURS and kv_cache_dtype != "auto":
+                    fields = {**fields, "kv_cache_dtype": kv_cache_dtype}
+                    title += f" ({kv_cache_dtype})"
                 run.part(title, part, shape, model, seconds[name], fields)
     if torch.cuda.is_available():
         run.part("tests", "tests", shapes[0], folder, TESTS_SECONDS, {})
@@ -256,22 +275,35 @@ def list_rows(results: Figures) -> Iterator[tuple[str, str, float, float]]:
     rates = parts.get("rates")
     for title, figures in parts.items():
         shape = title.partition(":")[0]
-        if "decode" not in figures or rates is None:
+        if rates is None:
             continue
-        model = parts[f"{shape}: model"]
-        for kind in ("decode", "prefill"):
-            for count, seconds in figures[kind].items():
-                bound = find_bound(kind, int(count), shape, model, rates)
+        for kind in ("decode", "prefill", "long"):
+            for count, seconds in figures.get(kind, {}).items():
+                model = parts[f"{shape}: model"]
+                kv_bytes = 0
+                if kind == "long":
+                    context = find_load(shape).contexts[int(count)]
+                    kv_bytes = context * figures["kv_bytes"]
+                bound = find_bound(kind, int(count), shape, model, rates, kv_bytes)
                 yield title, f"{kind} {count}", seconds, bound / seconds
 
 
 def find_bound(
-    kind: str, count: int, shape: str, model: Figures, rates: Figures
+    kind: str,
+    count: int,
+    shape: str,
+    model: Figures,
+    rates: Figures,
+    kv_bytes: int = 0,
 ) -> float:
-    """Return the least seconds of a decode of `count` sequences, or a prompt of as many."""
+    """Return the least seconds of a decode of `count` sequences, or a prompt of as many.
+
+    Args:
+      kv_bytes: of keys and values that each sequence of a decode reads, if they are many.
+    """
     num_bytes = 2 * model["read_in_a_step"]
-    if kind == "decode":
-        num_bytes += 2 * count * model["state_bytes"]
+    if kind != "prefill":
+        num_bytes += count * (2 * model["state_bytes"] + kv_bytes)
     read = num_bytes / rates["bytes_per_second"]
     flops = 2.0 * count * model["read_in_a_step"]
     if kind == "prefill":
@@ -364,8 +396,15 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--variants",
         type=lambda text: read_choice(text, list(VARIANTS)),
-        default=tuple(VARIANTS),
-        help="of those that a shape has (SECONDS)",
+        default=tuple(name for name in VARIANTS if name not in ASKED),
+        help="of those that a shape has (SECONDS); by default all but "
+        + ", ".join(ASKED),
+    )
+    parser.add_argument(
+        "--kv-cache-dtype",
+        choices=("auto", "int8"),
+        default="auto",
+        help="type of keys and values of our engine",
     )
     parser.add_argument("--minutes", type=read_positive, default=9)
     parser.add_argument(
@@ -394,7 +433,10 @@ def main(
         return
     run = Run(options.json, time.monotonic() + 60 * options.minutes, measure_part)
     with TemporaryDirectory(dir=options.folder) as folder:
-        measure(run, options.shapes, options.variants, Path(folder))
+        measure(
+            *(run, options.shapes, options.variants, Path(folder)),
+            options.kv_cache_dtype,
+        )
     print("\n".join(report(run.results)))
     if options.plot is not None:
         from kit.gpu_plot import save_plot

@@ -18,7 +18,9 @@ from trioserve.config import CacheConfig, EngineConfig, ModelConfig, SchedulerCo
 from trioserve.types.prompt import Prompt
 from trioserve.types.sampling import SamplingParams
 
-_MODEL_FIELDS = ("cuda_graphs", "attention_backend", "kernels", "dtype")
+_MODEL_FIELDS = (
+    *("cuda_graphs", "attention_backend", "kernels", "dtype", "kv_cache_dtype"),
+)
 
 # Answers of streams whose idle time is measured; none of them ends before.
 _LONG_ANSWER = 8000
@@ -30,11 +32,13 @@ def measure_engine(
     """Measure decodes, prompts, and the idle time of the device.
 
     Args:
-      fields: options that differ from the default; `idle` measures the idle time, and
-        `sampling` has parameters of the requests, which are greedy without it.
+      fields: options that differ from the default; `idle` measures the idle time, `is_long`
+        decodes behind long prompts alone, and `sampling` has parameters of the requests,
+        which are greedy without it.
     """
     fields = dict(fields)
     wants_idle = fields.pop("idle", False)
+    is_long = fields.pop("is_long", False)
     sampling = fields.pop("sampling", {"temperature": 0.0})
     model = {name: value for name, value in fields.items() if name in _MODEL_FIELDS}
     scheduler = {name: value for name, value in fields.items() if name not in model}
@@ -45,7 +49,10 @@ def measure_engine(
             max_num_seqs=max(*load.batches, load.streams), **scheduler
         ),
     )
-    trio.run(_measure, config, load, sampling, wants_idle, emit)
+    if is_long:
+        trio.run(_measure_long, config, load, sampling, emit)
+    else:
+        trio.run(_measure, config, load, sampling, wants_idle, emit)
 
 
 async def _measure(
@@ -72,6 +79,27 @@ async def _measure(
             emit(figures)
         if wants_idle:
             figures["idle"] = find_idle(await streams.watch(load))
+            emit(figures)
+
+
+async def _measure_long(
+    config: EngineConfig,
+    load: Load,
+    sampling: Figures,
+    emit: Callable[[Figures], None],
+) -> None:
+    async with open_engine(config) as engine:
+        streams = _Streams(engine, sampling)
+        info = engine.info
+        figures: Figures = {
+            "kernels": info.kernels,
+            "kv_bytes": info.kv_bytes_per_token,
+            "long": {},
+        }
+        for count, prompt in load.contexts.items():
+            await streams.run(1, prompt, 2)
+            times = [await streams.run(count, prompt, steps) for steps in load.steps]
+            figures["long"][count] = subtract(times, load)
             emit(figures)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 import json
 from pathlib import Path
@@ -95,6 +95,7 @@ class Load:
     Args:
       batches: sequences that decode at once.
       prompts: tokens of a prompt that is read alone.
+      contexts: sequences that decode at once behind long prompts -> tokens of a prompt.
       steps: decodes of the shorter and of the longer answers, whose times are subtracted.
       streams: at once, over HTTP; three quarters are chats, the others documents.
       chats, documents: words in, and tokens out.
@@ -103,6 +104,7 @@ class Load:
 
     batches: tuple[int, ...]
     prompts: tuple[int, ...]
+    contexts: Mapping[int, int]
     steps: tuple[int, int]
     streams: int
     chats: tuple[int, int]
@@ -113,6 +115,8 @@ class Load:
 LARGE = Load(
     batches=(1, 16, 64, 256),
     prompts=(2048, 16_384),
+    # Their keys and values in 8B take 34 GB at most, in bfloat16.
+    contexts={1: 16_384, 16: 8192, 64: 4096, 256: 1024},
     steps=(32, 160),
     streams=128,
     chats=(64, 128),
@@ -122,6 +126,7 @@ LARGE = Load(
 TINY = Load(
     batches=(1, 4),
     prompts=(64,),
+    contexts={1: 64, 2: 32},
     steps=(2, 6),
     streams=4,
     chats=(8, 6),
@@ -129,6 +134,10 @@ TINY = Load(
     seconds=0.2,
 )
 PROMPT_TOKENS = 32
+
+
+def find_load(shape: str) -> Load:
+    return TINY if shape.startswith("tiny") else LARGE
 
 
 def find_device() -> torch.device:
@@ -266,7 +275,7 @@ def run_part(
       emit: takes all figures of the part whenever there are more, so that those before its
         time is over count.
     """
-    load = TINY if shape.startswith("tiny") else LARGE
+    load = find_load(shape)
     match name:
         case "rates":
             emit(measure_rates())
@@ -285,7 +294,7 @@ def run_part(
         case "streams":
             from kit.gpu_streams import measure_streams
 
-            emit(measure_streams(folder, load))
+            emit(measure_streams(folder, load, **fields))
         case _:
             from kit.gpu_engine import measure_engine
 

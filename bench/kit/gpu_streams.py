@@ -15,19 +15,23 @@ from trioserve.programs.bench.measuring.measured_servers import read_servers
 from trioserve.programs.bench.measuring.statistics import Spread
 
 
-def measure_streams(folder: Path, load: GpuLoad) -> Figures:
-    """Measure `trioserve serve`: a quarter of the streams have long prompts."""
-    return trio.run(_measure, folder, load)
+def measure_streams(folder: Path, load: GpuLoad, **options: str) -> Figures:
+    """Measure `trioserve serve`: a quarter of the streams have long prompts.
+
+    Args:
+      options: of the server, beside those of the load.
+    """
+    return trio.run(_measure, folder, load, options)
 
 
-async def _measure(folder: Path, load: GpuLoad) -> Figures:
+async def _measure(folder: Path, load: GpuLoad, options: dict[str, str]) -> Figures:
     documents = max(1, load.streams // 4)
     kinds = {
         "chats": (load.streams - documents, load.chats),
         "documents": (documents, load.documents),
     }
     command = write_serve_command(
-        str(folder), max_num_seqs=load.streams, no_prefix_caching=True
+        str(folder), max_num_seqs=load.streams, no_prefix_caching=True, **options
     )
     figures: Figures = {"streams": {}}
     async with open_server(command) as server, trio.open_nursery() as nursery:

@@ -79,7 +79,12 @@ def test_all_parts_have_time_within_nine_minutes() -> None:
     assert set(gpu.VARIANTS) == {
         name for seconds in gpu.SECONDS.values() for name in seconds
     } - {"model"}
-    seconds = [*gpu.SECONDS["8B"].values(), *gpu.SECONDS["1B"].values()]
+    seconds = [
+        value
+        for shape in ("8B", "1B")
+        for name, value in gpu.SECONDS[shape].items()
+        if name not in gpu.ASKED
+    ]
     # Processes take time to end, too.
     assert sum(seconds) + gpu.RATES_SECONDS + gpu.TESTS_SECONDS < 9 * 60 - 15
 
@@ -130,6 +135,42 @@ def test_a_part_that_has_no_time_left_is_told(tmp_path: Path) -> None:
     saved = json.loads(path.read_text())
     assert saved["parts"] == {"8B: native": {"decode": {}}}
     assert saved["failures"] == {"8B: native": "its 5 seconds were over"}
+
+
+def test_a_type_of_keys_and_values_is_for_our_engine_alone(tmp_path: Path) -> None:
+    given: dict[str, Any] = {}
+
+    def measure(
+        name: str, shape: str, folder: Path, fields: Any, seconds: float
+    ) -> tuple[Any, str | None]:
+        given[name] = fields
+        return {}, None
+
+    run = gpu.Run(None, time.monotonic() + 60, measure)
+    variants = ("native-long", "generate", "streams")
+    gpu.measure(run, ["tiny"], variants, tmp_path, "int8")
+    assert given["engine"] == {"is_long": True, "kv_cache_dtype": "int8"}
+    assert given["streams"] == {"kv_cache_dtype": "int8"}
+    assert "kv_cache_dtype" not in given["transformers"]
+    assert {"tiny: native-long (int8)", "tiny: generate"} < set(run.results["parts"])
+
+
+def test_a_long_decode_reads_keys_and_values(tmp_path: Path) -> None:
+    figures: list[Any] = []
+    run_part("model", "tiny", tmp_path, {}, figures.append)
+    fields = {"is_long": True, "kv_cache_dtype": "int8"}
+    run_part("engine", "tiny", tmp_path, fields, figures.append)
+    # 2 layers, 2 heads and sides of 32 numbers, with a scale of four bytes.
+    assert figures[-1]["kv_bytes"] == 2 * 2 * 2 * (32 + 4)
+    assert set(figures[-1]["long"]) == {1, 2}
+    parts = {
+        "rates": {"bytes_per_second": 1e6, "flops_per_second": 1e15},
+        "tiny: model": MODEL,
+        "tiny: native-long": {**figures[-1], "long": {"1": 1.0, "2": 1.0}},
+    }
+    shares = [share for *_, share in gpu.list_rows({"parts": parts})]
+    bytes_of = [2 * 2000 + count * 288 * tokens for count, tokens in ((1, 64), (2, 32))]
+    assert shares == pytest.approx([each / 1e6 for each in bytes_of])
 
 
 def measure_here(
