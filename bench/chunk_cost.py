@@ -14,7 +14,9 @@ Machine
 
 How to read the answer
   us a chunk     CPU time of the server's thread over the chunks that it sent: the
-                 median of the rounds, with the least and the largest.
+                 median of the rounds, with the least and the largest. A chunk has several
+                 tokens where the server is late. A chat's first chunk, which has its role,
+                 counts as well.
   ratio          this checkout over the other one: the median of the rounds' ratios.
                  Less than 1 means that this checkout is cheaper.
 
@@ -83,10 +85,12 @@ async def measure(
             for name in alternate(list(servers), number):
                 child, port = servers[name]
                 before = float(await child.ask("cpu"))
-                await read_streams(port, endpoint, num_streams, chunks_per_stream)
+                num_sent = await read_streams(
+                    port, endpoint, num_streams, chunks_per_stream
+                )
                 seconds = float(await child.ask("cpu")) - before
                 if number:
-                    costs[name].append(seconds / (num_streams * chunks_per_stream))
+                    costs[name].append(seconds / num_sent)
     return costs
 
 

@@ -25,6 +25,8 @@ MAX_STREAMS = 32
 
 Endpoint = Literal["chat", "completions"]
 
+_EVENT = b"data: {"
+
 
 @asynccontextmanager
 async def open_chunk_server(chunks_per_stream: int) -> AsyncIterator[Any]:
@@ -80,17 +82,25 @@ def write_requests(
 
 async def read_streams(
     port: int, endpoint: Endpoint, num_streams: int, chunks_per_stream: int
-) -> None:
+) -> int:
     """Send so many requests at once, and read each stream to its end.
+
+    Returns:
+      the events of all streams. A server that is late sends several tokens in one.
 
     Raises:
       RequestFailed: the server refused a stream or broke it off.
     """
+    num_events = 0
+
+    async def read(request: Request) -> None:
+        nonlocal num_events
+        answer = await ask(port, request)
+        if b"[DONE]" not in answer:
+            raise RequestFailed("the stream ended early")
+        num_events += answer.count(_EVENT)
+
     async with trio.open_nursery() as nursery:
         for request in write_requests(endpoint, num_streams, chunks_per_stream):
-            nursery.start_soon(_read_stream, port, request)
-
-
-async def _read_stream(port: int, request: Request) -> None:
-    if b"[DONE]" not in await ask(port, request):
-        raise RequestFailed("the stream ended early")
+            nursery.start_soon(read, request)
+    return num_events
