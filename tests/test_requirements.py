@@ -24,7 +24,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 # Modules that hold or launch kernels for GPUs, and are imported where one is used.
-_PARTS = ("adapters", "decoder", "layer", "mixers")
+_PARTS = ("adapters", "decoder", "layer", "low_bits", "mixers")
 _KERNELS = ("activate", "attend", "attend_latents", "convolve", "draw", "norm")
 _KERNELS += ("grouped", "low_rank", "multiply", "penalize", "read_tile", "recur")
 _KERNELS += ("rotate", "route")

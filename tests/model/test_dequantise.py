@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 import torch
-from torch import Tensor
 
 from trioserve.config import ModelConfig
 from trioserve.errors import UnsupportedQuantization, WeightsBroken
@@ -21,226 +18,11 @@ from trioserve.model.stages.loading import load_stage
 from trioserve.testing.models import save_tiny_model
 from trioserve.types.stage_place import StagePlace
 
-from .quantising import Tensors, change_config, quantise
+from .checkpoints import AWQ, FORMATS, GPTQ, compressed
+from .quantising import change_config, quantise
 from .test_quantisation import FP8, quantise_to_fp8
 
-GROUP = 8
-# No divisor of the sizes of the tiny models.
-BLOCK = 12
-GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP}
-AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}
-
-
-def draw(high: int, *shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, high, shape, generator=generator)
-
-
-def pack(numbers: Tensor, bits: int, order: tuple[int, ...] = ()) -> Tensor:
-    """Pack numbers of neighbouring columns, the first into the lowest bits.
-
-    As quantisers do it: word by word, number by number.
-    """
-    count = 32 // bits
-    order = order or tuple(range(count))
-    rows, columns = numbers.shape
-    words = torch.zeros(rows, -(-columns // count), dtype=torch.int64)
-    for column in range(words.shape[1]):
-        for place, source in enumerate(order):
-            if column * count + source < columns:
-                number = numbers[:, column * count + source]
-                words[:, column] |= number.long() << (bits * place)
-    # The same 32 bits, with a sign.
-    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
-
-
-def draw_scales(*shape: int) -> Tensor:
-    # Powers of two times 3, so that products are exact in float32 and float16.
-    return 3.0 * 2.0 ** -(draw(3, *shape, seed=5).float() + 6)
-
-
-def by_gptq(
-    weight: Tensor, *, bits: int = 4, is_shuffled: bool = False, offset: int = 1
-) -> tuple[Tensors, Tensor]:
-    num_outputs, num_inputs = weight.shape
-    num_groups = num_inputs // GROUP
-    numbers = draw(2**bits, num_inputs, num_outputs)
-    # The first version stores a zero less one.
-    zeros = draw(2**bits, num_groups, num_outputs, seed=1)
-    scales = draw_scales(num_groups, num_outputs)
-    groups = torch.arange(num_inputs) // GROUP
-    if is_shuffled:
-        groups = groups[torch.randperm(num_inputs)]
-    held = {
-        "qweight": pack(numbers.T, bits).T.contiguous(),
-        "qzeros": pack(zeros, bits),
-        "scales": scales.half(),
-    }
-    if is_shuffled:
-        held["g_idx"] = groups.to(torch.int32)
-    return held, ((numbers - zeros[groups] - offset) * scales[groups]).T
-
-
-def by_awq(weight: Tensor) -> tuple[Tensors, Tensor]:
-    num_outputs, num_inputs = weight.shape
-    num_groups = num_inputs // GROUP
-    numbers = draw(16, num_inputs, num_outputs)
-    zeros = draw(16, num_groups, num_outputs, seed=1)
-    scales = draw_scales(num_groups, num_outputs)
-    # Source: order_map of WQLinear_GEMM.from_linear, AutoAWQ 0.2.
-    order = (0, 2, 4, 6, 1, 3, 5, 7)
-    held = {
-        "qweight": pack(numbers, 4, order),
-        "qzeros": pack(zeros, 4, order),
-        "scales": scales.half(),
-    }
-    groups = torch.arange(num_inputs) // GROUP
-    return held, ((numbers - zeros[groups]) * scales[groups]).T
-
-
-def by_packing(
-    weight: Tensor, *, bits: int = 4, has_zeros: bool = False
-) -> tuple[Tensors, Tensor]:
-    num_outputs, num_inputs = weight.shape
-    half = 2 ** (bits - 1)
-    numbers = draw(2**bits, num_outputs, num_inputs)
-    scales = draw_scales(num_outputs, num_inputs // GROUP)
-    zeros = draw(2**bits, *scales.shape, seed=1) if has_zeros else None
-    held = {
-        "weight_packed": pack(numbers, bits),
-        "weight_scale": scales,
-        "weight_shape": torch.tensor([num_outputs, num_inputs]),
-    }
-    groups = torch.arange(num_inputs) // GROUP
-    if zeros is None:
-        return held, (numbers - half) * scales[:, groups]
-    held["weight_zero_point"] = pack(zeros.T, bits).T.contiguous()
-    return held, (numbers - zeros[:, groups]) * scales[:, groups]
-
-
-def by_float8(weight: Tensor, *, shape: tuple[int, ...] = ()) -> tuple[Tensors, Tensor]:
-    numbers = (weight * 100).to(torch.float8_e4m3fn)
-    scales = draw_scales(*(shape or (weight.shape[0], 1)))
-    held = {
-        "weight": numbers,
-        "weight_scale": scales,
-        "input_scale": torch.tensor([2.0]),
-    }
-    return held, numbers.float() * scales.reshape(-1, 1)
-
-
-def by_float8_blocks(weight: Tensor) -> tuple[Tensors, Tensor]:
-    """The last block of a row or column is smaller than the others."""
-    numbers = (weight * 100).to(torch.float8_e4m3fn)
-    rows, columns = (-(-count // BLOCK) for count in weight.shape)
-    scales = draw_scales(rows, columns)
-    held = {"weight": numbers, "weight_scale": scales}
-    meant = numbers.float()
-    for row in range(rows):
-        for column in range(columns):
-            begin, end = row * BLOCK, column * BLOCK
-            meant[begin : begin + BLOCK, end : end + BLOCK] *= scales[row, column]
-    return held, meant
-
-
-def by_int8(weight: Tensor) -> tuple[Tensors, Tensor]:
-    numbers = (draw(256, *weight.shape) - 128).to(torch.int8)
-    scales = draw_scales(len(weight), 1)
-    zeros = (draw(9, len(weight), 1, seed=1) - 4).to(torch.int8)
-    held = {"weight": numbers, "weight_scale": scales, "weight_zero_point": zeros}
-    return held, (numbers.float() - zeros.float()) * scales
-
-
-def by_4_bits(weight: Tensor, *, is_nested: bool = True) -> tuple[Tensors, Tensor]:
-    numbers = draw(16, weight.numel())
-    quant_map = torch.linspace(-1, 1, 17)[:16]
-    state: dict[str, Any] = {"quant_type": "nf4", "shape": list(weight.shape)}
-    state |= {"blocksize": 64, "dtype": "float32"}
-    num_blocks = weight.numel() // 64
-    held = {
-        "weight": (numbers[0::2] * 16 + numbers[1::2]).to(torch.uint8)[:, None],
-        "weight.quant_map": quant_map,
-    }
-    if is_nested:
-        codes = draw(256, num_blocks, seed=1)
-        held["weight.absmax"] = codes.to(torch.uint8)
-        held["weight.nested_absmax"] = draw_scales(-(-num_blocks // 256))
-        held["weight.nested_quant_map"] = torch.linspace(-1, 1, 256)
-        state |= {"nested_blocksize": 256, "nested_offset": 0.5}
-        outer = held["weight.nested_absmax"].repeat_interleave(256)[:num_blocks]
-        scales = held["weight.nested_quant_map"][codes] * outer + 0.5
-    else:
-        scales = held["weight.absmax"] = draw_scales(num_blocks)
-    raw = json.dumps(state).encode()
-    held["weight.quant_state.bitsandbytes__nf4"] = torch.tensor(
-        list(raw), dtype=torch.uint8
-    )
-    meant = quant_map[numbers].view(-1, 64) * scales[:, None]
-    return held, meant.view(weight.shape)
-
-
-def by_8_bits(weight: Tensor) -> tuple[Tensors, Tensor]:
-    numbers = (draw(255, *weight.shape) - 127).to(torch.int8)
-    scales = 127 * draw_scales(len(weight))
-    held = {"weight": numbers, "SCB": scales, "weight_format": torch.tensor(0)}
-    return held, numbers * (scales / 127)[:, None]
-
-
-def compressed(form: str, **fields: Any) -> dict[str, Any]:
-    return {
-        "quant_method": "compressed-tensors",
-        "format": form,
-        "config_groups": {"group_0": {"targets": ["Linear"]}},
-        **fields,
-    }
-
-
 CONFIG = ModelConfig(device="cpu", dtype="float32", kernels="torch", dequantize=True)
-
-FORMATS: dict[
-    str, tuple[dict[str, Any], Callable[[Tensor], tuple[Tensors, Tensor]]]
-] = {
-    "gptq": (GPTQ, by_gptq),
-    "gptq of 2 bits": ({**GPTQ, "bits": 2}, lambda w: by_gptq(w, bits=2)),
-    "gptq of 8 bits": ({**GPTQ, "bits": 8}, lambda w: by_gptq(w, bits=8)),
-    "gptq by act": ({**GPTQ, "desc_act": True}, lambda w: by_gptq(w, is_shuffled=True)),
-    "gptq_v2": (
-        {**GPTQ, "checkpoint_format": "gptq_v2"},
-        lambda w: by_gptq(w, offset=0),
-    ),
-    "awq": (AWQ, by_awq),
-    "W4A16": (compressed("pack-quantized"), by_packing),
-    "W8A16": (compressed("pack-quantized"), lambda w: by_packing(w, bits=8)),
-    "W4A16 with zeros": (
-        compressed("pack-quantized"),
-        lambda w: by_packing(w, has_zeros=True),
-    ),
-    "W8A8": (compressed("int-quantized"), by_int8),
-    "FP8 by channel": (compressed("float-quantized"), by_float8),
-    "FP8 by tensor": (
-        compressed("float-quantized"),
-        lambda w: by_float8(w, shape=(1,)),
-    ),
-    "FP8 by block": (
-        compressed(
-            "float-quantized",
-            config_groups={"group_0": {"weights": {"block_structure": [BLOCK, BLOCK]}}},
-        ),
-        by_float8_blocks,
-    ),
-    "modelopt": (
-        {"quant_method": "modelopt", "quant_algo": "FP8"},
-        lambda w: by_float8(w, shape=(1,)),
-    ),
-    "fbgemm": ({"quant_method": "fbgemm_fp8"}, by_float8),
-    "NF4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, by_4_bits),
-    "NF4, plain scales": (
-        {"quant_method": "bitsandbytes", "_load_in_4bit": True},
-        lambda w: by_4_bits(w, is_nested=False),
-    ),
-    "LLM.int8": ({"load_in_8bit": True}, by_8_bits),
-    "AutoFP8": ({"quant_method": "fp8"}, lambda w: by_float8(w, shape=(1,))),
-}
 
 
 @pytest.mark.parametrize("name", FORMATS)

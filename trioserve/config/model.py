@@ -76,10 +76,12 @@ class ModelConfig:
       cuda_graphs: Capture decodes as graphs at the start, if native kernels run on a GPU.
         Graphs take at most half of the memory that is free then.
       quantization: Quantisation of weights when the model is loaded. int8 keeps eight
-        bits of each weight, with a scale for each 64 of them, and rounds the inputs of
-        products in the same way. It needs native kernels.
+        bits of each weight, with a scale for each 64 of them; on a CPU it rounds the
+        inputs of products in the same way. fp8, for GPUs, keeps float8_e4m3 with a scale
+        for each output. Both need native kernels.
       dequantize: Load quantised weights as plain numbers, which take more memory. It is
-        for weights by GPTQ, AWQ, compressed-tensors, bitsandbytes and ModelOpt.
+        for weights by GPTQ, AWQ, compressed-tensors, bitsandbytes and ModelOpt. On a GPU
+        most of them otherwise stay as they are.
       num_threads: Threads of one step on a CPU; by default one for each core that
         the process and its container may use. The stages of a pipeline share the cores
         equally.
@@ -105,7 +107,7 @@ class ModelConfig:
     attention_backend: Literal["auto", "varlen", "triton", "gather"] = "auto"
     kv_cache_dtype: Literal["auto", "int8"] = "auto"
     cuda_graphs: bool = True
-    quantization: Literal["none", "int8"] = "none"
+    quantization: Literal["none", "int8", "fp8"] = "none"
     dequantize: bool = False
     num_threads: int | None = None
     adapter: Annotated[tuple[str, ...], RepeatMark()] = ()

@@ -43,21 +43,22 @@ class UnsupportedQuantization(StartupError):
 
     Args:
       method: its name in the checkpoint.
-      detail: the unsupported part, if the method alone does not identify it.
+      detail: the unsupported part, if the method alone does not identify it; or the reason
+        why weights that can be dequantised are not computed with as they are.
       can_dequantize: whether they can be dequantised, and the user has not said so.
     """
 
     def __init__(
         self, method: str, detail: str = "", *, can_dequantize: bool = False
     ) -> None:
+        form = f" ({detail})" if detail else ""
         if can_dequantize:
             super().__init__(
-                f"weights that are quantised by {method} are not computed with: "
+                f"weights that are quantised by {method} are not computed with{form}: "
                 "--dequantize makes plain numbers of them, which take the memory of the "
                 "unquantised model; or take a GGUF file of the model"
             )
             return
-        form = f" ({detail})" if detail else ""
         super().__init__(
             f"weights that are quantised by {method}{form} are not supported: take the "
             "unquantised model, or a GGUF file of it"

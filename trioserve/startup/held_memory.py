@@ -50,7 +50,7 @@ def estimate_held(config: EngineConfig, budget: int | None, *, process: bool) ->
         only the load tells how much of the KV cache a model can use.
     """
     num_bytes = sum(each.stat().st_size for each in _list_weights(config.model.model))
-    if config.model.quantization == "int8":
+    if config.model.quantization != "none":
         # Weights have at least two bytes in files that are quantised by the load.
         num_bytes //= 2
     whole = num_bytes

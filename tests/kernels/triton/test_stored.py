@@ -171,3 +171,21 @@ def test_groups_that_the_kernels_do_not_read_are_refused() -> None:
         store(codes, torch.ones(2, 2), format="int4", group=48)
     with pytest.raises(NotStored, match="fit no groups"):
         store(codes, torch.ones(2, 2), format="int4", group=32)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("format, group, has_zeros", FORMATS)
+@pytest.mark.parametrize("num_tokens", [1, 16, 17, 64, 100])
+def test_products_of_large_models(
+    format: str, group: int, has_zeros: bool, num_tokens: int
+) -> None:
+    """The sizes of Llama-3.1-8B's second feed-forward product."""
+    stored, _ = make(format, group, has_zeros, 4096, 14336)
+    given = draw(num_tokens, 14336, seed=4).to(DEVICE, torch.bfloat16)
+    restored = torch.empty(4096, 14336, dtype=torch.bfloat16, device=DEVICE)
+    restore_stored(stored, restored)
+    assert torch.equal(restored, stored.restore(torch.bfloat16))
+    output = multiply_stored(given, stored, None, NUM_CORES).float()
+    expected = given.float() @ restored.float().T
+    assert (output - expected).norm() < 1e-2 * expected.norm()

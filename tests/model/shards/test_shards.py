@@ -140,7 +140,7 @@ def test_kernels_for_gpus_add_up_the_shards(
     require_triton()
     from trioserve.model.runtimes.fused.decoder import FusedDecoder
 
-    def choose(model: Any, **options: object) -> Any:
+    def choose(model: Any, config: ModelConfig) -> Any:
         def capture(function: Callable[[], torch.Tensor]) -> Any:
             return SimpleNamespace(replay=function)
 

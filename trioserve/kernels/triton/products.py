@@ -15,6 +15,12 @@ _OUTPUTS = 64
 _INPUTS = 128
 _MOST_TOKENS = 64
 
+# From so many tokens on, weights are dequantised for another product. Usual, not measured yet.
+DEQUANTISED_TOKENS = 128
+
+# Numbers of tokens that need each of the programs.
+SIZES = (1, 32, 64, 65)
+
 # A split of fewer inputs is not worth its program.
 _LEAST_INPUTS = 512
 

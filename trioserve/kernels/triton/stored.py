@@ -43,6 +43,9 @@ _MOST_BYTES = 2**31
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _LARGEST_FP8 = 448.0
 
+# Outputs that are dequantised at a time by torch.
+_RESTORED = 4096
+
 # As on CPUs: runtimes/native/packer.py.
 _INT8_GROUP = 64
 
@@ -82,9 +85,12 @@ class StoredWeights:
         return self.num_outputs, self.num_inputs
 
     @property
-    def nbytes(self) -> int:
-        held = (self.codes, self.scales, self.zeros, self.order)
-        return sum(each.nbytes for each in held if each is not None)
+    def kind(self) -> tuple[object, ...]:
+        """The facts on which kernels depend, besides the sizes."""
+        types = [
+            None if each is None else each.dtype for each in (self.scales, self.zeros)
+        ]
+        return self.format, self.group, *types, self.order is not None
 
     def to(self, device: torch.device) -> StoredWeights:
         """Return the same weights on a device."""
@@ -96,11 +102,11 @@ class StoredWeights:
             order=None if self.order is None else self.order.to(device),
         )
 
-    def take(self, outputs: Tensor) -> StoredWeights:
+    def take(self, outputs: Tensor | slice) -> StoredWeights:
         """Return the weights of some outputs.
 
         Args:
-          outputs: (count,) int64, on the same device
+          outputs: (count,) int64, on the same device; or a part of them, without a copy
         """
         return replace(
             self,
@@ -111,23 +117,26 @@ class StoredWeights:
 
     def restore(self, dtype: torch.dtype) -> Tensor:
         """Dequantise by torch's operators; returns (num_outputs, num_inputs)."""
-        numbers = _read_codes(self)
-        count = self.scales.shape[1]
-        numbers = numbers.view(self.num_outputs, count, -1)
-        if self.zeros is not None:
-            numbers = numbers - self.zeros.float()[:, :, None]
-        elif self.format == "int4":
-            numbers = numbers - 8
-        scales = self.scales.float()
-        if self.format == "mxfp4":
-            scales = torch.exp2(scales - 127)
-        weights = (numbers * scales[:, :, None]).flatten(1)[:, : self.num_inputs]
-        weights = weights.to(dtype)
-        if self.order is None:
-            return weights.contiguous()
-        restored = torch.empty_like(weights)
-        restored[:, self.order.long()] = weights
+        restored = torch.empty(self.shape, dtype=dtype, device=self.codes.device)
+        order = slice(None) if self.order is None else self.order.long()
+        # In float32, a wide matrix would take gigabytes.
+        for begin in range(0, self.num_outputs, _RESTORED):
+            rows = slice(begin, begin + _RESTORED)
+            restored[rows, order] = _restore(self.take(rows)).to(dtype)
         return restored
+
+
+def _restore(stored: StoredWeights) -> Tensor:
+    """Return (num_outputs, num_inputs) float32, in the order of the codes."""
+    scales = stored.scales.float()
+    if stored.format == "mxfp4":
+        scales = torch.exp2(scales - 127)
+    numbers = _read_codes(stored).view(*scales.shape, -1)
+    if stored.zeros is not None:
+        numbers = numbers - stored.zeros.float()[:, :, None]
+    elif stored.format == "int4":
+        numbers = numbers - 8
+    return (numbers * scales[:, :, None]).flatten(1)[:, : stored.num_inputs]
 
 
 def _read_codes(stored: StoredWeights) -> Tensor:
@@ -208,9 +217,8 @@ def join(parts: Sequence[StoredWeights]) -> StoredWeights:
     if len(parts) == 1:
         return first
     for each in parts[1:]:
-        if _describe(each) != _describe(first) or not _are_equal(
-            each.order, first.order
-        ):
+        is_alike = each.kind == first.kind and each.num_inputs == first.num_inputs
+        if not is_alike or not _are_equal(each.order, first.order):
             raise NotStored("products of one input with different formats")
     zeros = [each.zeros for each in parts if each.zeros is not None]
     return replace(
@@ -218,14 +226,6 @@ def join(parts: Sequence[StoredWeights]) -> StoredWeights:
         codes=torch.cat([each.codes for each in parts]),
         scales=torch.cat([each.scales for each in parts]),
         zeros=torch.cat(zeros) if zeros else None,
-    )
-
-
-def _describe(stored: StoredWeights) -> tuple[object, ...]:
-    zeros = None if stored.zeros is None else stored.zeros.dtype
-    return (
-        *(stored.format, stored.group, stored.num_inputs),
-        *(stored.scales.dtype, zeros),
     )
 
 

@@ -11,9 +11,11 @@ choose_runtime      the runtime of the layers of a loaded model
 pruning             a model without some of its modules: the text part, or a stage
 weights             build a model and read its weights
 weights_memory      do the weights fit into memory?
-dequantise/         quantised weights, made plain numbers when they are read
+dequantise/         quantised weights, made plain numbers when they are read, or kept
+keeping             the weights that stay quantised, in a model's modules
 adapt/              changes to transformers' modules, so that they run on paged attention
 watching            the calls of attention and the states of a model, in one pass
 check_modules       do its modules compute on paged attention what they compute alone?
+obstacle            can the kernels run a model, by its configuration alone?
 preview             the way in which a model would run, by its configuration alone
 """

@@ -30,6 +30,7 @@ from ..runtimes.native.decoder import NativeDecoder
 from ..runtimes.native.packer import NUMBERS
 from ..runtimes.on_kernels import DecoderOnKernels, LayersOnKernels
 from ..runtimes.recognise.decoder import find_parts
+from ..runtimes.stored_linear import StoredLinear
 from ..self_check.compare import describe_failure
 from ..self_check.steps import (
     NUM_CHECKED,
@@ -45,12 +46,18 @@ from ..step.slots import SlotTables
 Loaded = TypeVar("Loaded", bound=LoadedModel)
 
 
-def load_on_kernels(load: Callable[[], Loaded], config: ModelConfig) -> Loaded:
+def load_on_kernels(
+    load: Callable[[], Loaded],
+    config: ModelConfig,
+    load_plain: Callable[[], Loaded] | None = None,
+) -> Loaded:
     """Load a model, and put its layers on the native kernels if they can run there.
 
     Args:
       load: loads the modules of a model, or of one stage of it. It is called again if the
         kernels and the modules compute different numbers.
+      load_plain: is called in its place then, if `load` keeps quantised weights. Modules
+        compute with dequantised ones.
 
     Returns:
       the model, whose other products are packed for PyTorch
@@ -61,7 +68,7 @@ def load_on_kernels(load: Callable[[], Loaded], config: ModelConfig) -> Loaded:
     """
     tried = _try_kernels(load, config)
     # Apart, because the error that says so holds the frames in which the weights are.
-    loaded, native = (load(), None) if tried is None else tried
+    loaded, native = ((load_plain or load)(), None) if tried is None else tried
     pack_products(loaded.model)
     if native is None:
         return loaded
@@ -75,16 +82,17 @@ def _try_kernels(
     """Load a model and put it on the kernels; None if it must be loaded again."""
     loaded = load()
     try:
-        return loaded, try_kernels(partial(_make_decoder, loaded, config), config)
+        native = try_kernels(partial(_make_decoder, loaded, config), config)
     except OutputDiffers:
         return None
+    keeps = any(isinstance(each, StoredLinear) for each in loaded.model.modules())
+    return None if native is None and keeps else (loaded, native)
 
 
 def _make_decoder(model: LoadedModel, config: ModelConfig) -> DecoderOnKernels:
-    int8 = config.quantization == "int8"
     with agreeing(model.tensor_group, model.device):
-        pack = _choose_kernels(model, int8=int8, cuda_graphs=config.cuda_graphs)
-    return make_decoder(model, pack, int8=int8)
+        pack = _choose_kernels(model, config)
+    return make_decoder(model, pack, int8=config.quantization != "none")
 
 
 @torch.inference_mode()
@@ -176,7 +184,7 @@ def _read(model: LoadedModel, parts: DecoderParts, step: CheckedStep) -> _Read:
 
 
 def _choose_kernels(
-    model: LoadedModel, *, int8: bool, cuda_graphs: bool
+    model: LoadedModel, config: ModelConfig
 ) -> Callable[[DecoderParts], DecoderOnKernels]:
     """Return the function that packs a model's parts for the kernels of its device.
 
@@ -184,30 +192,32 @@ def _choose_kernels(
       NoKernels, NotRecognised
     """
     if model.device.type == "cuda":
-        return partial(
-            _fuse, int8=int8, cuda_graphs=cuda_graphs, group=model.tensor_group
-        )
+        return partial(_fuse, config=config, group=model.tensor_group)
     if model.device.type != "cpu":
         raise NotRecognised(f"they do not run on {model.device.type}")
     if model.dtype not in NUMBERS:
         raise NotRecognised(f"they have no {model.info.dtype}")
     library, num_threads = open_library(), torch.get_num_threads()
+    int8 = config.quantization == "int8"
     return lambda parts: NativeDecoder(
         parts, library, num_threads, int8=int8, group=model.tensor_group
     )
 
 
 def _fuse(
-    parts: DecoderParts, *, int8: bool, cuda_graphs: bool, group: TensorGroup | None
+    parts: DecoderParts, *, config: ModelConfig, group: TensorGroup | None
 ) -> DecoderOnKernels:
-    if int8:
-        raise NotRecognised("weights of eight bits are for CPUs")
     try:
         from ..runtimes.fused.decoder import FusedDecoder
         from ..runtimes.fused.graphs import CudaGraphs
     except ImportError:
         raise NotRecognised("triton is not installed") from None
-    return FusedDecoder(parts, CudaGraphs if cuda_graphs else None, group=group)
+    return FusedDecoder(
+        parts,
+        CudaGraphs if config.cuda_graphs else None,
+        group=group,
+        quantization=config.quantization,
+    )
 
 
 def _find_parts(model: LoadedModel) -> DecoderParts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 import inspect
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,11 @@ from .adapt.step_limits import follow_step_limits
 from .adapt.temperature import follow_positions
 from .check_modules import check_modules
 from .choose_runtime import load_on_kernels
+from .files.config_file import check_dequantisation
 from .files.facts import ModelFacts, read_facts
 from .files.generation_config import find_eos
+from .obstacle import find_obstacle
+from .outline import find_dtype, watch_outline
 from .pruning import choose_class
 from .watching import watch_model
 from .weights import read_weights
@@ -45,9 +49,33 @@ def load_model(folder: Path, config: ModelConfig, *, name: str) -> LoadedModel:
       UnsupportedModel: its architecture cannot run on paged attention.
       WeightsBroken: its files cannot be read.
       InvalidConfig: an option does not fit the model or the machine.
+      UnsupportedQuantization: its weights cannot be read, or need --dequantize.
     """
-    facts = read_facts(folder, config)
-    return load_on_kernels(lambda: load_modules(folder, config, facts, name), config)
+    facts = _check_keeping(folder, config, read_facts(folder, config))
+    dequantised = replace(config, dequantize=True)
+    return load_on_kernels(
+        lambda: load_modules(folder, config, facts, name),
+        config,
+        lambda: load_modules(
+            folder, dequantised, replace(facts, keeps_weights=False), name
+        ),
+    )
+
+
+def _check_keeping(folder: Path, config: ModelConfig, facts: ModelFacts) -> ModelFacts:
+    """Return facts by which weights are kept only if the kernels can run the model.
+
+    Raises:
+      UnsupportedQuantization: they cannot, and the weights are not dequantised unasked.
+    """
+    if not facts.keeps_weights:
+        return facts
+    dtype = find_dtype(facts, config) or torch.float32
+    obstacle = find_obstacle(facts, watch_outline(facts), dtype)
+    if obstacle is None:
+        return facts
+    check_dequantisation(folder, config, obstacle)
+    return replace(facts, keeps_weights=False)
 
 
 def load_modules(
@@ -60,6 +88,7 @@ def load_modules(
         config,
         device=facts.device,
         attention=facts.attention,
+        keeps=facts.keeps_weights,
     )
     make_ready(model, facts)
     try:

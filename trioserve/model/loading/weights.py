@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+import copy
 import logging
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from .dequantise.quantisation import (
     plan_dequantisation,
 )
 from .files.config_file import find_weight_formats, read_config
+from .keeping import KeptWeights
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,7 @@ def read_weights(
     attention: str | dict[str, str] | None,
     may_lack: tuple[str, ...] = (),
     take_parts: TakeParts | None = None,
+    keeps: bool = False,
 ) -> PreTrainedModel:
     """Build a model and read its weights.
 
@@ -50,6 +53,7 @@ def read_weights(
       may_lack: beginnings of the names of weights that may be missing, because they are
         not used.
       take_parts: replaces weights of the files by the parts that the model has.
+      keeps: quantised weights stay as they are, in StoredLinear modules.
 
     Raises:
       WeightsBroken: a file cannot be read, or weights are missing.
@@ -57,16 +61,17 @@ def read_weights(
     """
     dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
     model_config = read_config(folder)
-    formats = find_weight_formats(folder, config)
+    formats = find_weight_formats(folder, config, keeps=keeps)
     if formats is not None:
         dtype = forget_quantisation(model_config, dtype)
-        logger.info(
-            "quantised weights are dequantised to %s as they are read",
-            str(dtype).removeprefix("torch."),
-        )
+        if not keeps:
+            logger.info(
+                "quantised weights are dequantised to %s as they are read",
+                str(dtype).removeprefix("torch."),
+            )
         return _read_tensors(
             *(build, folder, formats, model_config, device, dtype),
-            *(attention, may_lack, take_parts),
+            *(attention, may_lack, take_parts, keeps),
         )
     dequantisation = plan_dequantisation(model_config, dtype)
     if take_parts is not None:
@@ -79,7 +84,7 @@ def read_weights(
             dtype = _find_own_dtype(model_config)
         return _read_tensors(
             *(build, folder, (), model_config, device, dtype),
-            *(attention, may_lack, take_parts),
+            *(attention, may_lack, take_parts, False),
         )
     if dequantisation is not None:
         logger.info(
@@ -134,20 +139,26 @@ def _read_tensors(
     attention: str | dict[str, str] | None,
     may_lack: tuple[str, ...],
     take_parts: TakeParts | None,
+    keeps: bool,
 ) -> PreTrainedModel:
     """Build a model and read its weights, one by one.
 
     Args:
-      formats: of weights that are dequantised as they are read.
+      formats: of weights that are dequantised as they are read, or kept.
       dtype: of the model; None is the dtype of its first weight.
     """
     model: PreTrainedModel
+    kept: KeptWeights | None = None
     try:
         with open_tensors(folder, formats, dtype or torch.float32) as tensors:
             if dtype is None:
                 dtype = _find_first_dtype(tensors)
             if take_parts is not None:
                 tensors = dict(take_parts(tensors))
+            if keeps:
+                whole = _build_on_meta(build, model_config)
+                kept = KeptWeights(whole, device, dtype)
+                tensors = kept.replace(tensors)
             model, report = _find_class(build, model_config).from_pretrained(
                 None,
                 config=model_config,
@@ -166,6 +177,8 @@ def _read_tensors(
     for name in sorted(map(str, report["unexpected_keys"])):
         if name.endswith(tuple(parts)) and not name.endswith(".weight"):
             raise WeightsBroken(str(folder), f"{name} lacks the tensors beside it")
+    if kept is not None:
+        kept.put(model)
     # from_pretrained reads it from a folder, and has none here.
     with suppress(OSError):
         model.generation_config = GenerationConfig.from_pretrained(folder)
@@ -188,8 +201,17 @@ def _find_class(build: Any, model_config: PreTrainedConfig) -> Any:
     """Return the class of a model; transformers' AutoModel classes want a folder."""
     if isinstance(build, type) and issubclass(build, PreTrainedModel):
         return build
+    return type(_build_on_meta(build, model_config))
+
+
+def _build_on_meta(build: Any, model_config: PreTrainedConfig) -> PreTrainedModel:
+    """Build a model without memory for its weights."""
+    is_class = isinstance(build, type) and issubclass(build, PreTrainedModel)
+    make = build._from_config if is_class else build.from_config
     with torch.device("meta"):
-        return type(build.from_config(model_config))
+        # The constructor may write to its configuration.
+        model: PreTrainedModel = make(copy.deepcopy(model_config))
+    return model
 
 
 def _check_report(

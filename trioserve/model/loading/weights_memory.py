@@ -58,7 +58,7 @@ def count_weight_bytes(folder: Path, config: ModelConfig) -> int:
     Quantised weights count as they lie in the file, although they take more if they are
     dequantised.
     """
-    if config.quantization == "int8":
+    if config.quantization != "none":
         item_bytes: int | None = 1
     elif config.dtype != "auto":
         item_bytes = getattr(torch, config.dtype).itemsize

@@ -52,7 +52,8 @@ def pack_together(
     """Pack weights in all processes of a group.
 
     Args:
-      pack: takes the weights of the model's products, unless it raises NotRecognised.
+      pack: takes the weights of the model's products, unless it raises NotRecognised. It may
+        raise OutputDiffers, too.
 
     Raises:
       NotRecognised: no process has packed its weights.
@@ -61,15 +62,15 @@ def pack_together(
     if group is None:
         return pack()
     packed: Packed | None = None
-    refusal: NotRecognised | None = None
+    refusal: NotRecognised | OutputDiffers | None = None
     try:
         packed = pack()
-    except NotRecognised as error:
+    except (NotRecognised, OutputDiffers) as error:
         refusal = error
     all_have = group.agree(packed is not None, device)
     if all_have and packed is not None:
         return packed
-    none_have = group.agree(packed is None, device)
+    none_have = group.agree(isinstance(refusal, NotRecognised), device)
     if none_have and refusal is not None:
         raise refusal
     raise OutputDiffers(_ELSEWHERE)

@@ -152,7 +152,7 @@ class LocalModelConfig:
     adapter: Annotated[tuple[str, ...], RepeatMark()] = ()
     reasoning_parser: ReasoningParser = "none"
     kernels: Literal["auto", "native", "torch"] = "auto"
-    quantization: Literal["none", "int8"] = "none"
+    quantization: Literal["none", "int8", "fp8"] = "none"
     dequantize: bool = False
     num_threads: int | None = None
     tensor_parallel_size: int = 1

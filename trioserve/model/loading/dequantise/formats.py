@@ -8,19 +8,25 @@ from typing import Any
 
 from torch import Tensor
 
+from ....kernels.triton.stored import StoredWeights, store
+from .keep import keep_codes, keep_scaled
 from .packing import WHOLE_BITS
 from .restore import (
     AWQ_BITS,
+    Codes,
     Nested,
+    read_awq,
+    read_gptq,
+    read_packed,
     restore_4_bits,
     restore_8_bits,
-    restore_awq,
-    restore_gptq,
-    restore_packed,
     restore_scaled,
 )
 
 Parts = Mapping[str, Tensor]
+
+# FP8 as DeepSeek and transformers write it, in blocks. config.json says "fp8", too.
+FINE_FP8 = "fine-grained fp8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +37,30 @@ class WeightFormat:
       required: last parts of the names of the tensors that replace `weight`.
       optional: of tensors that may be there, too.
       restore: returns the weight, (outputs, inputs).
+      keep: returns the weight as kernels for GPUs read it, on the device of its parts; it
+        may raise NotStored. None if they read no such weights.
     """
 
     required: frozenset[str]
     optional: frozenset[str]
     restore: Callable[[Parts], Tensor]
+    keep: Callable[[Parts], StoredWeights] | None = None
 
     @property
     def names(self) -> frozenset[str]:
         return self.required | self.optional
+
+
+def _of_codes(
+    required: set[str], optional: set[str], read: Callable[[Parts], Codes]
+) -> WeightFormat:
+    """Return the format of weights that are whole numbers."""
+    return WeightFormat(
+        required=frozenset(required),
+        optional=frozenset(optional),
+        restore=lambda parts: read(parts).restore(),
+        keep=lambda parts: keep_codes(read(parts)),
+    )
 
 
 class NotDequantised(ValueError):
@@ -74,8 +95,8 @@ def _find_gptq(settings: Mapping[str, Any]) -> tuple[WeightFormat, ...]:
     if settings.get("dynamic"):
         raise NotDequantised("settings that differ between modules")
 
-    def restore(parts: Parts) -> Tensor:
-        return restore_gptq(
+    def read(parts: Parts) -> Codes:
+        return read_gptq(
             parts["qweight"],
             parts["qzeros"],
             parts["scales"],
@@ -84,13 +105,7 @@ def _find_gptq(settings: Mapping[str, Any]) -> tuple[WeightFormat, ...]:
             zero_offset=1 if version == "gptq" else 0,
         )
 
-    return (
-        WeightFormat(
-            required=frozenset({"qweight", "qzeros", "scales"}),
-            optional=frozenset({"g_idx"}),
-            restore=restore,
-        ),
-    )
+    return (_of_codes({"qweight", "qzeros", "scales"}, {"g_idx"}, read),)
 
 
 def _find_awq(settings: Mapping[str, Any]) -> tuple[WeightFormat, ...]:
@@ -101,20 +116,18 @@ def _find_awq(settings: Mapping[str, Any]) -> tuple[WeightFormat, ...]:
     if version != "gemm":
         raise NotDequantised(f"the version {version}")
     return (
-        WeightFormat(
-            required=frozenset({"qweight", "qzeros", "scales"}),
-            optional=frozenset(),
-            restore=lambda parts: restore_awq(
-                parts["qweight"], parts["qzeros"], parts["scales"]
-            ),
+        _of_codes(
+            {"qweight", "qzeros", "scales"},
+            set(),
+            lambda parts: read_awq(parts["qweight"], parts["qzeros"], parts["scales"]),
         ),
     )
 
 
-_PACKED = WeightFormat(
-    required=frozenset({"weight_packed", "weight_scale", "weight_shape"}),
-    optional=frozenset({"weight_zero_point", "weight_g_idx"}),
-    restore=lambda parts: restore_packed(
+_PACKED = _of_codes(
+    {"weight_packed", "weight_scale", "weight_shape"},
+    {"weight_zero_point", "weight_g_idx"},
+    lambda parts: read_packed(
         parts["weight_packed"],
         parts["weight_scale"],
         parts["weight_shape"],
@@ -124,17 +137,18 @@ _PACKED = WeightFormat(
 )
 
 
-def _scaled(block: tuple[int, int] | None = None) -> WeightFormat:
+def _scaled(
+    block: tuple[int, int] | None = None, scale: str = "weight_scale"
+) -> WeightFormat:
+    def list_parts(parts: Parts) -> tuple[Any, ...]:
+        return parts["weight"], parts[scale], parts.get("weight_zero_point"), block
+
     return WeightFormat(
-        required=frozenset({"weight", "weight_scale"}),
+        required=frozenset({"weight", scale}),
         # Inputs are not quantised here.
         optional=frozenset({"weight_zero_point", "input_scale", "input_zero_point"}),
-        restore=lambda parts: restore_scaled(
-            parts["weight"],
-            parts["weight_scale"],
-            parts.get("weight_zero_point"),
-            block,
-        ),
+        restore=lambda parts: restore_scaled(*list_parts(parts)),
+        keep=lambda parts: keep_scaled(*list_parts(parts)),
     )
 
 
@@ -175,6 +189,12 @@ def _find_scaled(settings: Mapping[str, Any]) -> tuple[WeightFormat, ...]:
     return (_scaled(),)
 
 
+def _find_fine_fp8(settings: Mapping[str, Any]) -> tuple[WeightFormat, ...]:
+    rows, columns = settings.get("weight_block_size") or (0, 0)
+    block = (int(rows), int(columns)) if rows else None
+    return (_scaled(block, "weight_scale_inv"),)
+
+
 def _find_bitsandbytes(settings: Mapping[str, Any]) -> tuple[WeightFormat, ...]:
     if not settings.get("load_in_4bit", settings.get("_load_in_4bit")):
         return (_EIGHT_BITS,)
@@ -209,6 +229,9 @@ _EIGHT_BITS = WeightFormat(
     required=frozenset({"weight", "SCB"}),
     optional=frozenset({"weight_format"}),
     restore=lambda parts: restore_8_bits(parts["weight"], parts["SCB"]),
+    keep=lambda parts: store(
+        parts["weight"], parts["SCB"].float()[:, None] / 127, format="int8", group=0
+    ),
 )
 
 
@@ -221,4 +244,5 @@ _FINDERS: dict[str, Callable[[Mapping[str, Any]], tuple[WeightFormat, ...]]] = {
     "fbgemm_fp8": _find_scaled,
     # Of AutoFP8, an older tool of vLLM's users. transformers dequantises newer ones.
     "fp8": _find_scaled,
+    FINE_FP8: _find_fine_fp8,
 }

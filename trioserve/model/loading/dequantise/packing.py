@@ -22,7 +22,7 @@ def unpack(words: Tensor, bits: int, dim: int) -> Tensor:
       (rows, columns) int32 from 0 to 2 ** bits - 1, with 32 / bits times as many rows or
       columns
     """
-    shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32)
+    shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32, device=words.device)
     shape = [1, 1, 1]
     shape[dim + 1] = len(shifts)
     # A shift to the right copies the sign, which the mask removes.

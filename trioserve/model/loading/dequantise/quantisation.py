@@ -1,10 +1,10 @@
-"""Quantised weights: dequantised while they are read, or refused.
+"""Quantised weights: kept on a GPU, dequantised while they are read, or refused.
 
-The server never computes with these weights: that needs kernels from a hub, or packages
-for one kind of GPU. Kinds that transformers itself dequantises on any device are
-dequantised while they are read. So are formats that dequantise/ knows, with --dequantize,
-because they take several times the memory that their user expects. All other kinds are
-refused before anything is read.
+On a GPU, Triton's kernels read most of the formats that dequantise/ knows. Elsewhere the
+server does not compute with such weights. Kinds that transformers itself dequantises on any
+device are dequantised while they are read. So are formats that dequantise/ knows, with
+--dequantize, because they take several times the memory that their user expects. All other
+kinds are refused before anything is read.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from . import NotDequantised, WeightFormat, find_format
 from ....errors import UnsupportedQuantization, WeightsBroken
+from .formats import FINE_FP8
 
 # Their names in config.json; mxfp8 is fp8 with scales of one byte.
 _DEQUANTISED = frozenset({"fp8", "mxfp8", "mxfp4"})
@@ -55,13 +56,15 @@ def check_quantisation(folder: Path, described: Mapping[str, Any]) -> None:
 
 
 def find_formats(
-    folder: Path, described: Mapping[str, Any]
+    folder: Path, described: Mapping[str, Any], *, keeps: bool = False
 ) -> tuple[str, tuple[WeightFormat, ...]] | None:
     """Return the kind of quantisation and its formats, if dequantise/ reads the weights.
 
     None if they are not quantised, or transformers dequantises them.
 
-    Args: as for check_quantisation.
+    Args:
+      folder, described: as for check_quantisation.
+      keeps: the weights shall be kept, which transformers would not do.
 
     Raises:
       UnsupportedQuantization: neither can dequantise them.
@@ -73,6 +76,8 @@ def find_formats(
     if method in _DEQUANTISED and (
         method == "mxfp4" or not _lack_scales(folder, method)
     ):
+        if keeps and method == "fp8" and _can_keep_float8(folder):
+            return method, find_format(FINE_FP8, settings)
         return None
     try:
         return method, find_format(method, settings)
@@ -145,6 +150,20 @@ def _lack_scales(folder: Path, method: str) -> bool:
             )
         lacks |= bool(lonely)
     return lacks
+
+
+def _can_keep_float8(folder: Path) -> bool:
+    """Return whether all 8-bit weights have the scales that most checkpoints have."""
+    for shard in sorted(folder.glob("*.safetensors")):
+        with safe_open(shard, framework="pt") as tensors:
+            names = set(tensors.keys())
+            for name in names:
+                has_scale = name.endswith(".weight") and f"{name}_scale_inv" in names
+                if not has_scale and tensors.get_slice(name).get_dtype().startswith(
+                    "F8_E4M3"
+                ):
+                    return False
+    return True
 
 
 def _has_scale(name: str, names: set[str]) -> bool:

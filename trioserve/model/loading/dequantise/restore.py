@@ -1,6 +1,6 @@
 """The arithmetic of quantised weights: the parts of one weight become a matrix.
 
-All functions return (outputs, inputs) float32.
+All functions that restore return (outputs, inputs) float32.
 """
 
 from __future__ import annotations
@@ -31,11 +31,34 @@ class Nested(NamedTuple):
     quant_map: Tensor
 
 
+class Codes(NamedTuple):
+    """A weight as whole numbers: (number - zero of its group) * scale of its group.
+
+    Attributes:
+      numbers: (outputs, inputs) int32 from 0 to 2 ** bits - 1
+      bits: of a number.
+      zeros: (outputs, groups) int32
+      scales: (outputs, groups)
+      groups: (inputs,) int64, the group of each input
+    """
+
+    numbers: Tensor
+    bits: int
+    zeros: Tensor
+    scales: Tensor
+    groups: Tensor
+
+    def restore(self) -> Tensor:
+        """Dequantise the weight."""
+        numbers = self.numbers - self.zeros[:, self.groups]
+        return (numbers * self.scales.float()[:, self.groups]).contiguous()
+
+
 class WrongParts(ValueError):
     """The parts of a weight do not fit together."""
 
 
-def restore_gptq(
+def read_gptq(
     qweight: Tensor,
     qzeros: Tensor,
     scales: Tensor,
@@ -43,8 +66,8 @@ def restore_gptq(
     *,
     bits: int,
     zero_offset: int,
-) -> Tensor:
-    """Dequantise a weight of GPTQ.
+) -> Codes:
+    """Read a weight of GPTQ.
 
     Source: dequantize_weight in gptqmodel/nn_modules/qlinear/torch.py of GPTQModel; Frantar
     et al. 2023 (GPTQ).
@@ -62,15 +85,16 @@ def restore_gptq(
     if zeros.shape != scales.shape or numbers.shape[1] != scales.shape[1]:
         raise WrongParts("scales and zeros have other sizes than the weight")
     if g_idx is None:
-        g_idx = _number_groups(num_inputs, num_groups)
+        groups = _number_groups(num_inputs, num_groups, scales.device)
     elif g_idx.shape != (num_inputs,) or g_idx.min() < 0 or g_idx.max() >= num_groups:
         raise WrongParts("g_idx names groups that are not there")
-    groups = g_idx.long()
-    return ((numbers - zeros[groups]) * scales.float()[groups]).T.contiguous()
+    else:
+        groups = g_idx.long()
+    return Codes(numbers.T, bits, zeros.T, scales.T, groups)
 
 
-def restore_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Tensor:
-    """Dequantise a weight of AWQ, in the version called GEMM.
+def read_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Codes:
+    """Read a weight of AWQ, in the version called GEMM.
 
     Source: dequantize_gemm in awq/utils/packing_utils.py of AutoAWQ 0.2; Lin et al. 2024
     (AWQ).
@@ -83,18 +107,18 @@ def restore_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Tensor:
     numbers, zeros = _unpack_awq(qweight), _unpack_awq(qzeros)
     if zeros.shape != scales.shape or numbers.shape[1] != scales.shape[1]:
         raise WrongParts("scales and zeros have other sizes than the weight")
-    groups = _number_groups(len(numbers), len(scales))
-    return ((numbers - zeros[groups]) * scales.float()[groups]).T.contiguous()
+    groups = _number_groups(len(numbers), len(scales), scales.device)
+    return Codes(numbers.T, AWQ_BITS, zeros.T, scales.T, groups)
 
 
-def restore_packed(
+def read_packed(
     weight_packed: Tensor,
     weight_scale: Tensor,
     weight_shape: Tensor,
     weight_zero_point: Tensor | None,
     weight_g_idx: Tensor | None,
-) -> Tensor:
-    """Dequantise a weight of compressed-tensors' format pack-quantized.
+) -> Codes:
+    """Read a weight of compressed-tensors' format pack-quantized.
 
     Source: compressors/pack_quantized of compressed-tensors 0.20.
 
@@ -107,19 +131,19 @@ def restore_packed(
     """
     num_outputs, num_inputs = map(int, weight_shape)
     bits = _find_bits(weight_packed.shape[1], num_inputs)
-    # Numbers with a sign are stored above half of their range.
-    numbers = unpack(weight_packed, bits, 1)[:, :num_inputs] - (1 << (bits - 1))
+    numbers = unpack(weight_packed, bits, 1)[:, :num_inputs]
     if len(numbers) != num_outputs:
         raise WrongParts("weight_shape differs from the size of weight_packed")
-    scales = weight_scale.float()
     if weight_g_idx is None or bool((weight_g_idx < 0).any()):
-        groups = _number_groups(num_inputs, scales.shape[1])
+        groups = _number_groups(num_inputs, weight_scale.shape[1], weight_scale.device)
     else:
         groups = weight_g_idx.long()
-    if weight_zero_point is not None:
-        zeros = unpack(weight_zero_point, bits, 0)[:num_outputs] - (1 << (bits - 1))
-        numbers = numbers - zeros[:, groups]
-    return numbers * scales[:, groups]
+    if weight_zero_point is None:
+        # Numbers with a sign are stored above half of their range.
+        zeros = torch.full_like(weight_scale, 1 << (bits - 1), dtype=torch.int32)
+    else:
+        zeros = unpack(weight_zero_point, bits, 0)[:num_outputs]
+    return Codes(numbers, bits, zeros, weight_scale, groups)
 
 
 def restore_scaled(
@@ -188,34 +212,55 @@ def restore_8_bits(weight: Tensor, scales: Tensor) -> Tensor:
 
 def _spread(scale: Tensor, shape: torch.Size, block: tuple[int, int] | None) -> Tensor:
     """Return scales in a shape that fits a weight's."""
+    scale, group = find_groups(scale, shape, block)
+    if group == shape[1]:
+        return scale
+    return scale.repeat_interleave(group, 1).narrow(1, 0, shape[1])
+
+
+def find_groups(
+    scale: Tensor, shape: torch.Size, block: tuple[int, int] | None
+) -> tuple[Tensor, int]:
+    """Return the scales of each output, and the number of inputs that have one.
+
+    Args:
+      scale, block: as in `restore_scaled`.
+      shape: of the weight.
+
+    Returns:
+      (outputs, groups); or (1, groups) if all outputs have the same
+    """
     if scale.numel() == 1:
-        return scale.reshape(1, 1)
+        return scale.reshape(1, 1), shape[1]
     if scale.ndim == 1:
         scale = scale[:, None]
+    sizes = []
     for dim in (0, 1):
         count = scale.shape[dim]
-        if count != 1:
-            size = block[dim] if block and count != shape[dim] else shape[dim] // count
-            # The last block may be smaller.
-            if count != -(-shape[dim] // max(1, size)):
-                raise WrongParts("its scales fit no blocks of the weight")
-            scale = scale.repeat_interleave(size, dim).narrow(dim, 0, shape[dim])
-    return scale
+        size = block[dim] if block and count != shape[dim] else shape[dim] // count
+        size = shape[dim] if count == 1 else size
+        # The last block may be smaller.
+        if count != -(-shape[dim] // max(1, size)):
+            raise WrongParts("its scales fit no blocks of the weight")
+        sizes.append(size)
+    if len(scale) > 1:
+        scale = scale.repeat_interleave(sizes[0], 0).narrow(0, 0, shape[0])
+    return scale, sizes[1]
 
 
 def _unpack_awq(words: Tensor) -> Tensor:
     shape = len(words), -1, len(_AWQ_ORDER)
     numbers = unpack(words, AWQ_BITS, 1).reshape(shape)
-    order = torch.tensor(_AWQ_ORDER).argsort()
+    order = torch.tensor(_AWQ_ORDER, device=words.device).argsort()
     return numbers.index_select(2, order).flatten(1)
 
 
-def _number_groups(num_inputs: int, num_groups: int) -> Tensor:
+def _number_groups(num_inputs: int, num_groups: int, device: torch.device) -> Tensor:
     if num_inputs % num_groups:
         raise WrongParts(
             f"{num_inputs} inputs do not make {num_groups} groups of one length"
         )
-    return torch.arange(num_inputs) // (num_inputs // num_groups)
+    return torch.arange(num_inputs, device=device) // (num_inputs // num_groups)
 
 
 def _find_bits(num_words: int, num_inputs: int) -> int:

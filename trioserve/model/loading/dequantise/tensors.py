@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import EllipsisType
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import safe_open
 import torch
 from torch import Tensor
 
+from ....kernels.triton.stored import NotStored, StoredWeights
 from .formats import WeightFormat
 from .restore import WrongParts
+
+Made = TypeVar("Made")
 
 
 class QuantisedWeight:
@@ -40,8 +43,26 @@ class QuantisedWeight:
 
     def __getitem__(self, index: EllipsisType) -> Tensor:
         parts = {name: part[...] for name, part in self._parts.items()}
+        return self._run(self._form.restore, parts).to(self._dtype)
+
+    def keep(self, device: torch.device) -> StoredWeights:
+        """Return the weight as kernels for GPUs read it, on its device.
+
+        Raises:
+          NotStored: they cannot.
+        """
+        if self._form.keep is None:
+            raise NotStored("a kind of numbers that the kernels do not read")
+        parts = {name: part[...].to(device) for name, part in self._parts.items()}
+        return self._run(self._form.keep, parts)
+
+    def _run(
+        self, function: Callable[[Mapping[str, Tensor]], Made], parts: dict[str, Tensor]
+    ) -> Made:
         try:
-            return self._form.restore(parts).to(self._dtype)
+            return function(parts)
+        except NotStored:
+            raise
         except (ValueError, LookupError, RuntimeError) as error:
             raise WrongParts(f"{self._name}: {error}") from error
 

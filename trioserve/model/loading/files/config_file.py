@@ -47,22 +47,39 @@ def read_config(folder: Path) -> PreTrainedConfig:
 
 
 def find_weight_formats(
-    folder: Path, config: ModelConfig
+    folder: Path, config: ModelConfig, *, keeps: bool = False
 ) -> tuple[WeightFormat, ...] | None:
     """Return the formats of weights that dequantise/ reads; None if others read them.
 
+    Args:
+      keeps: the weights stay as they are.
+
     Raises:
-      UnsupportedQuantization: there are such weights, and the user has not said
-        --dequantize; or see read_config.
+      UnsupportedQuantization: there are such weights, they are not kept, and the user has
+        not said --dequantize; or see read_config.
       WeightsBroken: config.json cannot be read.
     """
-    found = find_formats(folder, _read_fields(folder))
+    found = find_formats(folder, _read_fields(folder), keeps=keeps)
     if found is None:
         return None
     method, formats = found
-    if not config.dequantize:
+    if not config.dequantize and not keeps:
         raise UnsupportedQuantization(method, can_dequantize=True)
     return formats
+
+
+def check_dequantisation(folder: Path, config: ModelConfig, obstacle: str) -> None:
+    """Refuse weights that cannot be kept, if they are not dequantised unasked.
+
+    Args:
+      obstacle: the reason why the kernels cannot run the model.
+
+    Raises:
+      UnsupportedQuantization
+    """
+    found = find_formats(folder, _read_fields(folder))
+    if found is not None and not config.dequantize:
+        raise UnsupportedQuantization(found[0], obstacle, can_dequantize=True)
 
 
 def _read_fields(folder: Path) -> dict[str, Any]:

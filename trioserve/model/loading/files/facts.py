@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from ....config import ModelConfig
+from ....errors import InvalidConfig
 from ...attention.probe import LayerSpec
 from ...attention.registered import IMPLEMENTATION
 from ...device.choose import resolve_device, set_threads
@@ -30,6 +31,7 @@ class ModelFacts:
       default_sampling: names and values of the author's choice.
       vision: as in LoadedModel.
       is_text_part: it is the text part of a model that also reads images.
+      keeps_weights: its weights are quantised, and may stay as they are on this device.
     """
 
     config: PreTrainedConfig
@@ -39,6 +41,7 @@ class ModelFacts:
     default_sampling: tuple[tuple[str, float], ...]
     vision: VisionKind | None
     is_text_part: bool
+    keeps_weights: bool = False
 
     @property
     def is_of_text(self) -> bool:
@@ -75,9 +78,16 @@ def read_facts(folder: Path, config: ModelConfig) -> ModelFacts:
       UnsupportedQuantization: its weights cannot be read, or need --dequantize.
     """
     device = resolve_device(config.device)
+    if config.quantization == "fp8" and device.type == "cpu":
+        reason = "fp8 is for GPUs, and the device is cpu; int8 runs there"
+        raise InvalidConfig("quantization", reason)
     set_threads(config)
     model_config = read_config(folder)
-    if find_weight_formats(folder, config) is not None:
+    # Kernels for CPUs read none of these formats.
+    keeps = device.type == "cuda" and config.wants_native and not config.dequantize
+    keeps = keeps and config.quantization == "none"
+    formats = find_weight_formats(folder, config, keeps=keeps)
+    if formats is not None:
         forget_quantisation(model_config, None)
     refusal = explain_refusal(model_config, text_only=config.text_only)
     return ModelFacts(
@@ -88,6 +98,7 @@ def read_facts(folder: Path, config: ModelConfig) -> ModelFacts:
         default_sampling=read_default_sampling(folder, config),
         vision=find_vision_kind(model_config) if refusal is None else None,
         is_text_part=has_vision(model_config) and refusal is not None,
+        keeps_weights=keeps and formats is not None,
     )
 
 

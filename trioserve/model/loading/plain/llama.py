@@ -158,7 +158,8 @@ def _find_plain_llama(
     folder: Path, config: ModelConfig, layers: range | None
 ) -> _PlainLlama | None:
     described = read_plain_config(folder)
-    if described is None or not config.wants_native:
+    is_for_gpus = config.quantization == "fp8"
+    if described is None or not config.wants_native or is_for_gpus:
         return None
     device = resolve_device(config.device)
     named = described.dtype if config.dtype == "auto" else config.dtype

@@ -4,6 +4,7 @@ It has the same place as native/, which runs decoders on CPUs, and finds the par
 in the same way. A model that is not recognised there runs by transformers' modules.
 
 products   modules that read the same input, as one product
+low_bits   weights in fewer bits than 16
 weights    the weights of a layer
 mixers     attention, and the mixers that keep a state, with their caches
 adapters   the changes of products by adapters; adapter_check tries them

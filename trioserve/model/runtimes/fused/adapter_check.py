@@ -45,7 +45,7 @@ def find_fault(
             num_tokens=count_adapter_tokens(has_chunks),
         )
         # As if the product alone gave nothing: no rounding hides the change.
-        output = weight.new_zeros(_NUM_TOKENS, len(weight))
+        output = own.new_zeros(_NUM_TOKENS, weight.shape[0])
         if product.bias is not None:
             output += product.bias
         try:

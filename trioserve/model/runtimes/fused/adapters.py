@@ -153,8 +153,7 @@ class FusedAdapters:
         order = product.get_order()
         (own,) = torch.nonzero((order >= begin) & (order < end), as_tuple=True)
         weight = torch.empty(end - begin, product.weight.shape[1])
-        rows = product.weight[own.to(product.weight.device)]
-        weight[order[own] - begin] = rows.to("cpu", torch.float32)
+        weight[order[own] - begin] = product.weight.read(own)
         return weight
 
     def _find(self, name: str) -> tuple[Product, int, int]:

@@ -25,6 +25,7 @@ from ..description import AttentionParts, DecoderParts, StateParts
 from .adapters import FusedAdapters
 from .graphs import Capture, DecodeGraphs, list_sizes, make_inputs
 from .layer import Layer
+from .low_bits import LowBits
 from .mixers import Attention, Mixer, make_state_mixer
 from .products import join_products
 from .weights import list_calls, take_weights
@@ -40,12 +41,14 @@ class FusedDecoder:
       make_capture: makes the Capture of decodes (graphs.py); None runs decodes by
         single launches.
       group: the processes that share the layers; None if they are whole.
+      quantization: as in ModelConfig, of plain weights but the head's.
 
     Raises:
       NotRecognised: no module has lost anything.
+      OutputDiffers: the kernels of weights in fewer bits compute something else.
     """
 
-    name = description = "native triton"
+    name = "native triton"
 
     def __init__(
         self,
@@ -53,13 +56,22 @@ class FusedDecoder:
         make_capture: Callable[[], Capture] | None = None,
         *,
         group: TensorGroup | None = None,
+        quantization: str = "none",
     ) -> None:
         self.make_capture = make_capture
-        self.weights = take_weights(parts)
+        low_bits = LowBits(
+            parts.dtype, None if quantization == "none" else quantization
+        )
+        self.weights = take_weights(parts, low_bits)
         self.parts = parts
         self.group = group
         # A head may be the embedding, too, so its module keeps its weight.
-        self.head = None if parts.head is None else join_products([parts.head])
+        self.head = None
+        if parts.head is not None:
+            self.head = join_products([parts.head], make=low_bits, quantises=False)
+        low_bits.allocate()
+        formats = low_bits.describe()
+        self.description = f"{self.name}, {formats}" if formats else self.name
 
     def make_scans(self) -> TorchScans:
         """Make the scans of the logits."""

@@ -4,13 +4,69 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from ..stored_linear import find_stored
+
 TensorT = TypeVar("TensorT", Tensor, Tensor | None)
+
+
+class Weight(Protocol):
+    """The weight of a product, (num_outputs, num_inputs), in some form."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of inputs and outputs."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def multiply(self, given: Tensor, bias: Tensor | None) -> Tensor:
+        """Multiply (num_tokens, num_inputs), and add a bias."""
+
+    def read(self, outputs: Tensor) -> Tensor:
+        """Return the weights of some outputs, (count, num_inputs) float32, on the CPU."""
+
+
+class MakeWeight(Protocol):
+    """Makes weights in forms of its own, from modules that read the same input."""
+
+    def join(
+        self, modules: Sequence[nn.Linear], order: Tensor | None, *, quantises: bool
+    ) -> Weight | None:
+        """Join weights; see LowBits (low_bits.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainWeight:
+    """A Weight of the model's type."""
+
+    numbers: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.numbers.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.numbers.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.numbers.device
+
+    def multiply(self, given: Tensor, bias: Tensor | None) -> Tensor:
+        return linear(given, self.numbers, bias)
+
+    def read(self, outputs: Tensor) -> Tensor:
+        rows = self.numbers[outputs.to(self.device)]
+        return rows.to("cpu", torch.float32)
 
 
 # Each is itself alone, so that one can be looked up.
@@ -20,42 +76,58 @@ class Product:
 
     Args:
       modules: they have lost their weights, but for a head.
-      weight: (num_outputs, num_inputs), of the model's type
       bias: (num_outputs,); None without biases
       order: (num_outputs,) int64 on the CPU, the places of the outputs among those of the
         modules, which follow each other; None if they are in order
     """
 
     modules: tuple[nn.Linear, ...]
-    weight: Tensor
+    weight: Weight
     bias: Tensor | None = None
     order: Tensor | None = None
 
     def get_order(self) -> Tensor:
         """Return the order, also if there is none."""
-        return torch.arange(len(self.weight)) if self.order is None else self.order
+        return torch.arange(self.weight.shape[0]) if self.order is None else self.order
 
     def multiply(self, given: Tensor) -> Tensor:
         """Multiply (num_tokens, num_inputs)."""
-        return linear(given, self.weight, self.bias)
+        return self.weight.multiply(given, self.bias)
 
 
-def join_products(modules: Sequence[nn.Linear], order: Tensor | None = None) -> Product:
+def join_products(
+    modules: Sequence[nn.Linear],
+    order: Tensor | None = None,
+    *,
+    make: MakeWeight | None = None,
+    quantises: bool = True,
+) -> Product:
     """Join modules to one product; they keep their weights.
 
     Args:
       order: as in Product, on any device.
+      make: is asked first for a weight.
+      quantises: `make` may quantise.
     """
-    weights = [each.weight for each in modules]
     order = None if order is None else order.cpu()
+    weight = None if make is None else make.join(modules, order, quantises=quantises)
+    if weight is None:
+        numbers = [_get_numbers(each) for each in modules]
+        joined = numbers[0] if len(numbers) == 1 else torch.cat(numbers)
+        weight = PlainWeight(_put_in_order(joined, order))
     return Product(
         modules=tuple(modules),
-        weight=_put_in_order(
-            (weights[0] if len(weights) == 1 else torch.cat(weights)).detach(), order
-        ),
+        weight=weight,
         bias=_put_in_order(_join_biases(modules), order),
         order=order,
     )
+
+
+def _get_numbers(module: nn.Linear) -> Tensor:
+    stored = find_stored(module)
+    if stored is not None:
+        return stored.restore(module.weight.dtype)
+    return module.weight.detach()
 
 
 def _put_in_order(joined: TensorT, order: Tensor | None) -> TensorT:

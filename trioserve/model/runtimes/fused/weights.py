@@ -26,7 +26,8 @@ from ..description import (
     SublayerParts,
     release,
 )
-from .products import Product, join_products
+from ..stored_linear import release_stored
+from .products import MakeWeight, Product, join_products
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,17 +58,22 @@ class LayerWeights:
         return self.inputs, self.output, self.gate_up, self.down
 
 
-def take_weights(parts: DecoderParts) -> tuple[LayerWeights, ...]:
+def take_weights(
+    parts: DecoderParts, make: MakeWeight | None = None
+) -> tuple[LayerWeights, ...]:
     """Take the weights of layers from their modules, which lose them.
 
     One layer after the other, so that a large model is never on the device twice.
+
+    Args:
+      make: as in join_products.
 
     Raises:
       NotRecognised: see check_parts; no module has lost anything.
     """
     check_parts(parts)
     angles = _Angles()
-    return tuple(_take_layer(layer, angles) for layer in parts.layers)
+    return tuple(_take_layer(layer, angles, make) for layer in parts.layers)
 
 
 def check_parts(parts: DecoderParts) -> None:
@@ -150,7 +156,9 @@ def _check_attention(mixer: AttentionParts) -> None:
         raise NotRecognised("it normalises queries or keys alone")
 
 
-def _take_layer(layer: LayerParts, angles: _Angles) -> LayerWeights:
+def _take_layer(
+    layer: LayerParts, angles: _Angles, make: MakeWeight | None
+) -> LayerWeights:
     first, second = _find_halves(layer)
     mixer, mlp = first.body, second.body
     assert isinstance(mixer, AttentionParts | StateParts), "check_parts looked at it"
@@ -159,17 +167,19 @@ def _take_layer(layer: LayerParts, angles: _Angles) -> LayerWeights:
     taken = LayerWeights(
         input_norm=first.norm,
         mixer=angles.share(mixer) if isinstance(mixer, AttentionParts) else mixer,
-        inputs=join_products(mixer.inputs, mixer.order),
-        output=join_products([mixer.output]),
+        inputs=join_products(mixer.inputs, mixer.order, make=make),
+        output=join_products([mixer.output], make=make),
         post_mixer_norm=first.post_norm,
         mlp_norm=second.norm,
-        gate_up=join_products(mlp.inputs),
-        down=join_products([mlp.output]),
+        gate_up=join_products(mlp.inputs, make=make),
+        down=join_products([mlp.output], make=make),
         post_mlp_norm=second.post_norm,
         mixer_scale=first.scale,
         mlp_scale=second.scale,
     )
-    release([*mixer.inputs, mixer.output, *mlp.inputs, mlp.output])
+    taken_from = [*mixer.inputs, mixer.output, *mlp.inputs, mlp.output]
+    release(taken_from)
+    release_stored(taken_from)
     return taken
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..choice import NotRecognised
+from ..stored_linear import StoredLinear
 
 
 def get_part(module: Any, *names: str) -> Any:
@@ -54,6 +55,8 @@ def check_linear(module: object, name: str) -> nn.Linear:
     Raises:
       NotRecognised: it is another one; subclasses may do more.
     """
+    if isinstance(module, StoredLinear):
+        return module
     if type(module) is not nn.Linear:
         raise NotRecognised(f"{name} is a {type(module).__name__}")
     return module

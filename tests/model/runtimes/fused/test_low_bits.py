@@ -1,0 +1,244 @@
+"""Quantised weights stay as they are on a GPU, and give the tokens of dequantised ones.
+
+Without a GPU, Triton's interpreter runs the kernels on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from interpreter import require_triton
+import pytest
+import torch
+from torch import Tensor
+
+require_triton()
+
+from trioserve.config import ModelConfig  # noqa: E402
+from trioserve.errors import InvalidConfig, UnsupportedQuantization  # noqa: E402
+from trioserve.model.loading.choose_runtime import (  # noqa: E402
+    load_on_kernels,
+    make_decoder,
+)
+from trioserve.model.loading.files.config_file import check_dequantisation  # noqa: E402
+from trioserve.model.loading.files.facts import read_facts  # noqa: E402
+from trioserve.model.loading.load import load_modules  # noqa: E402
+from trioserve.model.open import load  # noqa: E402
+from trioserve.model.runtimes.fused.decoder import FusedDecoder  # noqa: E402
+from trioserve.model.runtimes.fused.low_bits import LowBitWeight  # noqa: E402
+from trioserve.model.runtimes.fused.products import PlainWeight  # noqa: E402
+from trioserve.model.runtimes.loaded import LoadedModel  # noqa: E402
+from trioserve.model.runtimes.stored_linear import StoredLinear  # noqa: E402
+from trioserve.model.self_check.steps import make_tables  # noqa: E402
+from trioserve.testing.models import make_tiny_model  # noqa: E402
+
+from ...checkpoints import (  # noqa: E402
+    AWQ,
+    GPTQ,
+    Format,
+    by_8_bits,
+    by_awq,
+    by_float8,
+    by_float8_blocks,
+    by_gptq,
+    by_int8,
+    by_packing,
+    compressed,
+)
+from ...conftest import make_oracle  # noqa: E402
+from ...planning import Planner, make_prompt  # noqa: E402
+from ...quantising import Tensors, quantise  # noqa: E402
+from .graphs import DEVICE  # noqa: E402
+
+# Inputs that share a scale, and outputs and inputs of a block.
+GROUP = 32
+
+BLOCKS = {"config_groups": {"group_0": {"weights": {"block_structure": [GROUP] * 2}}}}
+
+
+def by_fine_float8(weight: Tensor) -> tuple[Tensors, Tensor]:
+    held, meant = by_float8_blocks(weight, block=GROUP)
+    return {"weight": held["weight"], "weight_scale_inv": held["weight_scale"]}, meant
+
+
+# A checkpoint, and the format in which its weights are kept.
+CHECKPOINTS: dict[str, tuple[Format, str]] = {
+    "gptq": ((GPTQ, lambda w: by_gptq(w, group=GROUP)), "int4"),
+    "gptq by act": (
+        (
+            {**GPTQ, "desc_act": True},
+            lambda w: by_gptq(w, is_shuffled=True, group=GROUP),
+        ),
+        "int4",
+    ),
+    "gptq of 8 bits": (
+        ({**GPTQ, "bits": 8}, lambda w: by_gptq(w, bits=8, group=GROUP)),
+        "int8",
+    ),
+    "awq": ((AWQ, lambda w: by_awq(w, group=GROUP)), "int4"),
+    "W4A16": (
+        (compressed("pack-quantized"), lambda w: by_packing(w, group=GROUP)),
+        "int4",
+    ),
+    "W8A16": (
+        (compressed("pack-quantized"), lambda w: by_packing(w, bits=8, group=GROUP)),
+        "int8",
+    ),
+    "W8A8": ((compressed("int-quantized"), by_int8), "int8"),
+    "FP8 by channel": ((compressed("float-quantized"), by_float8), "fp8"),
+    "FP8 by tensor": (
+        (
+            {"quant_method": "modelopt", "quant_algo": "FP8"},
+            lambda w: by_float8(w, shape=(1,)),
+        ),
+        "fp8",
+    ),
+    "FP8 by block": (
+        (
+            compressed("float-quantized", **BLOCKS),
+            lambda w: by_float8_blocks(w, block=GROUP),
+        ),
+        "fp8",
+    ),
+    "fine-grained FP8": (
+        ({"quant_method": "fp8", "weight_block_size": [GROUP, GROUP]}, by_fine_float8),
+        "fp8",
+    ),
+    "LLM.int8": (({"load_in_8bit": True}, by_8_bits), "int8"),
+}
+
+# The others take as long, and differ in little but the reading.
+FIRST = ("gptq by act", "W8A16", "fine-grained FP8")
+
+CONFIG = ModelConfig(device=DEVICE, dtype="float32", dequantize=True)
+
+
+def save(folder: Path, checkpoint: Format) -> tuple[Any, Tensors]:
+    """Save a quantised model; returns it with the weights that were meant, and these."""
+    # Biases, joined products, and inputs that fill no group of 128.
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
+    model = make_tiny_model("qwen2", **sizes)
+    model.save_pretrained(folder)
+    meant = quantise(folder, *checkpoint)
+    model.load_state_dict(meant, strict=False)
+    return model, meant
+
+
+def load_kept(folder: Path) -> LoadedModel:
+    """Load the modules of a model as on a GPU."""
+    facts = replace(read_facts(folder, CONFIG), keeps_weights=True)
+    return load_modules(folder, CONFIG, facts, "tiny")
+
+
+def list_kept(loaded: LoadedModel) -> list[StoredLinear]:
+    return [each for each in loaded.model.modules() if isinstance(each, StoredLinear)]
+
+
+# Random weights of eight bits are large.
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in FIRST else pytest.mark.matrix)
+        for name in CHECKPOINTS
+    ],
+)
+def test_a_checkpoint_gives_the_tokens_of_its_dequantised_weights(
+    tmp_path: Path, name: str
+) -> None:
+    checkpoint, format = CHECKPOINTS[name]
+    model, meant = save(tmp_path, checkpoint)
+    oracle = make_oracle(model, DEVICE)
+
+    loaded = load_kept(tmp_path)
+    kept = list_kept(loaded)
+    assert len(kept) == len(meant) == 7
+    assert {each.stored.format for each in kept if each.stored} == {format}
+    decoder = make_decoder(loaded, FusedDecoder, int8=False)
+    assert decoder.description == f"native triton, {format}"
+    assert not any(each.stored for each in kept)
+
+    planner = Planner(replace(loaded, native=decoder))
+    prompt = make_prompt(6)
+    sequence = planner.begin(prompt)
+    planner.run(sequence, num_tokens=2, chunk=5)
+    oracle.check(sequence.outputs, input_ids=torch.tensor([prompt]))
+
+    name = "model.layers.0.self_attn.k_proj"
+    tables = make_tables([prompt], 8, loaded.device)
+    layers = decoder.open(tables, num_blocks=1)
+    assert torch.equal(layers.adapters.read(name), meant[f"{name}.weight"])
+
+
+@pytest.mark.parametrize("format", ["int8", "fp8"])
+def test_plain_weights_are_quantised_but_for_the_head(
+    tiny: Callable[..., Any], format: str
+) -> None:
+    folder = tiny("llama", DEVICE).folder
+    facts = read_facts(folder, CONFIG)
+    loaded = load_modules(folder, CONFIG, facts, "tiny")
+    # It compares the logits with those of the modules.
+    make = partial(FusedDecoder, quantization=format)
+    decoder = make_decoder(loaded, make, int8=True)
+    assert decoder.description == f"native triton, {format}"
+    assert decoder.head is not None and isinstance(decoder.head.weight, PlainWeight)
+    for product in decoder.weights[0].products:
+        assert isinstance(product.weight, LowBitWeight)
+
+
+def test_modules_run_with_dequantised_weights(tmp_path: Path) -> None:
+    _, meant = save(tmp_path, CHECKPOINTS["awq"][0])
+    loaded = load_on_kernels(
+        lambda: load_kept(tmp_path),
+        replace(CONFIG, kernels="torch"),
+        lambda: load_modules(tmp_path, CONFIG, read_facts(tmp_path, CONFIG), "tiny"),
+    )
+    assert not list_kept(loaded)
+    found = dict(loaded.model.named_parameters())
+    assert torch.equal(
+        found["model.layers.0.mlp.down_proj.weight"].cpu(),
+        meant["model.layers.0.mlp.down_proj.weight"],
+    )
+
+
+def test_a_weight_that_the_kernels_cannot_read_is_dequantised(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "trioserve")
+    save(tmp_path, (AWQ, by_awq))
+    assert not list_kept(load_kept(tmp_path))
+    assert "mlp.down_proj.weight is dequantised: it has groups of 8" in caplog.text
+
+
+def test_fp8_is_refused_on_a_cpu(tiny: Callable[..., Any]) -> None:
+    config = ModelConfig(device="cpu", quantization="fp8")
+    with pytest.raises(InvalidConfig, match="quantization.*fp8 is for GPUs"):
+        load(tiny("llama").folder, config, name="tiny")
+
+
+def test_a_model_without_kernels_tells_why_its_weights_must_be_dequantised(
+    tmp_path: Path,
+) -> None:
+    save(tmp_path, CHECKPOINTS["awq"][0])
+    config = replace(CONFIG, dequantize=False)
+    with pytest.raises(UnsupportedQuantization, match=r"\(it has experts\): --deq"):
+        check_dequantisation(tmp_path, config, "it has experts")
+    check_dequantisation(tmp_path, CONFIG, "it has experts")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_gpu_keeps_quantised_weights(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "trioserve")
+    checkpoint, format = CHECKPOINTS[name]
+    save(tmp_path, checkpoint)
+    loaded = load(tmp_path, ModelConfig(device="cuda", dtype="bfloat16"), name="tiny")
+    assert loaded.info.kernels == "native triton"
+    assert f"kernels: native triton, {format}" in caplog.text

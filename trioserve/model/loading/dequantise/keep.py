@@ -1,0 +1,81 @@
+"""Quantised weights in the forms that kernels for GPUs read, without a loss."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ....kernels.triton.stored import NotStored, StoredWeights, store
+from .restore import Codes, find_groups
+
+# The zero of codes of four bits without others.
+_INT4_ZERO = 8
+
+
+def keep_codes(codes: Codes) -> StoredWeights:
+    """Keep a weight of whole numbers.
+
+    Raises:
+      NotStored
+    """
+    numbers, zeros, groups = codes.numbers, codes.zeros, codes.groups
+    num_inputs, num_groups = len(groups), codes.scales.shape[1]
+    # All groups have one size, if the kernels can read them.
+    group = num_inputs // num_groups
+    order = None
+    if not torch.equal(groups, _number(groups, group)):
+        order = groups.argsort(stable=True)
+        if not torch.equal(groups[order], _number(groups, group)):
+            raise NotStored("groups of different sizes")
+        numbers = numbers[:, order]
+    if codes.bits == 8:
+        numbers, zeros = (numbers - 128).to(torch.int8), (zeros - 128).to(torch.int16)
+        is_symmetric = not bool(zeros.any())
+    else:
+        numbers, zeros = numbers.to(torch.uint8), zeros.to(torch.uint8)
+        is_symmetric = bool((zeros == _INT4_ZERO).all())
+    return store(
+        numbers,
+        codes.scales,
+        format="int8" if codes.bits == 8 else "int4",
+        zeros=None if is_symmetric else zeros,
+        group=group,
+        order=order,
+    )
+
+
+def keep_scaled(
+    weight: Tensor,
+    scale: Tensor,
+    zeros: Tensor | None,
+    block: tuple[int, int] | None = None,
+) -> StoredWeights:
+    """Keep a weight of eight bits; see restore_scaled.
+
+    Raises:
+      NotStored
+    """
+    formats = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
+    format = formats.get(weight.dtype)
+    if format is None or (format == "fp8" and zeros is not None):
+        raise NotStored(f"scaled numbers of {weight.dtype}")
+    scales, group = _spread(scale, weight, block)
+    if scales.dtype.itemsize == 1:
+        scales = scales.float()
+    if zeros is not None:
+        zeros, zero_group = _spread(zeros, weight, block)
+        if zero_group != group:
+            raise NotStored("zeros of other groups than scales")
+        zeros = zeros.to(torch.int16)
+    return store(weight, scales, format=format, zeros=zeros, group=group)
+
+
+def _spread(
+    scale: Tensor, weight: Tensor, block: tuple[int, int] | None
+) -> tuple[Tensor, int]:
+    scale, group = find_groups(scale, weight.shape, block)
+    return scale.expand(len(weight), -1), group
+
+
+def _number(groups: Tensor, group: int) -> Tensor:
+    return torch.arange(len(groups), device=groups.device) // group

@@ -1,0 +1,167 @@
+"""Weights in fewer bits than 16: joined, multiplied by one kernel, or dequantised for cuBLAS."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+import logging
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from ....kernels.triton.paged import count_cores
+from ....kernels.triton.products import (
+    DEQUANTISED_TOKENS,
+    SIZES,
+    multiply_stored,
+    restore_stored,
+)
+from ....kernels.triton.stored import NotStored, StoredWeights, join, quantise
+from ...self_check.compare import describe_failure, find_difference
+from ..choice import OutputDiffers
+from ..stored_linear import find_stored
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Scratch:
+    """Memory for the dequantised weights of one product at a time."""
+
+    numbers: Tensor | None = None
+
+    def lend(self, shape: tuple[int, int]) -> Tensor:
+        assert self.numbers is not None, "LowBits.allocate was called"
+        return self.numbers[: math.prod(shape)].view(shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LowBitWeight:
+    """A Weight in fewer bits than 16.
+
+    Args:
+      has_bias: its product has one.
+    """
+
+    stored: StoredWeights
+    has_bias: bool
+    dtype: torch.dtype
+    scratch: _Scratch
+    num_cores: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.stored.shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.stored.codes.device
+
+    def multiply(self, given: Tensor, bias: Tensor | None) -> Tensor:
+        if len(given) < DEQUANTISED_TOKENS:
+            return multiply_stored(given, self.stored, bias, self.num_cores)
+        weight = self.scratch.lend(self.shape)
+        restore_stored(self.stored, weight)
+        return linear(given, weight, bias)
+
+    def read(self, outputs: Tensor) -> Tensor:
+        taken = self.stored.take(outputs.to(self.device))
+        return taken.restore(torch.float32).cpu()
+
+
+@dataclass(slots=True)
+class LowBits:
+    """The weights of a decoder in fewer bits than 16.
+
+    Args:
+      dtype: of the model.
+      format: to which plain weights are quantised; None leaves them.
+    """
+
+    dtype: torch.dtype
+    format: str | None = None
+    _scratch: _Scratch = field(default_factory=_Scratch)
+    _made: list[LowBitWeight] = field(default_factory=list)
+
+    def join(
+        self, modules: Sequence[nn.Linear], order: Tensor | None, *, quantises: bool
+    ) -> LowBitWeight | None:
+        """Join the weights of modules that read the same input.
+
+        Args:
+          order: of the outputs; None if they are in order.
+          quantises: plain weights may be quantised.
+
+        Returns:
+          None if they are plain, or cannot be one matrix
+        """
+        try:
+            parts = [self._find(module, quantises) for module in modules]
+            joined = join(parts)
+        except NotStored as error:
+            logger.debug("a product has plain weights, because of %s", error)
+            return None
+        if order is not None:
+            joined = joined.take(order.to(joined.codes.device))
+        made = LowBitWeight(
+            stored=joined,
+            has_bias=any(module.bias is not None for module in modules),
+            dtype=self.dtype,
+            scratch=self._scratch,
+            num_cores=count_cores(joined.codes.device),
+        )
+        self._made.append(made)
+        return made
+
+    def _find(self, module: nn.Linear, quantises: bool) -> StoredWeights:
+        stored = find_stored(module)
+        if stored is not None:
+            return stored
+        if self.format is None or not quantises:
+            raise NotStored("plain weights")
+        return quantise(module.weight.detach(), self.format)
+
+    def describe(self) -> str:
+        """Return the formats, for the log; empty without any."""
+        return ", ".join(sorted({each.stored.format for each in self._made}))
+
+    def allocate(self) -> None:
+        """Allocate the memory for the largest product, and try the kernels.
+
+        This compiles them, too, so no step waits for a compiler.
+
+        Raises:
+          OutputDiffers: the kernels do not compute what they should.
+        """
+        if not self._made:
+            return
+        largest = max(math.prod(each.shape) for each in self._made)
+        device = self._made[0].device
+        self._scratch.numbers = torch.empty(largest, dtype=self.dtype, device=device)
+        tried = set()
+        for each in self._made:
+            kind = each.stored.kind, each.has_bias
+            if kind not in tried:
+                tried.add(kind)
+                _check(each)
+
+
+def _check(weight: LowBitWeight) -> None:
+    """Compare the kernels with dequantised weights, for all sizes of their programs."""
+    chance = torch.Generator().manual_seed(0)
+    shape = DEQUANTISED_TOKENS, weight.shape[1]
+    given = torch.randn(shape, generator=chance).to(weight.device, weight.dtype)
+    bias = given.new_zeros(weight.shape[0]) if weight.has_bias else None
+    try:
+        plain = weight.stored.restore(weight.dtype)
+        for num_tokens in (*SIZES, DEQUANTISED_TOKENS):
+            own = given[:num_tokens]
+            fault = find_difference(linear(own, plain), weight.multiply(own, bias))
+            if fault is not None:
+                raise OutputDiffers(fault)
+    except OutputDiffers:
+        raise
+    except Exception as error:
+        raise OutputDiffers(describe_failure(error)) from error
