@@ -11,6 +11,7 @@ Question
       python bench/gpu.py --shapes 1B --minutes 4
       python bench/gpu.py --shapes Qwen3.5-0.8B,Qwen3.5-9B --minutes 10
       python bench/gpu.py --shapes 8B --variants native-long --kv-cache-dtype int8
+      python bench/gpu.py --shapes 8B --variants native,native-int8,native-fp8,native-int4
 
 Machine
   One GPU with nothing else on it, and for the shapes 8B and Qwen3.5-9B 40 GB of memory and
@@ -30,6 +31,9 @@ How to read it
   long N      the same as decode N behind long prompts, if native-long is asked for; it reads
               the keys and values of each sequence, too
   drawn       the same with temperature and top-p
+  int8, fp8, int4
+              the same with weights in fewer bits, if they are asked for; the share is that of
+              the bound of bfloat16, so it may be above 100 %
   sampling    time of the choice of tokens alone, by the kernels and by torch, of peaked and of
               flat logits; a line says where tokens differ from a CPU's tokens
   idle        share of the time in which the device does nothing, with 128 streams in the
@@ -76,6 +80,9 @@ VARIANTS: dict[str, tuple[str, Figures]] = {
     ),
     "sampling": ("sampling", {}),
     "native-long": ("engine", {"is_long": True}),
+    "native-int8": ("engine", {"quantization": "int8"}),
+    "native-fp8": ("engine", {"quantization": "fp8"}),
+    "native-int4": ("engine", {"int4": True}),
     "native-no-graphs": ("engine", {"cuda_graphs": False}),
     "native-depth-1": ("engine", {"async_scheduling": False}),
     "triton": ("engine", {"kernels": "torch", "attention_backend": "triton"}),
@@ -89,7 +96,7 @@ VARIANTS: dict[str, tuple[str, Figures]] = {
     ),
 }
 # They run if --variants names them.
-ASKED = {"native-long"}
+ASKED = {"native-long", "native-int8", "native-fp8", "native-int4"}
 # Of this project, so that --kv-cache-dtype is for them.
 OURS = {"engine", "streams"}
 
@@ -101,6 +108,9 @@ SECONDS: dict[str, dict[str, int]] = {
         "native": 50,
         # Not measured yet.
         "native-long": 150,
+        "native-int8": 60,
+        "native-fp8": 60,
+        "native-int4": 90,
         "native-drawn": 40,
         "sampling": 25,
         "streams": 45,
@@ -138,6 +148,8 @@ SECONDS: dict[str, dict[str, int]] = {
         "model": 60,
         "native": 60,
         "native-long": 60,
+        "native-int8": 60,
+        "native-int4": 60,
         "native-drawn": 60,
         "sampling": 60,
         "streams": 60,

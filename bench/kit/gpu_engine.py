@@ -8,6 +8,7 @@ import random
 import time
 from typing import Any
 
+from kit.gpu_bits import save_int4
 from kit.gpu_parts import PROMPT_TOKENS, Figures, Load, subtract
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -20,6 +21,7 @@ from trioserve.types.sampling import SamplingParams
 
 _MODEL_FIELDS = (
     *("cuda_graphs", "attention_backend", "kernels", "dtype", "kv_cache_dtype"),
+    *("quantization", "dequantize"),
 )
 
 # Answers of streams whose idle time is measured; none of them ends before.
@@ -33,10 +35,13 @@ def measure_engine(
 
     Args:
       fields: options that differ from the default; `idle` measures the idle time, `is_long`
-        decodes behind long prompts alone, and `sampling` has parameters of the requests,
-        which are greedy without it.
+        decodes behind long prompts alone, `sampling` has parameters of the requests, which are
+        greedy without it, and `int4` takes weights of four bits, dequantised on a CPU.
     """
     fields = dict(fields)
+    if fields.pop("int4", False):
+        folder = save_int4(folder)
+        fields["dequantize"] = not torch.cuda.is_available()
     wants_idle = fields.pop("idle", False)
     is_long = fields.pop("is_long", False)
     sampling = fields.pop("sampling", {"temperature": 0.0})

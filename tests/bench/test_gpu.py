@@ -207,6 +207,15 @@ def test_the_whole_bench_runs_on_a_cpu(
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_weights_in_fewer_bits_are_measured(tmp_path: Path) -> None:
+    figures: list[Any] = []
+    run_part("model", "tiny", tmp_path / "tiny", {}, figures.append)
+    for name in ("native-int8", "native-int4"):
+        part, fields = gpu.VARIANTS[name]
+        run_part(part, "tiny", tmp_path / "tiny", fields, figures.append)
+        assert set(figures[-1]["decode"]) == {1, 4}
+
+
 @pytest.mark.slow
 def test_a_part_has_a_process_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -17,28 +17,28 @@ from trioserve.kernels.triton.stored import StoredWeights
 
 NUM_OUTPUTS, NUM_INPUTS = 256, 4096
 
-# Bits, inputs of a group, type of scales, and of zeros.
+# Bits, inputs of a group, type of scales, and are there zeros?
 FORMATS = {
-    "int4": [(4, 128, torch.float16, torch.uint8), (4, 32, torch.bfloat16, None)],
-    "int8": [(8, 0, torch.bfloat16, None), (8, 64, torch.float16, torch.int16)],
-    "fp8": [(8, 128, torch.float32, None), (8, 0, torch.float32, None)],
-    "mxfp4": [(4, 32, torch.uint8, None)],
+    "int4": [(4, 128, torch.float16, True), (4, 32, torch.bfloat16, False)],
+    "int8": [(8, 0, torch.bfloat16, False), (8, 64, torch.float16, True)],
+    "fp8": [(8, 128, torch.float32, False), (8, 0, torch.float32, False)],
+    "mxfp4": [(4, 32, torch.uint8, False)],
 }
 
 
 def main(capability: int, dtype: torch.dtype, *counts: int) -> None:
     compile_for(capability)
     for name, kinds in FORMATS.items():
-        for bits, group, scale_type, zero_type in kinds:
+        for bits, group, scale_type, has_zeros in kinds:
             shape = NUM_OUTPUTS, NUM_INPUTS // group if group else 1
-            signed = torch.int8 if name == "int8" else torch.uint8
+            length, kind = NUM_INPUTS * bits // 32, torch.int32
+            if name == "int8":
+                length, kind = NUM_INPUTS, torch.int8
             stored = StoredWeights(
                 format=name,
-                codes=torch.zeros(NUM_OUTPUTS, NUM_INPUTS * bits // 8, dtype=signed),
+                codes=torch.zeros(NUM_OUTPUTS, length, dtype=kind),
                 scales=torch.zeros(shape, dtype=scale_type),
-                zeros=(
-                    None if zero_type is None else torch.zeros(shape, dtype=zero_type)
-                ),
+                zeros=torch.zeros(shape, dtype=scale_type) if has_zeros else None,
                 group=group,
                 num_inputs=NUM_INPUTS,
             )

@@ -84,7 +84,7 @@ def make(
 
 
 @pytest.mark.parametrize("format, group, has_zeros", FORMATS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_weights_are_restored(
     format: str, group: int, has_zeros: bool, dtype: torch.dtype
 ) -> None:
@@ -94,8 +94,9 @@ def test_weights_are_restored(
     restore_stored(stored, restored)
     # The interpreter cuts numbers off where a GPU rounds them.
     error = 2**-7 if dtype == torch.bfloat16 else 0
-    assert torch.allclose(restored.float(), meant, rtol=error, atol=0)
-    assert torch.equal(stored.restore(dtype), meant.to(dtype))
+    expected = meant.to(dtype)
+    assert torch.allclose(restored, expected, rtol=error, atol=0)
+    assert torch.equal(stored.restore(dtype), expected)
 
 
 @pytest.mark.parametrize("format, group, has_zeros", FORMATS)

@@ -10,12 +10,12 @@
     weight = (code - zero) * scale
 
 A row of codes has the inputs of one output. It is padded to a multiple of 128 inputs, so that
-no read of it needs a mask. Four-bit codes of 64 inputs lie in 32 bytes: those of the first 32
-inputs in the low bits.
+no read of it needs a mask. Codes of int8 are in order. The others lie in words of 32 bits, 16 for
+each run of inputs, so that threads of a product need no exchange:
 
-    byte       0         1         ...   31
-    low bits   input 0   input 1   ...   input 31
-    high bits  input 32  input 33  ...   input 63
+    int4, mxfp4    codes of word w, from the lowest bits, are inputs 2 w, 2 w + 32, 2 w + 64,
+                   2 w + 96, 2 w + 1, 2 w + 33, 2 w + 65 and 2 w + 97 of a run of 128
+    fp8            inputs 2 w, 2 w + 32, 2 w + 1 and 2 w + 33 of a run of 64
 
 Source of mxfp4: Open Compute Project, Microscaling Formats 1.0.
 """
@@ -34,7 +34,7 @@ FORMATS = ("plain", "int8", "int4", "fp8", "mxfp4")
 # Rows are padded to a multiple of it, and larger groups are multiples of it.
 _INPUTS = 128
 _SMALL_GROUPS = (32, 64)
-_RUN = 64
+_WORDS = 16
 
 # Places in a matrix have 32 bits in the kernels.
 _MOST_BYTES = 2**31
@@ -59,9 +59,9 @@ class StoredWeights:
     """The weights of a product, in one of the formats but "plain".
 
     Args:
-      codes: (num_outputs, bytes of a padded row) int8, or uint8 in all other formats
+      codes: (num_outputs, padded inputs) int8; int32, words, in all other formats
       scales: (num_outputs, num_groups) floating; uint8 of mxfp4
-      zeros: (num_outputs, num_groups) whole numbers, or None
+      zeros: (num_outputs, num_groups) in the type of the scales, or None
       group: inputs that share a scale; 0 is all
       num_inputs: without the padding.
       order: (num_inputs,) int32, the input that each code of a row belongs to; None if they
@@ -142,16 +142,28 @@ def _restore(stored: StoredWeights) -> Tensor:
 def _read_codes(stored: StoredWeights) -> Tensor:
     """Return (num_outputs, padded inputs) float32."""
     codes = stored.codes
-    if stored.format == "fp8":
-        return codes.view(torch.float8_e4m3fn).float()
     if stored.format == "int8":
         return codes.float()
-    pairs = codes.view(len(codes), -1, _RUN // 2)
-    numbers = torch.stack((pairs & 15, pairs >> 4), dim=2).flatten(1)
+    held = codes.view(torch.uint8).unflatten(1, (-1, _WORDS, 2, 2))
+    if stored.format == "fp8":
+        held = held.permute(0, 1, 4, 2, 3).flatten(1)
+        return held.view(torch.float8_e4m3fn).float()
+    pairs = torch.stack((held & 15, held >> 4), dim=-1)
+    numbers = pairs.permute(0, 1, 4, 5, 2, 3).flatten(1)
     if stored.format == "int4":
         return numbers.float()
     values = torch.tensor([*_E2M1, *(-each for each in _E2M1)], device=codes.device)
     return values[numbers.long()]
+
+
+def _make_words(codes: Tensor, format: str) -> Tensor:
+    """Put codes, (num_outputs, padded inputs), into words; the module says how."""
+    if format == "fp8":
+        held = codes.unflatten(1, (-1, 2, _WORDS, 2)).permute(0, 1, 3, 4, 2)
+    else:
+        runs = codes.unflatten(1, (-1, 2, 2, _WORDS, 2)).permute(0, 1, 4, 5, 2, 3)
+        held = runs[..., 0] | (runs[..., 1] << 4)
+    return held.flatten(1).view(torch.int32)
 
 
 def store(
@@ -168,7 +180,7 @@ def store(
     Args:
       codes: (num_outputs, num_inputs): int8; 0 to 15, uint8; or float8_e4m3fn
       scales: (num_outputs, num_groups)
-      zeros: whole numbers of the same shape.
+      zeros: whole numbers of the same shape, up to 256.
       group: inputs that share a scale; 0 is all.
       order: as in StoredWeights.
 
@@ -191,16 +203,15 @@ def store(
         zeros = None if zeros is None else pad(zeros, (0, missing))
         # The last group of a row may be cut short by the end of the inputs.
         codes = pad(codes, (0, -codes.shape[1] % group))
-    if format in ("int4", "mxfp4"):
-        runs = codes.view(num_outputs, -1, 2, _RUN // 2)
-        codes = (runs[:, :, 0] | (runs[:, :, 1] << 4)).flatten(1)
-    if codes.numel() >= _MOST_BYTES:
+    if format != "int8":
+        codes = _make_words(codes, format)
+    if codes.nbytes >= _MOST_BYTES:
         raise NotStored("more than 2 GiB of codes")
     return StoredWeights(
         format=format,
         codes=codes.contiguous(),
         scales=scales.contiguous(),
-        zeros=None if zeros is None else zeros.contiguous(),
+        zeros=None if zeros is None else zeros.to(scales.dtype).contiguous(),
         group=group,
         num_inputs=num_inputs,
         order=None if order is None else order.to(torch.int32),
