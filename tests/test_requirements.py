@@ -28,8 +28,8 @@ _PARTS = ("adapters", "decoder", "layer", "low_bits", "mixers")
 _KERNELS = ("activate", "attend", "attend_latents", "convolve", "draw", "norm")
 _KERNELS += ("grouped", "low_rank", "multiply", "penalize", "read_tile", "recur")
 _KERNELS += ("rotate", "route")
-_DOORS = ("adapters", "experts", "paged", "paged_latents", "products", "sampling")
-_DOORS += ("states", "steps")
+_DOORS = ("adapters", "experts", "measure_sizes", "paged", "paged_latents", "products")
+_DOORS += ("sampling", "states", "steps")
 NEED_TRITON = {
     "trioserve/model/sampling/triton_operators.py",
     *(f"trioserve/model/runtimes/fused/{part}.py" for part in _PARTS),

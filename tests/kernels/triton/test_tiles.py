@@ -55,3 +55,4 @@ def test_each_token_is_in_one_tile(
 def test_keys_are_split_until_the_device_is_full() -> None:
     splits = [count_splits(programs, 132) for programs in (1, 8, 64, 132, 263, 264)]
     assert splits == [32, 32, 8, 2, 2, 1]
+    assert [count_splits(programs, 132, most=64) for programs in (1, 8)] == [64, 64]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
@@ -11,7 +12,14 @@ from torch import Tensor
 
 from .attend import attend, merge, write_cache
 from .tiles import Tiles, count_splits
-from .widths import choose_size, count_chunk_rows, round_side, round_up
+from .widths import (
+    AttendSize,
+    choose_size,
+    count_chunk_rows,
+    count_most_splits,
+    round_side,
+    round_up,
+)
 
 
 class AttentionSpec(Protocol):
@@ -51,6 +59,7 @@ class PagedLayer:
       scales: (2, num_blocks, num_kv_heads, block_size) float32, the factors of int8 keys and
         values; None for others
       dtype: of queries; None is the cache's.
+      measured: rows of a product -> the fastest size; others have `choose_size`.
     """
 
     spec: AttentionSpec
@@ -59,6 +68,7 @@ class PagedLayer:
     is_windowed: bool = False
     scales: Tensor | None = None
     dtype: torch.dtype | None = None
+    measured: Mapping[int, AttendSize] = field(default_factory=dict)
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -81,7 +91,17 @@ class PagedLayer:
     @property
     def chunk_queries(self) -> int:
         """Most tokens of a tile of a chunk."""
-        return max(1, count_chunk_rows(self._width, self.itemsize) // self.group)
+        return max(1, count_chunk_rows(self.width, self.itemsize) // self.group)
+
+    @property
+    def decode_rows(self) -> int:
+        """Rows of the product of a decode's tile."""
+        return round_side(self.group)
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows of the product of a chunk's tile."""
+        return round_side(self.chunk_queries * self.group)
 
     @property
     def num_parts(self) -> int:
@@ -99,7 +119,8 @@ class PagedLayer:
         return (self.dtype or self.cache.dtype).itemsize
 
     @property
-    def _width(self) -> int:
+    def width(self) -> int:
+        """Numbers of a head, rounded up to a power of two."""
         return max(self.sizes["KEY_WIDTH"], self.sizes["VALUE_WIDTH"])
 
     def write(self, key: Tensor, value: Tensor, tiles: Tiles) -> None:
@@ -142,7 +163,10 @@ class PagedLayer:
 
     def _attend_decodes(self, query: Tensor, output: Tensor, tiles: Tiles) -> None:
         spec, decodes = self.spec, tiles.decodes
-        splits = count_splits(len(decodes) * self.num_parts, self.num_cores)
+        splits = count_splits(
+            *(len(decodes) * self.num_parts, self.num_cores),
+            most=count_most_splits(self.width),
+        )
         if splits == 1:
             self._launch(query, output, None, None, tiles, decodes, 1, 1)
             return
@@ -180,8 +204,8 @@ class PagedLayer:
         has_ends = spec.joins_images and chosen is tiles.chunks
         key_ends = tiles.key_ends if has_ends else None
         rows = round_side(num_queries * self.group)
-        size = choose_size(
-            rows, self._width, self.itemsize, has_scales=self.scales is not None
+        size = self.measured.get(rows) or choose_size(
+            *(rows, self.width, self.itemsize), has_scales=self.scales is not None
         )
         attend[len(chosen), self.num_parts, splits](
             query,

@@ -160,7 +160,7 @@ def list_rows(rows: Sequence[Row], held: Collection[int]) -> list[tuple[int, ...
     return decodes + chunks
 
 
-def count_splits(num_programs: int, num_cores: int) -> int:
+def count_splits(num_programs: int, num_cores: int, most: int = _MAX_SPLITS) -> int:
     """Return the number of parts into which the keys of each decode are divided.
 
     It depends on the size of the batch and not on lengths, so that a captured graph with
@@ -169,11 +169,12 @@ def count_splits(num_programs: int, num_cores: int) -> int:
     Args:
       num_programs: tiles times heads of keys.
       num_cores: multiprocessors of the device.
+      most: a power of two.
 
     Returns:
       a power of two, so that few kernels are compiled
     """
     splits = 1
-    while splits < _MAX_SPLITS and num_programs * splits < 2 * num_cores:
+    while splits < most and num_programs * splits < 2 * num_cores:
         splits *= 2
     return splits

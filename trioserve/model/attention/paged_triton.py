@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 # Wider heads do not fit into a multiprocessor's shared memory beside their keys.
 MAX_DIM = 256
 
+# A cache of fewer tokens belongs to a check or a test, which need not be fast.
+_FEW_TOKENS = 4096
+
 
 class TritonAttention:
     """The PagedBackend of Triton kernels.
@@ -48,7 +51,7 @@ class TritonAttention:
         self.caches = allocate(model)
         num_cores = count_cores(model.device)
         self._tables = tables
-        self.layers = tuple(
+        layers = (
             (LatentLayer if spec.values_in_keys else PagedLayer)(
                 *(spec, cache.blocks, num_cores, is_windowed),
                 scales=cache.scales,
@@ -58,6 +61,7 @@ class TritonAttention:
                 model.layers, self.caches, model.list_windowed()
             )
         )
+        self.layers = tuple(map(_measure, layers))
         # A stage of a pipeline may have no attention.
         self._num_queries = min((each.chunk_queries for each in self.layers), default=1)
 
@@ -99,6 +103,21 @@ class TritonAttention:
             chunks=tiles[len(decodes) :],
             key_ends=step.key_ends,
         )
+
+
+def _measure(layer: PagedLayer) -> PagedLayer:
+    """Return a layer with the fastest sizes, if a GPU runs it."""
+    from ...kernels.triton.measure_sizes import choose_sizes, time_on_device
+    from ...kernels.triton.paged_latents import LatentLayer
+    from ...kernels.triton.size_table import open_size_table
+
+    device, num_tokens = layer.cache.device, layer.cache.shape[:2].numel()
+    if device.type != "cuda" or _is_interpreted() or num_tokens < _FEW_TOKENS:
+        return layer
+    if isinstance(layer, LatentLayer):
+        return layer
+    with torch.cuda.device(device):
+        return choose_sizes(layer, open_size_table(), time_on_device)
 
 
 def _is_interpreted() -> bool:

@@ -55,7 +55,11 @@ def _compare(make_backend: MakeBackend, model: PagedModel) -> str | None:
     pair = BackendPair(make_backend, model, max_num_seqs=2, max_model_len=_MAX_TOKENS)
     for parts in _STEPS:
         # Each head by itself, because a wrong one is a small part of all numbers.
-        problem = find_difference(*pair.run(*parts), model.dtype, dim=-1)
+        problem = find_difference(
+            *(*pair.run(*parts), model.dtype),
+            int8_cache=model.kv_dtype == torch.int8,
+            dim=-1,
+        )
         if problem is not None:
             return problem
     return None

@@ -1,0 +1,147 @@
+"""A layer gets the sizes that were fastest for its own shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from interpreter import require_triton
+import pytest
+import torch
+from torch import Tensor
+
+require_triton()
+
+from trioserve.kernels.triton import measure_sizes  # noqa: E402
+from trioserve.kernels.triton.measure_sizes import (  # noqa: E402
+    choose_sizes,
+    time_on_device,
+)
+from trioserve.kernels.triton.paged import PagedLayer  # noqa: E402
+from trioserve.kernels.triton.size_table import SizeTable  # noqa: E402
+from trioserve.kernels.triton.tiles import Tiles  # noqa: E402
+from trioserve.kernels.triton.widths import AttendSize, list_candidates  # noqa: E402
+from trioserve.model.attention.probe import LayerSpec  # noqa: E402
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def make_layer(
+    dtype: torch.dtype = torch.float16, *, dim: int = 16, **rules: Any
+) -> PagedLayer:
+    spec = LayerSpec(
+        module_name="layer",
+        num_heads=4,
+        num_kv_heads=2,
+        key_dim=dim,
+        value_dim=dim,
+        is_causal=True,
+        scaling=0.25,
+        **{"window": None, **rules},
+    )
+    cache = torch.zeros(1, 8, 2, 2 * dim, dtype=dtype, device=DEVICE)
+    if dtype != torch.int8:
+        return PagedLayer(spec, cache, 4)
+    scales = torch.zeros(2, 1, 2, 8, device=DEVICE)
+    return PagedLayer(spec, cache, 4, scales=scales, dtype=torch.float16)
+
+
+class Attention:
+    """Stands in for the kernels: each size takes some seconds, and one computes nonsense."""
+
+    def __init__(self) -> None:
+        self.sizes: list[AttendSize] = []
+        self.broken: AttendSize | None = None
+        self.fastest: AttendSize | None = None
+
+    def attend(self, layer: PagedLayer, query: Tensor, tiles: Tiles) -> Tensor:
+        ((rows, size),) = layer.measured.items()
+        assert rows == (
+            layer.chunk_rows if len(tiles.chunks) else layer.decode_rows
+        ) and bool(len(tiles.chunks)) != bool(len(tiles.decodes))
+        self.sizes.append(size)
+        return torch.full((3,), torch.nan if size == self.broken else 1.0)
+
+    def time(self, run: Callable[[], object]) -> float:
+        run()
+        return 1.0 if self.sizes[-1] == self.fastest else 2.0
+
+
+@pytest.fixture
+def attention(monkeypatch: pytest.MonkeyPatch) -> Attention:
+    found = Attention()
+    monkeypatch.setattr(
+        PagedLayer,
+        "attend",
+        lambda layer, query, tiles: found.attend(layer, query, tiles),
+    )
+    return found
+
+
+def test_decodes_and_chunks_have_sizes_of_their_own(
+    attention: Attention, tmp_path: Path
+) -> None:
+    layer = make_layer()
+    assert (layer.decode_rows, layer.chunk_rows) == (16, 64)
+    decodes, chunks = (list_candidates(rows, 16, 2) for rows in (16, 64))
+    attention.fastest, attention.broken = chunks[1], decodes[2]
+    found = choose_sizes(layer, SizeTable(tmp_path), attention.time)
+    assert found.measured == {16: decodes[0], 64: chunks[1]}
+    assert found.cache is layer.cache
+    count = len(attention.sizes)
+    # At the next start.
+    again = choose_sizes(layer, SizeTable(tmp_path), attention.time)
+    assert again.measured == found.measured and len(attention.sizes) == count
+
+
+def test_other_layers_are_measured_again(attention: Attention, tmp_path: Path) -> None:
+    layers = [
+        make_layer(),
+        make_layer(torch.int8),
+        make_layer(torch.bfloat16),
+        make_layer(dim=32),
+        make_layer(window=4),
+        make_layer(softcap=2.0),
+        replace(make_layer(), num_cores=8),
+    ]
+    for layer in layers:
+        choose_sizes(layer, SizeTable(tmp_path), attention.time)
+    assert len(list(tmp_path.iterdir())) == 2 * len(layers)
+    count = len(attention.sizes)
+    # In float32 there is one size alone.
+    choose_sizes(make_layer(torch.float32), SizeTable(tmp_path), attention.time)
+    assert len(attention.sizes) == count
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int8])
+def test_the_kernels_run_on_the_problems(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure_sizes, "_DECODE_TOKENS", 20)
+    monkeypatch.setattr(measure_sizes, "_CHUNK_TOKENS", 12)
+    outputs: list[Tensor] = []
+
+    def time(run: Callable[[], object]) -> float:
+        output = run()
+        assert isinstance(output, Tensor)
+        outputs.append(output)
+        return float(len(outputs))
+
+    found = choose_sizes(make_layer(dtype), SizeTable(tmp_path), time)
+    # None was passed over, and the first of each was the fastest.
+    assert [each.shape for each in outputs] == [(4, 4, 16)] * 3 + [(12, 4, 16)] * 3
+    assert all(each.isfinite().all() for each in outputs)
+    rounded = {"has_scales": dtype == torch.int8}
+    firsts = {rows: list_candidates(rows, 16, 2, **rounded)[0] for rows in (16, 64)}
+    assert found.measured == firsts
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_sizes_are_measured_on_a_device(dtype: torch.dtype, tmp_path: Path) -> None:
+    layer = replace(make_layer(dtype, dim=128), num_cores=132)
+    found = choose_sizes(layer, SizeTable(tmp_path, 60.0), time_on_device)
+    assert len(found.measured) == len(list(tmp_path.iterdir())) == 2

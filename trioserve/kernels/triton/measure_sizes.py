@@ -1,0 +1,181 @@
+"""The sizes of `attend` for one layer, measured on the device that will run it.
+
+One problem has decodes that fill the device, and one a chunk behind a prefix. Their keys and values
+are too many for the device's cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+import triton
+
+from .paged import PagedLayer
+from .size_table import SizeTable
+from .tiles import Tiles, cut_tiles
+from .widths import AttendSize, list_candidates
+
+# Returns the seconds of one call of a function.
+Timer = Callable[[Callable[[], object]], float]
+
+# Keys and values of as many tokens take 140 MB if a multiprocessor has two programs, and heads
+# have 128 numbers of 16 bits.
+_DECODE_TOKENS = 1024
+# Most new tokens of a chunk, which has a prefix of as many.
+_CHUNK_TOKENS = 2048
+
+_REPEATS, _RUNS = 8, 4
+
+# Sums in another order, rounded to bfloat16.
+_TOLERANCE = 2e-2
+
+
+def choose_sizes(layer: PagedLayer, table: SizeTable, timer: Timer) -> PagedLayer:
+    """Return a layer with the fastest sizes of its programs.
+
+    Args:
+      timer: measures; `time_on_device` does on the current device.
+    """
+    problem: _Problem | None = None
+    outputs: dict[int, Tensor] = {}
+
+    def measure(rows: int, size: AttendSize) -> float:
+        nonlocal problem
+        if problem is None:
+            problem = _Problem.make(layer)
+        run = problem.prepare(rows, size)
+        output = run().float()
+        # Of the size that the device would have without measurements.
+        expected = outputs.setdefault(rows, output)
+        if not (output - expected).norm() <= _TOLERANCE * expected.norm():
+            raise ValueError("its output differs")
+        return timer(run)
+
+    measured = {}
+    for rows in (layer.decode_rows, layer.chunk_rows):
+        candidates = list_candidates(
+            *(rows, layer.width, layer.itemsize), has_scales=layer.scales is not None
+        )
+        measured[rows] = table.choose(
+            f"{_describe(layer)}, {rows} rows",
+            candidates,
+            partial(measure, rows),
+        )
+    return replace(layer, measured=measured)
+
+
+def _describe(layer: PagedLayer) -> str:
+    """Write down all that times depend on, beside the rows of a tile."""
+    spec, device = layer.spec, layer.cache.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    facts = {
+        **layer.sizes,
+        "group": layer.group,
+        "window": spec.window,
+        "has_softcap": spec.softcap is not None,
+        "has_sinks": spec.sinks is not None,
+        "dtype": layer.dtype or layer.cache.dtype,
+        "num_cores": layer.num_cores,
+    }
+    return f"{name}, Triton {triton.__version__}, {facts}"
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """Keys and values of some sequences, and queries of decodes and of a chunk."""
+
+    layer: PagedLayer
+    queries: Tensor
+    decodes: Tiles
+    chunk: Tiles
+
+    @classmethod
+    def make(cls, layer: PagedLayer) -> _Problem:
+        spec, device = layer.spec, layer.cache.device
+        block_size = layer.cache.shape[1]
+        num_seqs = -(-2 * layer.num_cores // spec.num_kv_heads)
+        each = -(-_DECODE_TOKENS // block_size)
+        num_blocks = num_seqs * each
+        chance = torch.Generator(device).manual_seed(0)
+        cache = layer.cache.new_empty((num_blocks, *layer.cache.shape[1:]))
+        if cache.dtype == torch.int8:
+            cache.random_(-127, 128, generator=chance)
+        else:
+            cache.normal_(generator=chance)
+        scales = layer.scales
+        if scales is not None:
+            scales = scales.new_full((2, num_blocks, *scales.shape[2:]), 0.01)
+        num_tokens = min(_CHUNK_TOKENS, num_blocks * block_size // 2)
+        queries = torch.empty(
+            (max(num_seqs, num_tokens), spec.num_heads, spec.key_dim),
+            dtype=layer.dtype or layer.cache.dtype,
+            device=device,
+        ).normal_(generator=chance)
+        blocks = torch.randperm(num_blocks, generator=chance, device=device)
+
+        def cut(tables: Tensor, *rows: _Row) -> Tiles:
+            tiles = cut_tiles(rows, layer.chunk_queries)
+            decodes, chunks = (
+                torch.tensor(each, dtype=torch.int32, device=device).view(-1, 4)
+                for each in tiles
+            )
+            unread = blocks[:0]
+            return Tiles(
+                tables=tables,
+                slots=unread,
+                positions=unread,
+                decodes=decodes,
+                chunks=chunks,
+            )
+
+        return cls(
+            layer=replace(layer, cache=cache, scales=scales, is_windowed=False),
+            queries=queries,
+            decodes=cut(
+                blocks.view(num_seqs, each),
+                *(_Row(slot, _DECODE_TOKENS - 1, 1) for slot in range(num_seqs)),
+            ),
+            chunk=cut(blocks[None], _Row(0, num_tokens, num_tokens)),
+        )
+
+    def prepare(self, rows: int, size: AttendSize) -> Callable[[], Tensor]:
+        """Return a function that attends by programs of a size."""
+        layer = replace(self.layer, measured={rows: size})
+        if rows == layer.chunk_rows:
+            tiles, count = self.chunk, int(self.chunk.chunks[:, 1].sum())
+        else:
+            tiles, count = self.decodes, len(self.decodes.decodes)
+        queries = self.queries[:count]
+        return lambda: layer.attend(queries, tiles)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    slot: int
+    start: int
+    num_tokens: int
+
+
+def time_on_device(run: Callable[[], object]) -> float:
+    """Return the seconds of one call on the current device, without the host's part.
+
+    Args:
+      run: has run before, so that its kernels are compiled.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        for _ in range(_REPEATS):
+            run()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    times = []
+    for _ in range(_RUNS):
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(float(begin.elapsed_time(end)) / 1000 / _REPEATS)
+    return min(times)
