@@ -61,8 +61,10 @@ class Client:
     async def _look(self, reply: Reply) -> None:
         """Look whether the server goes on with a request whose client has left."""
         # While a slow client does not take what the server writes, the server reads no
-        # frame of HTTP/2 that would end the request.
-        is_fast = reply.has_left and not self._plan.is_slow
+        # frame of HTTP/2 that would end the request. Nor does it end one while it writes to
+        # a full connection of HTTP/2, which nobody reads when its last request is given up.
+        is_full = self._plan.is_http2 and self._plan.capacity < 100
+        is_fast = reply.has_left and not self._plan.is_slow and not is_full
         if is_fast and reply.plan.leaves in ("close", "reset", "goaway"):
             await trio.sleep(_RENDER_SECONDS)
             live = self._server.state.live

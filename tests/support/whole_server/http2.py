@@ -125,7 +125,9 @@ class _Link:
     def takes_requests(self) -> bool:
         if not self._is_lost and not self._parts:
             self._look()
-        return not self._is_lost
+        # A server that shuts down takes no more of them.
+        limit = self._h2.remote_settings.max_concurrent_streams
+        return not self._is_lost and limit > 0
 
     def begin(self, request: Request, part: Part) -> int:
         """Write the head of a request; returns the number of its stream."""
