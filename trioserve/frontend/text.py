@@ -174,7 +174,7 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
         with self.renderer.room.enter(num_characters, client.name):
             yield prompts
         # Images and vectors have tokens, too, but no characters.
-        if prompts and not any(prompt.embedded for prompt in prompts):
+        if prompts and not any([prompt.embedded for prompt in prompts]):
             num_tokens = count_tokens(prompts) - num_ids
             self._ratio.learn(num_characters - num_ids, num_tokens)
 

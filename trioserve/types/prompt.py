@@ -70,4 +70,4 @@ class Prompt:
 
 def count_tokens(prompts: Iterable[Prompt]) -> int:
     """Return the number of tokens of prompts together."""
-    return sum(len(prompt.token_ids) for prompt in prompts)
+    return sum([len(prompt.token_ids) for prompt in prompts])

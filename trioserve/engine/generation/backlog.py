@@ -187,7 +187,7 @@ class Backlog(ClientBacklog):
             if name != client.name
         )
         left = float(num_slots)
-        weights = client.weight + sum(weight for _, weight in others)
+        weights = client.weight + sum([weight for _, weight in others])
         for level, weight in others:
             if level * weights >= left:
                 break

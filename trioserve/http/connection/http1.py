@@ -193,11 +193,6 @@ class GuardedH11(H11Protocol):
             )
 
     @property
-    def has_request(self) -> bool:
-        """True if a request has begun and was not answered."""
-        return self.stream is not None
-
-    @property
     def has_pipelined(self) -> bool:
         return bool(self.connection.trailing_data[0])
 

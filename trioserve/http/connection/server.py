@@ -259,7 +259,7 @@ class GuardedServer(TCPServer):
             if isinstance(protocol, GuardedH11) and protocol.is_far_ahead:
                 await trio.sleep_forever()
             data = await self._receive()
-        if data and isinstance(protocol, GuardedH11) and not protocol.has_request:
+        if data and isinstance(protocol, GuardedH11) and protocol.stream is None:
             await wait_turn(data)
         if self._has_ended:
             return False
