@@ -24,11 +24,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 # Modules that hold or launch kernels for GPUs, and are imported where one is used.
-_PARTS = ("adapters", "decoder", "layer", "low_bits", "mixers")
-_KERNELS = ("activate", "attend", "attend_latents", "convolve", "draw", "norm")
-_KERNELS += ("grouped", "low_rank", "multiply", "penalize", "read_tile", "recur")
-_KERNELS += ("rotate", "route")
-_DOORS = ("adapters", "experts", "measure_sizes", "paged", "paged_latents", "products")
+_PARTS = ("adapters", "decode_check", "decoder", "layer", "low_bits", "mixers")
+_KERNELS = ("activate", "attend", "attend_latents", "choose_plain", "convolve")
+_KERNELS += ("draw", "grouped", "low_rank", "multiply", "norm", "penalize")
+_KERNELS += ("read_tile", "recur", "rotate", "route", "take_in")
+_DOORS = ("adapters", "decodes", "experts", "measure_sizes", "paged")
+_DOORS += ("paged_latents", "products")
 _DOORS += ("sampling", "states", "steps")
 NEED_TRITON = {
     "trioserve/model/sampling/triton_operators.py",

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -40,7 +41,7 @@ def test_a_model_that_takes_no_positions_is_refused(
 
     def forget_positions(*arguments: Any, **more: Any) -> Any:
         inputs = lay_out(*arguments, **more)
-        return replace(inputs, position_ids=torch.zeros_like(inputs.position_ids))
+        return replace(inputs, positions=np.zeros_like(inputs.positions))
 
     monkeypatch.setattr(check_modules, "lay_out", forget_positions)
     with pytest.raises(UnsupportedModel, match="it computes other numbers than alone"):

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from trioserve.model.sampling.host_copy import HostBuffers, HostCopier, copy_to_host
+from trioserve.model.device.host_buffers import HostBuffers
+from trioserve.model.sampling.host_copy import HostCopier, copy_to_host
 
 
 class Event:

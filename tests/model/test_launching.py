@@ -107,8 +107,13 @@ def answer_all(
     num_blocks: int,
     budget: int = 16,
     runner_type: type[ModelRunner] = ModelRunner,
+    is_warm: bool = False,
 ) -> tuple[dict[int, Answer], int]:
-    """Run a scheduler and a runner as the engine does; also count the preemptions."""
+    """Run a scheduler and a runner as the engine does; also count the preemptions.
+
+    Args:
+      is_warm: on a GPU, decodes run in graphs.
+    """
     scheduler = Scheduler(
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
@@ -124,6 +129,8 @@ def answer_all(
         max_model_len=40,
         logits_processors=(NoRepeat, Counting),
     )
+    if is_warm:
+        runner.warm_up()
     rng = random.Random(5)
     for number, sampling in enumerate(samplings):
         prompt = rng.choices(range(3, 97), k=rng.choice((1, 3, 8, 23)))
@@ -187,7 +194,11 @@ def test_output_is_the_same_with_steps_launched_ahead(
     # A server has two steps in flight.
     for depth, num_blocks in ((2, 10), (3, 96)):
         answers, num_preemptions = answer_all(
-            model, EVERYTHING, depth=depth, num_blocks=num_blocks
+            model,
+            EVERYTHING,
+            depth=depth,
+            num_blocks=num_blocks,
+            is_warm=device == "cuda",
         )
         assert (num_preemptions > 0) == (num_blocks == 10)
         assert_same(answers, expected)
@@ -230,7 +241,12 @@ def test_nothing_on_a_steps_way_waits_for_the_device(
                 return launch(self, plan)
 
     answers, num_preemptions = answer_all(
-        tiny("llama", device), samplings, depth=2, num_blocks=10, runner_type=Watched
+        tiny("llama", device),
+        samplings,
+        depth=2,
+        num_blocks=10,
+        runner_type=Watched,
+        is_warm=device == "cuda",
     )
     assert num_preemptions > 0
     assert all(answer.token_ids for answer in answers.values())

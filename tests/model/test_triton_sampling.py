@@ -14,7 +14,11 @@ from torch import Tensor
 
 require_triton()
 
-from trioserve.kernels.triton.sampling import choose_tokens  # noqa: E402
+from trioserve.kernels.triton.sampling import (  # noqa: E402
+    Kept,
+    choose_plain,
+    choose_tokens,
+)
 from trioserve.model.sampling.choice import Choice, prepare_choice  # noqa: E402
 from trioserve.model.sampling.choose_operators import (  # noqa: E402
     choose_operators,
@@ -138,6 +142,36 @@ def test_rows_of_mixed_settings_get_the_tokens_of_torch(vocab_size: int) -> None
     assert choose(TritonOperators(DEVICE), logits, choices) == expected
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocab_size", [1, 257, 4099])
+def test_plain_rows_get_the_tokens_of_torch(
+    vocab_size: int, dtype: torch.dtype
+) -> None:
+    """In 16 bits many logits are equal, and the first of them wins."""
+    samplings = GREEDY, MIXED[1], GREEDY, SamplingParams()
+    logits = draw_logits(4, vocab_size).to(dtype)
+    choices, counts = prepare(samplings, vocab_size), [3] * 4
+    chosen = TritonOperators(DEVICE).choose_plain(logits, choices, counts)
+    assert chosen.tolist() == choose(ORACLE, logits.float(), choices)
+    assert torch.equal(chosen, ORACLE.choose_plain(logits, choices, counts))
+    assert torch.equal(logits, draw_logits(4, vocab_size).to(dtype))
+
+
+def test_tokens_of_a_captured_step_go_to_their_places_and_slots() -> None:
+    logits = draw_logits(4, 300)
+    best = logits.argmax(dim=-1).tolist()
+    last = torch.full((6,), -7, device=DEVICE)
+    kept = Kept(
+        places=torch.tensor([1, -1, 0, -1], dtype=torch.int32, device=DEVICE),
+        slots=torch.tensor([5, 2, 3, -1], device=DEVICE),
+        last_tokens=last,
+    )
+    none = torch.zeros(4, device=DEVICE)
+    chosen = choose_plain(logits, none, none.long(), kept)
+    assert chosen[:2].tolist() == [best[2], best[0]]
+    assert last.tolist() == [-7, -7, -7, best[2], -7, best[0]]
+
+
 def test_a_large_nucleus_is_drawn_from_too() -> None:
     """All tokens are nearly as likely, so thousands are listed, in several parts."""
     samplings = (SamplingParams(top_p=0.99), SamplingParams(top_k=4500, top_p=0.5))
@@ -228,10 +262,10 @@ def test_broken_logits_draw_some_token(broken: float) -> None:
     samplings = (GREEDY, SamplingParams(), SamplingParams(top_p=0.5, min_p=0.1))
     for logits in (torch.full((3, 70), broken), draw_logits(3, 70).cpu()):
         logits[:, 7] = broken
-        chosen = choose(
-            TritonOperators(DEVICE), logits.to(DEVICE), prepare(samplings, 70)
-        )
-        assert all(0 <= token_id < 70 for token_id in chosen)
+        operators, choices = TritonOperators(DEVICE), prepare(samplings, 70)
+        chosen = choose(operators, logits.to(DEVICE), choices)
+        plain = operators.choose_plain(logits[:2].to(DEVICE), choices[:2], [0, 0])
+        assert all(0 <= token_id < 70 for token_id in (*chosen, *plain.tolist()))
 
 
 def test_a_sampler_samples_the_same_with_them_and_waits_for_nothing(
@@ -267,6 +301,10 @@ def test_operators_are_compared_before_they_are_used() -> None:
         def choose(self, *arguments: Any) -> Tensor:
             return super().choose(*arguments).flip(0)
 
+    class OtherPlain(TorchOperators):
+        def choose_plain(self, *arguments: Any) -> Tensor:
+            return super().choose_plain(*arguments).flip(0)
+
     class Forgetful(TorchOperators):
         def penalize(self, scores: Tensor, repeated: RepeatedTokens) -> None:
             """Lower nothing."""
@@ -278,10 +316,11 @@ def test_operators_are_compared_before_they_are_used() -> None:
     scans = TorchScans()
     found = [
         find_disagreement(kind(scans, DEVICE), ORACLE, DEVICE, 40)
-        for kind in (TorchOperators, Other, Forgetful, Failing)
+        for kind in (TorchOperators, Other, OtherPlain, Forgetful, Failing)
     ]
     assert found == [
         None,
+        "it samples other tokens",
         "it samples other tokens",
         "its penalties differ",
         "it fails: no such instruction",

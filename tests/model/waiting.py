@@ -88,7 +88,8 @@ class _RefuseCalls(_Refusing, TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if name in _READING:
+        # Pinned memory is the host's.
+        if name in _READING and not args[0].is_pinned():
             self.refuse(name)
         if name == "__setitem__" and self._sends_number(*args[1:]):
             self.refuse("a number written to places that a tensor names")

@@ -152,7 +152,7 @@ class ModelRunner:
         # Images are encoded here, with the attention of their own encoder.
         arguments = self._read(plan, inputs)
         rows = self._writer.select(plan, inputs)
-        output = layers.compute(arguments, rows.tokens)
+        output = layers.compute(arguments, rows.tokens, rows.plain)
         if copies is not None:
             copies.save(plan.rows)
         return self._writer.write(plan, rows, output)
@@ -226,14 +226,18 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _prepare(self) -> None:
-        self._layers.prepare(len(self._tables.block_ids))
+        self._layers.prepare(
+            len(self._tables.last_token_ids), chooses=self._writer.is_capturable
+        )
 
     def _read(self, plan: StepPlan, inputs: StepInputs) -> dict[str, Tensor]:
-        """Return the model's arguments: the input of its first layer, and positions."""
-        positions = inputs.position_ids
+        """Return the model's arguments, besides the tokens of the step at their places."""
+        arguments = self._reader.read(plan, inputs)
         if self._grid is not None:
-            positions = self._grid.place(plan, inputs)
-        return {**self._reader.read(plan, inputs), "position_ids": positions}
+            placed = self._grid.place(plan, inputs)
+            if placed is not None:
+                arguments["position_ids"] = placed
+        return arguments
 
 
 def _make_grid(model: LoadedModel) -> GridPositions | None:

@@ -12,7 +12,13 @@ import sys
 from compiling import compile_for
 import torch
 
-from trioserve.kernels.triton.sampling import choose_tokens, lower_repeated
+from trioserve.kernels.triton.decodes import NewBlocks, take_tokens
+from trioserve.kernels.triton.sampling import (
+    Kept,
+    choose_plain,
+    choose_tokens,
+    lower_repeated,
+)
 
 
 def main(capability: int, vocab_size: int) -> None:
@@ -26,6 +32,12 @@ def main(capability: int, vocab_size: int) -> None:
         counts = torch.zeros(2, vocab_size, dtype=torch.int32)
         penalties = torch.zeros(3, num_rows)
         lower_repeated(scores, places, rows, counts, counts.bool(), penalties)
+        # As a captured step calls them.
+        slots, last = torch.zeros(2, 64, dtype=torch.int64)
+        new = NewBlocks(table=last[:, None], places=slots, block_ids=slots)
+        take_tokens(slots[:num_rows], slots, last, [new])
+        kept = Kept(places=slots.int(), slots=slots, last_tokens=last)
+        choose_plain(scores.bfloat16(), penalties[0], slots, kept)
 
 
 if __name__ == "__main__":

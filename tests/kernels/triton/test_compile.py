@@ -38,6 +38,7 @@ STORED_KERNELS = {"multiply", "add_splits", "restore"}
 STATE_KERNELS = {"convolve", "recur", "weigh_and_normalize"}
 EXPERT_KERNELS = {"route", "group_pairs", "multiply_pairs", "sum_pairs"}
 SAMPLING_KERNELS = {"find_peaks", "sum_levels", "list_tokens", "draw", "penalize"}
+SAMPLING_KERNELS |= {"take_in", "scan_part", "take_best"}
 
 
 def compile_kernels(

@@ -6,9 +6,12 @@ convolve, recur                   the kernels of layers that keep a state
 low_rank                          the kernels of adapters
 route, grouped                    the kernels of experts
 read_tile, multiply               the kernels of weights in fewer bits than 16
+draw, penalize, choose_plain      the kernels of the sampler
+take_in                           the begin of a captured step
 paged, paged_latents              the kernels of attention, called with tensors
 adapters, experts, products,
-  states, steps                   the other kernels, called with tensors
+  states, steps, sampling,
+  decodes                         the other kernels, called with tensors
 stored                            weights in fewer bits, as kernels read them
 tiles                             the tokens of a step, cut for the kernels
 

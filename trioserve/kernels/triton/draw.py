@@ -80,12 +80,23 @@ def read_word(settings, row):
 
 
 @triton.jit
-def add_noise(scaled, is_kept, tokens, settings, row, num_rows):
-    """Return scaled logits with the noise of their tokens; -inf for dropped tokens."""
+def read_key(settings, row, num_rows):
+    """Return both halves of a row's key."""
+    low = read_word(settings, KEY_LOW * num_rows + row)
+    return low, read_word(settings, KEY_HIGH * num_rows + row)
+
+
+@triton.jit
+def add_noise(scaled, is_kept, tokens, low, high):
+    """Return scaled logits with the noise of their tokens; -inf for dropped tokens.
+
+    Args:
+      low, high: the halves of the row's key, uint32
+    """
     # scans.make_noise, in the same order.
-    bits = tokens.to(tl.uint32) ^ read_word(settings, KEY_LOW * num_rows + row)
+    bits = tokens.to(tl.uint32) ^ low
     bits = (bits ^ (bits >> 16)) * 0x21F0AAAD
-    bits ^= read_word(settings, KEY_HIGH * num_rows + row)
+    bits ^= high
     bits = (bits ^ (bits >> 15)) * 0xD35A2D97
     bits = (bits ^ (bits >> 15)) >> 1
     uniform = (bits.to(tl.int32).to(tl.float32) + 0.5) * 4.656612873077393e-10
@@ -190,7 +201,8 @@ def sum_levels(
     )
     way = tl.load(settings + WAY * num_rows + row)
     if way == ALL:
-        values = add_noise(scaled, is_kept, tokens, settings, row, num_rows)
+        low, high = read_key(settings, row, num_rows)
+        values = add_noise(scaled, is_kept, tokens, low, high)
         largest, token = find_first(values, tokens, VOCABULARY)
         tl.store(raced + row * NUM_PARTS + part, largest)
         tl.store(best + row * NUM_PARTS + part, token)
@@ -387,7 +399,8 @@ def race_listed(
         is_equal = (inside & (here == key)).to(tl.int64)
         is_kept = (is_equal > 0) & (before + tl.cumsum(is_equal, 0) <= num_equal)
         is_kept = is_kept | (inside & (here > key))
-        value = add_noise(from_key(here), is_kept, token, settings, row, num_rows)
+        low, high = read_key(settings, row, num_rows)
+        value = add_noise(from_key(here), is_kept, token, low, high)
         # Tokens are listed in the order of the vocabulary, so the first of equals stays.
         is_larger = value > values
         values = tl.where(is_larger, value, values)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from . import draw as kernels
+from .choose_plain import scan_part, take_best
 from .penalize import penalize
 from .widths import round_up
 
@@ -78,6 +81,65 @@ def choose_tokens(scores: Tensor, settings: Tensor, *, has_cut: bool) -> Tensor:
         LEVELS=levels,
         BLOCK=min(_BLOCK, part),
         num_warps=_WARPS,
+    )
+    return chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Where the tokens of a captured step go.
+
+    Attributes:
+      places: (num_rows,) int32, of each row's token among the chosen; below 0 for rows
+        without a token
+      slots: (num_rows,) int64
+      last_tokens: (num_slots,) int64
+    """
+
+    places: Tensor
+    slots: Tensor
+    last_tokens: Tensor
+
+
+def choose_plain(
+    logits: Tensor, temperatures: Tensor, keys: Tensor, kept: Kept | None = None
+) -> Tensor:
+    """Choose the next token of each row by its temperature alone.
+
+    Args:
+      logits: (num_rows, vocab_size) of any float type; the numbers of a row are neighbours
+      temperatures: (num_rows,) float32; 0 takes the likeliest token
+      keys: (num_rows,) int64, of the noise; greedy rows have any
+      kept: where tokens go; by default to their rows' places.
+
+    Returns:
+      (num_rows,) int64
+    """
+    num_rows, vocab_size = logits.shape
+    part = min(_PART, round_up(vocab_size))
+    num_parts = -(-vocab_size // part)
+    peaks = logits.new_empty((num_rows, num_parts), dtype=torch.float32)
+    best = logits.new_empty((num_rows, num_parts), dtype=torch.int32)
+    chosen = logits.new_empty(num_rows, dtype=torch.int64)
+    places = best if kept is None else kept.places
+    scan_part[num_rows, num_parts](
+        *(logits, temperatures, keys, places, peaks, best, logits.stride(0)),
+        VOCABULARY=vocab_size,
+        PART=part,
+        HAS_PLACES=kept is not None,
+        num_warps=_WARPS,
+    )
+    take_best[num_rows,](
+        *(peaks, best, places),
+        # Nobody reads these two without places.
+        best if kept is None else kept.slots,
+        chosen if kept is None else kept.last_tokens,
+        chosen,
+        VOCABULARY=vocab_size,
+        NUM_PARTS=num_parts,
+        WIDTH=round_up(num_parts),
+        HAS_PLACES=kept is not None,
+        num_warps=1,
     )
     return chosen
 

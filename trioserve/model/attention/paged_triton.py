@@ -11,13 +11,13 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ...kernels.triton.tiles import TILE_NUMBERS, Tiles, cut_tiles
 from ...kernels.triton.widths import MAX_LATENT_DIM, MAX_SHARED_DIM
 from ...types.plan import StepRow
-from ..device.tensors import send_ids
 from ..step.layout import StepInputs
 from ..step.slots import SlotTables
 from .backend import PagedModel
@@ -91,9 +91,8 @@ class TritonAttention:
     def cut(self, step: StepInputs) -> Tiles:
         """Cut the tokens of a step into tiles."""
         decodes, chunks = cut_tiles(step.rows, self._num_queries)
-        device = step.slot_ids.device
-        numbers = [number for tile in (*decodes, *chunks) for number in tile]
-        tiles = send_ids(numbers, device).to(torch.int32).view(-1, TILE_NUMBERS)
+        numbers = np.array([*decodes, *chunks], dtype=np.int32)
+        tiles = step.numbers.add(numbers.reshape(-1, TILE_NUMBERS)).get()
         return Tiles(
             tables=self._tables.block_ids,
             window_tables=self._tables.window_ids,

@@ -1,1 +1,1 @@
-"""The device of a model: tensors and threads."""
+"""The device of a model: tensors, threads, and numbers on their way to it."""

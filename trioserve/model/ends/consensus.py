@@ -16,6 +16,7 @@ from ..device.tensors import send_ids
 from ..sampling.launched import LaunchedStep
 from ..sampling.selecting import LogitRows, LogitSelector
 from ..shards.group import TensorGroup
+from ..step.plain import StepOutput
 from ..step.slots import SlotTables
 from .protocols import StepWriter
 
@@ -40,20 +41,26 @@ class SendingWriter:
         self.begin = sampling.begin
         self.find_skipped = sampling.find_skipped
         self.select = sampling.select
+        self.is_capturable = sampling.is_capturable
 
-    def write(self, plan: StepPlan, rows: LogitRows, output: Tensor) -> LaunchedStep:
+    def write(
+        self, plan: StepPlan, rows: LogitRows, output: StepOutput
+    ) -> LaunchedStep:
         launched = self._sampling.write(plan, rows, output)
         slots = list_slots(plan)
         token_ids = None
         if slots:
             # Not the tokens of the step: the slot of a skipped row keeps its last token.
-            token_ids = self._tables.last_token_ids[send_ids(slots, output.device)]
+            last = self._tables.last_token_ids
+            token_ids = last[send_ids(slots, last.device)]
         self._send(plan, token_ids)
         return launched
 
 
 class FollowingWriter:
     """The StepWriter of the other processes: it receives the tokens of the first one."""
+
+    is_capturable = False
 
     def __init__(self, tables: SlotTables, group: TensorGroup) -> None:
         self._tables = tables
@@ -65,11 +72,14 @@ class FollowingWriter:
     def find_skipped(self, plan: StepPlan) -> Collection[int]:
         raise NotImplementedError("layers with states are not split")
 
-    def write(self, plan: StepPlan, rows: LogitRows, output: Tensor) -> LaunchedStep:
+    def write(
+        self, plan: StepPlan, rows: LogitRows, output: StepOutput
+    ) -> LaunchedStep:
         slots = list_slots(plan)
         if slots:
-            slot_ids = send_ids(slots, output.device)
-            token_ids = self._tables.last_token_ids[slot_ids]
+            last = self._tables.last_token_ids
+            slot_ids = send_ids(slots, last.device)
+            token_ids = last[slot_ids]
             self._group.broadcast(token_ids)
             self._tables.keep_sampled(slot_ids, token_ids)
         return LaunchedStep(step_id=plan.step_id)

@@ -16,6 +16,7 @@ from ..sampling.extensions import Extensions
 from ..sampling.launched import LaunchedStep
 from ..sampling.selecting import LogitRows
 from ..step.layout import StepInputs
+from ..step.plain import StepOutput
 from ..step.slots import SlotTables
 
 
@@ -30,11 +31,21 @@ class StepReader(Protocol):
 
         Args:
           plan: it has rows.
+
+        Returns:
+          none if the layers read the step's tokens alone
         """
 
 
 class StepWriter(Protocol):
-    """Uses the output of a model's last layer."""
+    """Uses the output of a model's last layer.
+
+    Attributes:
+      is_capturable: captured steps may choose tokens for the plain rows of `select`.
+    """
+
+    @property
+    def is_capturable(self) -> bool: ...
 
     def begin(self, plan: StepPlan) -> None:
         """Take in the starts and ends of a plan; called for every plan, in their order."""
@@ -49,12 +60,14 @@ class StepWriter(Protocol):
     def select(self, plan: StepPlan, inputs: StepInputs) -> LogitRows:
         """Return the tokens whose logits a step needs: none before the last stage."""
 
-    def write(self, plan: StepPlan, rows: LogitRows, output: Tensor) -> LaunchedStep:
+    def write(
+        self, plan: StepPlan, rows: LogitRows, output: StepOutput
+    ) -> LaunchedStep:
         """Use the output of a step.
 
         Args:
           rows: from `select`.
-          output: the result of LoadedModel.compute for them.
+          output: the result of StepLayers.compute for them.
         """
 
 

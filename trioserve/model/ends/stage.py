@@ -22,6 +22,7 @@ from ..sampling.selecting import LogitRows
 from ..stages.links import StageLinks
 from ..stages.stage import LoadedStage
 from ..step.layout import StepInputs
+from ..step.plain import StepOutput
 from ..step.slots import SlotTables
 from .consensus import SendingWriter
 from .protocols import StepReader, StepWriter
@@ -60,7 +61,7 @@ class _FirstReader:
     def __init__(
         self, model: LoadedStage, tables: SlotTables, links: StageLinks
     ) -> None:
-        self._tokens = TokenReader(model, tables)
+        self._tokens = TokenReader(model)
         self._tables = tables
         self._links = links
         # The engine has at most one more step in flight than there are stages.
@@ -106,6 +107,8 @@ class _LaterReader:
 class _EarlierWriter:
     """Sends hidden states to the next stage; samples nothing."""
 
+    is_capturable = False
+
     def __init__(self, links: StageLinks) -> None:
         self._links = links
 
@@ -119,6 +122,9 @@ class _EarlierWriter:
     def select(self, plan: StepPlan, inputs: StepInputs) -> LogitRows:
         return LogitRows()
 
-    def write(self, plan: StepPlan, rows: LogitRows, output: Tensor) -> LaunchedStep:
+    def write(
+        self, plan: StepPlan, rows: LogitRows, output: StepOutput
+    ) -> LaunchedStep:
+        assert isinstance(output, Tensor), "a stage without a head chooses nothing"
         self._links.send_hidden(plan, output)
         return LaunchedStep(step_id=plan.step_id)

@@ -15,7 +15,7 @@ class WholeModelEnds:
     """The ends of a model whose layers are all here."""
 
     def make_reader(self, model: LoadedModel, tables: SlotTables) -> StepReader:
-        return TokenReader(model, tables)
+        return TokenReader(model)
 
     def make_writer(
         self, model: LoadedModel, tables: SlotTables, extensions: Extensions

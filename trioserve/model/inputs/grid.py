@@ -42,22 +42,22 @@ class GridPositions:
         if any(item.kind == "image" for item in start.embedded):
             self._slots[start.slot] = _Shifts(start, self._merge_size)
 
-    def place(self, plan: StepPlan, inputs: StepInputs) -> Tensor:
+    def place(self, plan: StepPlan, inputs: StepInputs) -> Tensor | None:
         """Return the positions of a step's tokens.
 
         Returns:
-          (3, 1, num_tokens) int64: time, height and width; or inputs.position_ids, if
-          the step has no image and no text after one
+          (3, 1, num_tokens) int64: time, height and width; None if the step has no image and
+          no text after one
         """
         if not self._slots:
-            return inputs.position_ids
+            return None
         indices, shifts = [], []
         for row, first in zip(plan.rows, inputs.first_tokens):
             if (slot := self._slots.get(row.slot)) is not None:
                 indices.append(torch.arange(first, first + row.num_tokens))
                 shifts.append(slot.read(row.start, row.end))
         if not shifts:
-            return inputs.position_ids
+            return None
         device = inputs.position_ids.device
         return inputs.position_ids.repeat(3, 1, 1).index_add_(
             2,

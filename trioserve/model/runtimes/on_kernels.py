@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -12,6 +12,7 @@ from ...types.plan import StepRow
 from ..adapters.description import LayerAdapters
 from ..states.pool import StateCopies
 from ..step.layout import StepInputs
+from ..step.plain import PlainRows, StepOutput
 from ..step.scans import Scans
 from ..step.slots import SlotTables
 
@@ -21,18 +22,50 @@ class LayersOnKernels(Protocol):
 
     Attributes:
       copies, adapters: as in Layers (layers.py).
+      reads_tokens: `replay` looks up the vectors of tokens itself.
     """
 
     @property
     def copies(self) -> StateCopies | None: ...
     @property
     def adapters(self) -> LayerAdapters: ...
+    @property
+    def reads_tokens(self) -> bool: ...
 
     def order(self, rows: Sequence[StepRow]) -> list[int]:
         """Return the order of rows among the flat tokens that is fastest to read."""
 
-    def prepare(self, max_num_seqs: int) -> None:
-        """Get ready to run decodes of up to so many sequences, before any comes."""
+    def prepare(
+        self,
+        max_num_seqs: int,
+        *,
+        embed: Callable[[Tensor], Tensor] | None = None,
+        chooses: bool = False,
+    ) -> None:
+        """Get ready to run decodes of up to so many sequences, before any comes.
+
+        Args:
+          embed: returns the vectors of tokens; None if the layers get vectors.
+          chooses: see Layers.prepare.
+        """
+
+    def replay(
+        self,
+        inputs: StepInputs,
+        tokens: Sequence[int],
+        vectors: Tensor | None = None,
+        plain: PlainRows | None = None,
+    ) -> StepOutput | None:
+        """Run a step of single tokens by a graph; None if there is none for it.
+
+        Args:
+          tokens, vectors: as in `run`; vectors are None if reads_tokens, and all tokens are at
+            their places.
+          plain: of the rows of `tokens`; the numbers by which next tokens may be chosen.
+
+        Returns:
+          as `run`; or the next tokens
+        """
 
     def run(
         self,

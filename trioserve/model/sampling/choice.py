@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...types.plan import SlotStart
-from ...types.sampling import SamplingParams
-from ..device.tensors import send_floats, send_ids
+from ...types.sampling import EACH_RULE, SamplingParams
+from ..device.numbers import StepNumbers
+from ..device.tensors import send_ids
+
+# More outputs than any sequence has.
+NEVER = 2**63 - 1
+
+_PLAIN = SamplingParams()
 
 # A division by a smaller temperature overflows: vLLM's _SAMPLING_EPS.
 _LOWEST_TEMPERATURE = 1e-5
@@ -30,6 +37,8 @@ class Choice:
       is_greedy: always take the likeliest token.
       is_cut: top_k or top_p excludes some tokens.
       has_exclusions: a parameter may exclude tokens in any step.
+      plain_from: number of outputs from which the raw logits and the temperature alone decide,
+        unless the next token would complete a bad word; NEVER if they never do.
     """
 
     sampling: SamplingParams
@@ -44,6 +53,7 @@ class Choice:
     is_cut: bool
     has_penalties: bool
     has_exclusions: bool
+    plain_from: int
 
     @property
     def way(self) -> tuple[bool, bool]:
@@ -67,18 +77,6 @@ class Choice:
             names.insert(0, sampling.grammar.param)
         return names
 
-    def is_argmax(self, num_outputs: int) -> bool:
-        """Return whether the largest raw logit wins unless it completes a bad word."""
-        return (
-            self.is_greedy
-            and self.sampling.logprobs is None
-            and not self.has_penalties
-            and not len(self.bias_ids)
-            and not len(self.banned_ids)
-            and self.excluded is None
-            and not self.holds_back_stops(num_outputs)
-        )
-
 
 def prepare_choice(start: SlotStart, vocab_size: int, device: torch.device) -> Choice:
     """Send the parameters of a sequence to the device."""
@@ -88,17 +86,39 @@ def prepare_choice(start: SlotStart, vocab_size: int, device: torch.device) -> C
     banned = [word[0] for word in sampling.bad_words if len(word) == 1]
     stops = [i for i in start.stop_token_ids if 0 <= i < vocab_size]
     top_k = sampling.top_k if sampling.top_k > 0 else vocab_size
+    is_greedy = sampling.temperature < _LOWEST_TEMPERATURE
+    is_cut = top_k < vocab_size or sampling.top_p < 1.0
+    numbers = StepNumbers(device)
+    sent = [
+        numbers.add(np.array(values, dtype=dtype))
+        for values, dtype in (
+            ([token_id for token_id, _ in bias], np.int64),
+            ([value for _, value in bias], np.float32),
+            ([i for i in banned if 0 <= i < vocab_size], np.int64),
+            (stops, np.int64),
+        )
+    ]
+    plain_from = sampling.min_tokens if stops else 0
+    if (
+        (not is_greedy and _has_rules(sampling))
+        or sampling.logprobs is not None
+        or sampling.allowed_token_ids
+        or has_penalties(sampling)
+        or bias
+        or banned
+    ):
+        plain_from = NEVER
     return Choice(
         sampling=sampling,
         seed=start.seed,
-        bias_ids=send_ids([token_id for token_id, _ in bias], device),
-        bias=send_floats([value for _, value in bias], device),
-        banned_ids=send_ids([i for i in banned if 0 <= i < vocab_size], device),
+        bias_ids=sent[0].get(),
+        bias=sent[1].get(),
+        banned_ids=sent[2].get(),
         excluded=_exclude_others(sampling.allowed_token_ids, vocab_size, device),
-        stop_ids=send_ids(stops, device),
+        stop_ids=sent[3].get(),
         top_k=min(top_k, vocab_size),
-        is_greedy=sampling.temperature < _LOWEST_TEMPERATURE,
-        is_cut=top_k < vocab_size or sampling.top_p < 1.0,
+        is_greedy=is_greedy,
+        is_cut=is_cut,
         has_penalties=has_penalties(sampling),
         has_exclusions=bool(
             sampling.allowed_token_ids
@@ -106,6 +126,7 @@ def prepare_choice(start: SlotStart, vocab_size: int, device: torch.device) -> C
             or sampling.logits_processors
             or sampling.grammar
         ),
+        plain_from=plain_from,
     )
 
 
@@ -115,6 +136,12 @@ def has_penalties(sampling: SamplingParams) -> bool:
         or sampling.presence_penalty != 0.0
         or sampling.frequency_penalty != 0.0
     )
+
+
+def _has_rules(sampling: SamplingParams) -> bool:
+    """Return whether more than the temperature changes the probabilities of tokens."""
+    names = EACH_RULE.keys() - {"temperature"}
+    return any(getattr(sampling, name) != getattr(_PLAIN, name) for name in names)
 
 
 def _exclude_others(

@@ -112,9 +112,12 @@ def find_disagreement(
             each.penalize(scores, repeated)
             lowered.append(scores.clone())
             chosen.append(each.choose(scores, choices, [0] * len(choices)))
+            plain = [choice for choice in choices if not choice.plain_from]
+            counts = [0] * len(plain)
+            chosen.append(each.choose_plain(lowered[-1][: len(plain)], plain, counts))
         if not agree_singly(*lowered):
             return "its penalties differ"
-        expected, actual = (each.tolist() for each in chosen)
+        expected, actual = (torch.cat(chosen[i : i + 2]).tolist() for i in (0, 2))
     except Exception as error:
         return describe_failure(error)
     if expected != actual:

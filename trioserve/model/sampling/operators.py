@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..device.tensors import send_floats, send_ids
+from ..step.plain import PlainRows
 from ..step.scans import Scans
 from .choice import Choice
 from .draw import draw_from_best, drop_unlikely, make_key
@@ -38,7 +40,14 @@ class RepeatedTokens:
 
 
 class SamplingOperators(Protocol):
-    """Operators over logits, (num_rows, vocab_size) float32."""
+    """Operators over logits, (num_rows, vocab_size) float32.
+
+    Attributes:
+      is_capturable: the kernels of choose_plain may choose in captured steps.
+    """
+
+    @property
+    def is_capturable(self) -> bool: ...
 
     def penalize(self, scores: Tensor, repeated: RepeatedTokens) -> None:
         """Lower the logits of tokens that came before, in place.
@@ -60,9 +69,23 @@ class SamplingOperators(Protocol):
           (num_rows,) int64
         """
 
+    def choose_plain(
+        self, logits: Tensor, choices: Sequence[Choice], num_outputs: Sequence[int]
+    ) -> Tensor:
+        """Choose the same for rows that are plain (Choice.plain_from).
+
+        Args:
+          logits: (num_rows, vocab_size) of any float type; not changed
+
+        Returns:
+          (num_rows,) int64
+        """
+
 
 class TorchOperators:
     """The SamplingOperators of any device."""
+
+    is_capturable = False
 
     def __init__(self, scans: Scans, device: torch.device) -> None:
         self._scans = scans
@@ -94,6 +117,13 @@ class TorchOperators:
                 [num_outputs[row] for row in rows],
             )
         return token_ids
+
+    def choose_plain(
+        self, logits: Tensor, choices: Sequence[Choice], num_outputs: Sequence[int]
+    ) -> Tensor:
+        if all(choice.is_greedy for choice in choices):
+            return self._scans.find_best(logits)
+        return self.choose(logits.to(torch.float32, copy=True), choices, num_outputs)
 
     def _choose_alike(
         self, scores: Tensor, choices: Sequence[Choice], num_outputs: Sequence[int]
@@ -130,6 +160,19 @@ class TorchOperators:
 
     def _send_floats(self, values: list[float]) -> Tensor:
         return send_floats(values, self._device)
+
+
+def list_plain(choices: Sequence[Choice], num_outputs: Sequence[int]) -> PlainRows:
+    """Return the numbers of rows that are plain."""
+    plain = PlainRows(
+        temperatures=np.zeros(len(choices), dtype=np.float32),
+        keys=np.zeros(len(choices), dtype=np.int64),
+    )
+    for row, (choice, count) in enumerate(zip(choices, num_outputs, strict=True)):
+        if not choice.is_greedy:
+            plain.temperatures[row] = choice.sampling.temperature
+            plain.keys[row] = make_key(choice.seed, count)
+    return plain
 
 
 def list_keys(choices: Sequence[Choice], num_outputs: Sequence[int]) -> list[int]:

@@ -73,6 +73,10 @@ class ReasoningBudgets:
         self._left[row].fill_(left)
         self._write(row, automaton)
 
+    def has_any(self, slots: list[int]) -> bool:
+        """Return whether one of these slots has a budget."""
+        return self._rows.has_any(slots)
+
     def force(self, slots: list[int], token_ids: Tensor) -> None:
         """Replace, in place, the chosen tokens of sequences whose budget is used up.
 

@@ -15,6 +15,7 @@ If these rules exclude all tokens of a row, its sequence ends with an error (dea
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import le
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from torch import Tensor
 from ...types.logits import LogitsProcessor
 from ...types.plan import SlotStart
 from ..device.tensors import send_ids
+from ..step.plain import PlainRows
 from ..step.scans import Scans, TorchScans
 from .bad_words import BadWords
 from .choice import Choice, prepare_choice
@@ -30,7 +32,7 @@ from .grammars import Grammars, LoadTokenizer, MaskedRows
 from .host_copy import copy_to_host
 from .launched import Sampled, SampledIds
 from .logprobs import LogprobReports
-from .operators import SamplingOperators, TorchOperators
+from .operators import SamplingOperators, TorchOperators, list_plain
 from .penalties import PenaltyCounts
 from .processors import LogitsProcessors
 from .reasoning_budget import ReasoningBudgets
@@ -108,8 +110,8 @@ class Sampler:
         choices = [self._choices[slot] for slot in slots]
         masked = is_dead = None
         exclusions = list_exclusions(choices, num_outputs)
-        if self._takes_best(slots, choices, num_outputs):
-            chosen = self._scans.find_best(logits)
+        if self._is_plain(slots, choices, num_outputs):
+            chosen = self._operators.choose_plain(logits, choices, num_outputs)
         else:
             scores = logits.to(torch.float32, copy=True)
             self._change(scores, slots, choices, num_outputs)
@@ -127,13 +129,29 @@ class Sampler:
             self._grammars.append(slots, masked.rows, sampled.ids)
         return sampled
 
-    def _takes_best(
+    @property
+    def is_capturable(self) -> bool:
+        """Whether captured steps may choose the tokens that `find_plain` describes."""
+        return self._operators.is_capturable
+
+    def find_plain(self, slots: list[int], num_outputs: list[int]) -> PlainRows | None:
+        """Return the numbers by which rows sample; None if some need more than these.
+
+        Args:
+          slots, num_outputs: as in `sample`.
+        """
+        choices = [self._choices[slot] for slot in slots]
+        is_free = not self._reasoning.has_any(slots)
+        if is_free and self._is_plain(slots, choices, num_outputs):
+            return list_plain(choices, num_outputs)
+        return None
+
+    def _is_plain(
         self, slots: list[int], choices: list[Choice], num_outputs: list[int]
     ) -> bool:
-        """Return whether every row gets its likeliest token."""
-        return all(
-            choice.is_argmax(count) for choice, count in zip(choices, num_outputs)
-        ) and not (
+        """Return whether each row's logits and temperature alone decide about its token."""
+        begins = [choice.plain_from for choice in choices]
+        return all(map(le, begins, num_outputs)) and not (
             self._bad_words.has_any(slots)
             or self._processors.has_any(slots)
             or self._grammars.has_any(slots)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ...types.plan import StepPlan, StepRow
 from ..step.layout import StepInputs
+from ..step.plain import PlainRows
 from ..step.slots import SlotTables
 
 
@@ -16,10 +17,12 @@ class LogitRows:
     Args:
       sampled: the last flat token of each row that samples, in batch order.
       prompts: row -> flat tokens whose logits give log probabilities of its prompt.
+      plain: the numbers by which the layers may choose all tokens; None if they may not.
     """
 
     sampled: tuple[int, ...] = ()
     prompts: dict[StepRow, range] = field(default_factory=dict)
+    plain: PlainRows | None = None
 
     @property
     def tokens(self) -> list[int]:
@@ -50,10 +53,9 @@ class LogitSelector:
                 self.num_prompt_top[start.slot] = start.sampling.prompt_logprobs
 
     def select(self, plan: StepPlan, inputs: StepInputs) -> LogitRows:
+        pairs = zip(plan.rows, inputs.last_tokens)
         return LogitRows(
-            sampled=tuple(
-                token for row, token in zip(plan.rows, inputs.last_tokens) if row.sample
-            ),
+            sampled=tuple([token for row, token in pairs if row.sample]),
             prompts=self._find_prompt_spans(plan, inputs),
         )
 
@@ -64,7 +66,9 @@ class LogitSelector:
 
         Each of them predicts the next token of its prompt.
         """
-        spans = {}
+        spans: dict[StepRow, range] = {}
+        if not self.num_prompt_top:
+            return spans
         for row, first in zip(plan.rows, inputs.first_tokens):
             if row.slot in self.num_prompt_top:
                 last_target = self._tables.num_prompt_tokens[row.slot] - 1

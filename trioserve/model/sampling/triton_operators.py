@@ -8,14 +8,17 @@ import torch
 from torch import Tensor
 
 from ...kernels.triton.draw import ALL, BEST, CUT, MIN_P
-from ...kernels.triton.sampling import choose_tokens, lower_repeated
+from ...kernels.triton.sampling import choose_plain, choose_tokens, lower_repeated
+from ..device.numbers import StepNumbers
 from ..device.tensors import send_doubles
 from .choice import Choice
-from .operators import RepeatedTokens, list_keys
+from .operators import RepeatedTokens, list_keys, list_plain
 
 
 class TritonOperators:
     """The SamplingOperators of Triton kernels."""
+
+    is_capturable = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -51,6 +54,13 @@ class TritonOperators:
         # The logarithm is torch's own, so that the limits equal the limits in draw.py.
         sent[MIN_P.value] = sent[MIN_P.value].float().log()
         return choose_tokens(scores, sent, has_cut=CUT.value in ways)
+
+    def choose_plain(
+        self, logits: Tensor, choices: Sequence[Choice], num_outputs: Sequence[int]
+    ) -> Tensor:
+        plain, numbers = list_plain(choices, num_outputs), StepNumbers(self._device)
+        temperatures, keys = numbers.add(plain.temperatures), numbers.add(plain.keys)
+        return choose_plain(logits, temperatures.get(), keys.get())
 
 
 def _number_way(choice: Choice) -> int:

@@ -11,11 +11,12 @@ from ...types.plan import StepPlan, StepRow
 from ..device.tensors import send_ids
 from ..runtimes.loaded import LoadedModel
 from ..step.layout import StepInputs
+from ..step.plain import ChosenTokens, StepOutput
 from ..step.scans import Scans, TorchScans
 from ..step.slots import SlotTables
 from .choose_operators import choose_operators
 from .extensions import Extensions
-from .launched import LaunchedStep
+from .launched import LaunchedStep, Sampled, SampledIds
 from .logprobs import LogprobReports
 from .sampler import Sampler
 from .selecting import LogitRows, LogitSelector
@@ -72,10 +73,29 @@ class SamplingWriter:
         self._skipped = self._list_late(plan, rows)
         return [rows[i].slot for i in self._skipped]
 
-    def select(self, plan: StepPlan, inputs: StepInputs) -> LogitRows:
-        return self._selector.select(plan, inputs)
+    @property
+    def is_capturable(self) -> bool:
+        return self._sampler.is_capturable
 
-    def write(self, plan: StepPlan, rows: LogitRows, output: Tensor) -> LaunchedStep:
+    def select(self, plan: StepPlan, inputs: StepInputs) -> LogitRows:
+        rows = self._selector.select(plan, inputs)
+        if not rows.sampled or inputs.has_chunks or not self.is_capturable:
+            return rows
+        sampled = [row for row in plan.rows if row.sample]
+        slots = [row.slot for row in sampled]
+        num_outputs = self._tables.count_outputs(sampled)
+        return replace(rows, plain=self._sampler.find_plain(slots, num_outputs))
+
+    def write(
+        self, plan: StepPlan, rows: LogitRows, output: StepOutput
+    ) -> LaunchedStep:
+        if isinstance(output, ChosenTokens):
+            self._skipped = None
+            return LaunchedStep(
+                step_id=plan.step_id,
+                slots=tuple([row.slot for row in plan.rows if row.sample]),
+                sampled=Sampled(ids=SampledIds(output.token_ids)),
+            )
         num_sampled = len(rows.sampled)
         launched = self._sample(plan, output[:num_sampled])
         return replace(
@@ -87,7 +107,7 @@ class SamplingWriter:
     def _sample(self, plan: StepPlan, logits: Tensor) -> LaunchedStep:
         rows = [row for row in plan.rows if row.sample]
         slots = [row.slot for row in rows]
-        num_outputs = [self._tables.count_outputs(row) for row in rows]
+        num_outputs = self._tables.count_outputs(rows)
         skipped, self._skipped = self._skipped, None
         if skipped is None:
             skipped = self._list_late(plan, rows)
@@ -110,7 +130,7 @@ class SamplingWriter:
         """Return the places of rows, among those that sample, without a mask in time."""
         return self._sampler.list_late(
             [row.slot for row in rows],
-            [self._tables.count_outputs(row) for row in rows],
+            self._tables.count_outputs(rows),
             has_others=len(rows) < len(plan.rows),
         )
 

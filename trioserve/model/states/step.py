@@ -57,7 +57,7 @@ class PooledStates:
 
 
 def _group_rows(pool: StatePool, inputs: StepInputs) -> Iterator[_Rows]:
-    device = inputs.input_ids.device
+    device = inputs.last_token_ids.device
     ends = accumulate(row.num_tokens for row in inputs.rows)
     decodes = []
     for row, end in zip(inputs.rows, ends):

@@ -14,28 +14,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
 import torch
 from torch import Tensor
 
 from ...types.plan import StepPlan, StepRow
-from ..device.tensors import send_ids
+from ..device.numbers import Sent, StepNumbers
 from .joined_images import JoinedImages
 from .slots import SlotTables
 
+# In place of a token that an earlier step sampled, and the host may not know yet.
+SAMPLED = -1
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True)
 class StepInputs:
-    """One step's tensors on the device.
+    """The numbers of one step; on the device they are from the first time that somebody asks.
 
     Args:
       rows: the step's rows, in the order of the flat tokens.
-      input_ids: (1, num_tokens) int64; the ids at sampled_tokens mean nothing yet
-      sampled_tokens: (num_sampled,) int64, flat tokens that earlier steps sampled
-      sampled_slots: (num_sampled,) int64, their slots
-      position_ids: (1, num_tokens) int64, places in the sequence
-      slot_ids: (num_tokens,) int64, the slot of each token
+      tokens: (num_tokens,) int64, ids; SAMPLED where last_token_ids has it
+      positions: (num_tokens,) int64, places in the sequence
+      slots: (num_tokens,) int64, the slot of each token
+      last_token_ids: as in SlotTables.
+      numbers: sends them, and what others add, to the device.
       first_tokens: for each row of the plan, in the plan's order, the flat index of its
         first token.
       last_tokens: the same of its last token.
@@ -47,16 +52,45 @@ class StepInputs:
     """
 
     rows: tuple[StepRow, ...]
-    input_ids: Tensor
-    sampled_tokens: Tensor
-    sampled_slots: Tensor
-    position_ids: Tensor
-    slot_ids: Tensor
+    tokens: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    last_token_ids: Tensor
+    numbers: StepNumbers
     first_tokens: tuple[int, ...]
     last_tokens: tuple[int, ...]
     held: Collection[int] = ()
     adapters: tuple[int, ...] = ()
     key_ends: Tensor | None = None
+
+    @property
+    def has_chunks(self) -> bool:
+        """True if a row has several tokens."""
+        return len(self.rows) < len(self.tokens)
+
+    @cached_property
+    def input_ids(self) -> Tensor:
+        """(1, num_tokens) int64, on the device, ids of the tokens."""
+        token_ids, slot_ids = self._sent[0].get(), self.slot_ids
+        if (self.tokens == SAMPLED).any():
+            sampled = self.last_token_ids.index_select(0, slot_ids)
+            token_ids = torch.where(token_ids == SAMPLED, sampled, token_ids)
+        return token_ids[None]
+
+    @property
+    def position_ids(self) -> Tensor:
+        """(1, num_tokens) int64, on the device, places in the sequence."""
+        return self._sent[1].get()[None]
+
+    @property
+    def slot_ids(self) -> Tensor:
+        """(num_tokens,) int64, on the device, the slot of each token."""
+        return self._sent[2].get()
+
+    @cached_property
+    def _sent(self) -> tuple[Sent, Sent, Sent]:
+        add = self.numbers.add
+        return add(self.tokens), add(self.positions), add(self.slots)
 
 
 def lay_out(
@@ -78,32 +112,33 @@ def lay_out(
       images: the images whose tokens see each other; None if layers join none.
     """
     places = order(plan.rows)
-    rows = tuple(plan.rows[i] for i in places)
-    ends = list(accumulate(row.num_tokens for row in rows))
-    counts = torch.tensor([row.num_tokens for row in rows])
-    # A token's position in its sequence minus its place among the flat tokens.
-    leads = torch.tensor([row.end - end for row, end in zip(rows, ends)])
-    positions = torch.arange(plan.num_tokens) + leads.repeat_interleave(
-        counts, output_size=plan.num_tokens
-    )
-    slots = torch.tensor([row.slot for row in rows]).repeat_interleave(
-        counts, output_size=plan.num_tokens
-    )
-    first_tokens, last_tokens = [0] * len(rows), [0] * len(rows)
-    for i, end, row in zip(places, ends, rows):
-        first_tokens[i], last_tokens[i] = end - row.num_tokens, end - 1
-    sampled = [i for i, row in enumerate(plan.rows) if tables.has_sampled(row)]
-    input_ids = tables.token_ids[slots, positions].to(torch.int64)
+    rows = tuple([plan.rows[i] for i in places])
+    counts = np.array([row.num_tokens for row in rows])
+    starts = np.array([row.start for row in rows])
+    slots = np.array([row.slot for row in rows])
+    ends = counts.cumsum()
+    lasts, firsts = ends - 1, ends - counts
+    is_sampled = starts + counts > tables.num_tokens[slots]
+    if len(rows) < ends[-1]:
+        # A token's position in its sequence minus its place among the flat tokens.
+        leads = (starts - firsts).repeat(counts)
+        positions, slots = np.arange(ends[-1]) + leads, slots.repeat(counts)
+    else:
+        positions = starts
+    tokens = tables.token_ids[slots, positions].astype(np.int64)
+    tokens[lasts[is_sampled]] = SAMPLED
+    last_tokens, first_tokens = np.empty_like(ends), np.empty_like(ends)
+    last_tokens[places], first_tokens[places] = lasts, firsts
     key_ends = None if images is None else images.find_ends(rows)
     return StepInputs(
         rows=rows,
-        input_ids=input_ids.to(device, non_blocking=True)[None],
-        sampled_tokens=send_ids([last_tokens[i] for i in sampled], device),
-        sampled_slots=send_ids([plan.rows[i].slot for i in sampled], device),
-        position_ids=positions.to(device, non_blocking=True)[None],
-        slot_ids=slots.to(device, non_blocking=True),
-        first_tokens=tuple(first_tokens),
-        last_tokens=tuple(last_tokens),
+        tokens=tokens,
+        positions=positions,
+        slots=slots,
+        last_token_ids=tables.last_token_ids,
+        numbers=StepNumbers(device),
+        first_tokens=tuple(first_tokens.tolist()),
+        last_tokens=tuple(last_tokens.tolist()),
         held=held,
         adapters=tables.find_adapters(rows),
         key_ends=None if key_ends is None else key_ends.to(device, non_blocking=True),

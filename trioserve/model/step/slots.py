@@ -3,7 +3,7 @@
 A slot is a row of the tables. The tokens that a sequence started with are on the host.
 Later tokens are not: the next step needs only the last token of a sequence, which is on
 the device, perhaps before the host has read it. The list of a sequence's blocks is on the
-device too, and a step sends only its new blocks. So a step costs the host the same,
+device too (block_table.py), and a step sends only its new blocks. So a step costs the host the same,
 however long an output is.
 
 Layers with windows may have blocks and tables of their own. The scheduler takes back the
@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...types.adapter import NO_ADAPTER
-from ...types.ids import BlockId
 from ...types.plan import SlotStart, StepRow
-from ..device.tensors import send_ids
+from .block_table import BlockTable
 
 
 class SlotTables:
@@ -30,16 +30,16 @@ class SlotTables:
     Attributes:
       block_size: tokens in one block.
       num_checkpoints: copies of states.
-      token_ids: (max_num_seqs, max_model_len) int32, the tokens that each slot started
-        with; 0 at places of vectors that have no token
-      block_ids: (max_num_seqs, max_blocks) int64, on the device, in the order of positions
-      window_ids: the same for the blocks of layers with windows; None if these have the
-        same blocks as all others
+      token_ids: (max_num_seqs, max_model_len) int32, on the host, the tokens that each slot
+        started with; 0 at places of vectors that have no token
+      blocks: the blocks of each slot, in the order of positions.
+      window_blocks: the same of layers with windows; None if these have the same blocks as all
+        others.
       last_token_ids: (max_num_seqs,) int64, on the device, the last token that each
         slot sampled
       num_prompt_tokens: tokens of each slot's prompt.
-      num_tokens: tokens that each slot started with: tokens of its prompt, and tokens that
-        it had written before.
+      num_tokens: (max_num_seqs,) int64, on the host, the tokens that each slot started with:
+        of its prompt, and those that it had written before
     """
 
     def __init__(
@@ -57,48 +57,55 @@ class SlotTables:
         self.num_checkpoints = num_checkpoints
         # Not filled with zeros, because untouched memory costs nothing. Values beyond
         # num_tokens may be read, but are replaced.
-        self.token_ids = torch.empty((max_num_seqs, max_model_len), dtype=torch.int32)
-        self.block_ids = torch.zeros(
-            (max_num_seqs, max_blocks), dtype=torch.int64, device=device
-        )
-        self.window_ids = torch.zeros_like(self.block_ids) if has_windows else None
+        self.token_ids = np.empty((max_num_seqs, max_model_len), dtype=np.int32)
+        shape = max_num_seqs, max_blocks
+        self.blocks = BlockTable(*shape, device)
+        self.window_blocks = BlockTable(*shape, device) if has_windows else None
         self.last_token_ids = torch.zeros(
             max_num_seqs, dtype=torch.int64, device=device
         )
         self.num_prompt_tokens = [0] * max_num_seqs
-        self.num_tokens = [0] * max_num_seqs
+        self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self._adapters = [NO_ADAPTER] * max_num_seqs
-        self._num_blocks = [0] * max_num_seqs
-        self._num_window_blocks = [0] * max_num_seqs
+
+    @property
+    def block_ids(self) -> Tensor:
+        """(max_num_seqs, max_blocks) int64, on the device."""
+        return self.blocks.read()
+
+    @property
+    def window_ids(self) -> Tensor | None:
+        """The same for the blocks of layers with windows."""
+        return None if self.window_blocks is None else self.window_blocks.read()
 
     def start(self, start: SlotStart) -> None:
         """Give a slot to a sequence, in place of its former one."""
         token_ids = start.prompt_token_ids + start.output_token_ids
         # The embedding of a position without a token is looked up like all others, and
         # then replaced by its vector.
-        self.token_ids[start.slot, : len(token_ids)] = torch.tensor(
-            token_ids, dtype=torch.int32
-        ).clamp_(min=0)
+        self.token_ids[start.slot, : len(token_ids)] = np.maximum(token_ids, 0)
         self.num_prompt_tokens[start.slot] = len(start.prompt_token_ids)
         self.num_tokens[start.slot] = len(token_ids)
         self._adapters[start.slot] = start.adapter
-        self._num_blocks[start.slot] = 0
-        self._num_window_blocks[start.slot] = start.first_window_block
+        self.blocks.start(start.slot)
+        if self.window_blocks is not None:
+            self.window_blocks.start(start.slot, start.first_window_block)
 
     def append_blocks(self, rows: Sequence[StepRow]) -> None:
         """Append the new blocks of rows to the lists of their slots."""
-        new = [(row.slot, row.new_block_ids) for row in rows if row.new_block_ids]
-        _append(self.block_ids, self._num_blocks, new)
-        if self.window_ids is not None:
-            new = [(row.slot, row.new_window_ids) for row in rows if row.new_window_ids]
-            _append(self.window_ids, self._num_window_blocks, new)
+        self.blocks.append(
+            [(row.slot, row.new_block_ids) for row in rows if row.new_block_ids]
+        )
+        if self.window_blocks is not None:
+            self.window_blocks.append(
+                [(row.slot, row.new_window_ids) for row in rows if row.new_window_ids]
+            )
 
     def get_table(self, is_windowed: bool) -> Tensor:
         """Return the table of the blocks that a layer has, (max_num_seqs, max_blocks)."""
-        if not is_windowed:
-            return self.block_ids
-        assert self.window_ids is not None, "layers with windows have their own blocks"
-        return self.window_ids
+        blocks = self.window_blocks if is_windowed else self.blocks
+        assert blocks is not None, "layers with windows have their own blocks"
+        return blocks.read()
 
     def find_cache_slots(
         self, slots: Tensor, positions: Tensor, is_windowed: bool = False
@@ -118,42 +125,18 @@ class SlotTables:
         """Store the last tokens of slots, (num_slots,) int64 both, on the device."""
         self.last_token_ids.index_copy_(0, slots, token_ids)
 
-    def has_sampled(self, row: StepRow) -> bool:
-        """Return whether the last token of a row was sampled after its slot started."""
-        return row.end > self.num_tokens[row.slot]
-
-    def count_outputs(self, row: StepRow) -> int:
-        """Return the number of output tokens of a sequence up to the end of a row."""
-        return row.end - self.num_prompt_tokens[row.slot]
+    def count_outputs(self, rows: Iterable[StepRow]) -> list[int]:
+        """Return the number of output tokens of each sequence up to the end of its row."""
+        prompts = self.num_prompt_tokens
+        return [row.start + row.num_tokens - prompts[row.slot] for row in rows]
 
     def find_adapters(self, rows: Sequence[StepRow]) -> tuple[int, ...]:
         """Return the numbers of the adapters of rows; empty if no row has one."""
+        if not any(self._adapters):
+            return ()
         numbers = tuple(self._adapters[row.slot] for row in rows)
         return numbers if any(numbers) else ()
 
     def read_tokens(self, slot: int, begin: int, end: int) -> Tensor:
         """Return the token ids at positions [begin, end) of the prompt, int64."""
-        return self.token_ids[slot, begin:end].to(torch.int64)
-
-
-def _append(
-    table: Tensor, counts: list[int], new: Iterable[tuple[int, tuple[BlockId, ...]]]
-) -> None:
-    """Append blocks to the lists of slots.
-
-    Args:
-      table: (max_num_seqs, max_blocks) int64, on the device
-      counts: entries of each slot.
-      new: slot, and its new blocks.
-    """
-    places: list[int] = []
-    block_ids: list[BlockId] = []
-    for slot, ids in new:
-        begin = slot * table.shape[1] + counts[slot]
-        places += range(begin, begin + len(ids))
-        block_ids += ids
-        counts[slot] += len(ids)
-    if places:
-        table.view(-1).index_copy_(
-            0, send_ids(places, table.device), send_ids(block_ids, table.device)
-        )
+        return torch.from_numpy(self.token_ids[slot, begin:end].astype(np.int64))

@@ -64,13 +64,14 @@ def test_images_whose_tokens_see_each_other(tiny_vision: Callable[..., Any]) -> 
 def test_graphs_write_the_same_with_padding(tiny: Callable[..., Any]) -> None:
     model = tiny("qwen2", DEVICE)
     planner = Planner(load(model), max_num_seqs=4, max_model_len=16)
+    num_graphs = len(GRAPHS)
     planner.runner.warm_up()
     sequences = [planner.begin(make_prompt(4, slot), slot=slot) for slot in range(3)]
     planner.step(*((sequence, 4) for sequence in sequences))
     planner.run(*sequences, num_tokens=2)
     model.check(*sequences)
     # Three rows in a graph of four.
-    assert sum(graph.num_replays for graph in GRAPHS) == 1
+    assert sum(graph.num_replays for graph in GRAPHS[num_graphs:]) == 1
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

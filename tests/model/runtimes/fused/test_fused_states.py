@@ -6,23 +6,25 @@ from collections.abc import Callable
 from dataclasses import replace
 import functools
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from interpreter import require_triton
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from trioserve.config import ModelConfig
-from trioserve.kernels.triton.tiles import ROW_NUMBERS, TILE_NUMBERS, Tiles
+from trioserve.kernels.triton.tiles import ROW_NUMBERS, TILE_NUMBERS
 from trioserve.model.loading.choose_runtime import make_decoder
 from trioserve.model.loading.files.facts import read_facts
 from trioserve.model.loading.load import load_model, load_modules
-from trioserve.model.runtimes.fused.graphs import make_inputs
+from trioserve.model.runtimes.fused.decode_inputs import DecodeInputs, list_choices
 from trioserve.model.runtimes.loaded import LoadedModel
 from trioserve.model.self_check import steps
 from trioserve.model.step.layout import lay_out
+from trioserve.model.step.plain import PlainRows
 from trioserve.model.step.slots import SlotTables
 from trioserve.types.ids import BlockId
 from trioserve.types.plan import StepPlan, StepRow
@@ -133,6 +135,10 @@ class Steps:
         )
         vectors = self._embed(inputs.input_ids)[0]
         tokens = range(len(vectors))
+        if not inputs.has_chunks:
+            output = self.layers.replay(inputs, tokens, vectors)
+            if output is not None:
+                return cast(Tensor, output).clone()
         return self.layers.run(vectors, inputs, tokens, inputs.position_ids)
 
 
@@ -177,23 +183,31 @@ def test_graphs_leave_states_of_held_rows_and_of_padding_and_copies_move_them(
 
 def test_rows_behind_a_batch_are_padding() -> None:
     """They have no tokens and keep nothing, whatever row was there before."""
-    nothing = torch.zeros((0, TILE_NUMBERS), dtype=torch.int32)
-    mine = make_inputs(3, 8, torch.float32, torch.zeros(3, 1), has_states=True)
-
-    def make_tiles(count: int) -> Tiles:
-        return Tiles(
-            tables=mine.tiles.tables,
-            slots=torch.arange(count),
-            positions=torch.arange(count),
-            decodes=torch.ones((count, TILE_NUMBERS), dtype=torch.int32),
-            chunks=nothing,
-            rows=torch.ones((count, ROW_NUMBERS), dtype=torch.int32),
-        )
-
+    tables = SlotTables(
+        max_num_seqs=3, max_model_len=4, block_size=4, device=torch.device(DEVICE)
+    )
+    mine = DecodeInputs(3, tables, has_states=True)
     for count in (3, 1):
-        mine.fill(torch.ones(count, 8), make_tiles(count))
+        ones = np.ones(count)
+        rows, decodes = (
+            np.ones((count, width)) for width in (ROW_NUMBERS, TILE_NUMBERS)
+        )
+        mine.fill({"slots": ones, "rows": rows, "decodes": decodes, "places": ones})
         assert mine.tiles.rows is not None, "it has states"
         assert mine.tiles.rows.sum(dim=1).tolist() == [5] * count + [0] * (3 - count)
+        assert mine.tiles.decodes.sum(dim=1).tolist()[count:] == [0] * (3 - count)
+        for name in ("slots", "places", "block_places"):
+            assert mine.numbers[name].tolist()[count:] == [-1] * (3 - count)
+
+
+def test_rows_that_are_not_sampled_choose_nothing() -> None:
+    plain = PlainRows(
+        temperatures=np.array([0.5, 0.0], dtype=np.float32), keys=np.array([7, 0])
+    )
+    numbers = list_choices(plain, (2, 0), 3)
+    assert numbers["places"].tolist() == [1, -1, 0]
+    assert numbers["temperatures"].tolist() == [0.0, 0.0, 0.5]
+    assert numbers["keys"].tolist() == [0, 0, 7]
 
 
 @pytest.mark.gpu

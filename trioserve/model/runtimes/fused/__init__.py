@@ -10,5 +10,6 @@ mixers     attention, and the mixers that keep a state, with their caches
 adapters   the changes of products by adapters; adapter_check tries them
 layer      one layer
 decoder    the decoder, and its layers with a KV cache
-graphs     decodes as graphs
+graphs     decodes as graphs; decode_inputs are the numbers that they read, and decode_check
+           tries the kernels that read and choose their tokens
 """

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -35,7 +36,7 @@ from ....kernels.triton.tiles import (
 from ....types.adapter import NO_ADAPTER
 from ...adapters.config import AdapterProblem
 from ...adapters.description import Changes, LowRank
-from ...device.tensors import send_ids
+from ...device.numbers import Numbers
 from ...step.layout import StepInputs
 from .adapter_check import find_fault
 from .products import Product
@@ -239,15 +240,22 @@ class FusedAdapters:
         self._grown.table[self._slots.pop(number)].zero_()
         del self._packed[number]
 
-    def cut(self, inputs: StepInputs, *, has_chunks: bool) -> AdapterTiles | None:
-        """Cut the tokens of a step into tiles; None if no token has an adapter."""
-        if not inputs.adapters:
-            return None
+    def list_tiles(self, inputs: StepInputs) -> Numbers:
+        """Return the tiles of tokens that have the same adapter, (num_tiles, 3) int32."""
         runs = [
             (self._slots[number], row.num_tokens)
             for number, row in zip(inputs.adapters, inputs.rows)
         ]
-        return self._cut(runs, count_adapter_tokens(has_chunks))
+        return _cut(runs, count_adapter_tokens(inputs.has_chunks))
+
+    def cut(self, inputs: StepInputs) -> AdapterTiles | None:
+        """Cut the tokens of a step into tiles; None if no token has an adapter."""
+        if not inputs.adapters:
+            return None
+        return AdapterTiles(
+            numbers=inputs.numbers.add(self.list_tiles(inputs)).get(),
+            num_tokens=count_adapter_tokens(inputs.has_chunks),
+        )
 
     def cut_wanted(
         self, inputs: StepInputs, tokens: Sequence[int]
@@ -258,12 +266,9 @@ class FusedAdapters:
         ends = [*accumulate(row.num_tokens for row in inputs.rows)]
         rows = (bisect_right(ends, token) for token in tokens)
         runs = [(self._slots[inputs.adapters[row]], 1) for row in rows]
-        return self._cut(runs, count_adapter_tokens(False))
-
-    def _cut(self, runs: Sequence[tuple[int, int]], num_tokens: int) -> AdapterTiles:
-        numbers = send_ids(cut_adapters(runs, num_tokens), self._device)
+        num_tokens = count_adapter_tokens(False)
         return AdapterTiles(
-            numbers=numbers.to(torch.int32).view(-1, ADAPTER_NUMBERS),
+            numbers=inputs.numbers.add(_cut(runs, num_tokens)).get(),
             num_tokens=num_tokens,
         )
 
@@ -308,6 +313,11 @@ class FusedAdapters:
             width=width,
             num_cores=self._num_cores,
         )
+
+
+def _cut(runs: Sequence[tuple[int, int]], num_tokens: int) -> Numbers:
+    tiles = np.array(cut_adapters(runs, num_tokens), dtype=np.int32)
+    return tiles.reshape(-1, ADAPTER_NUMBERS)
 
 
 def _widen(width: int, changes: Iterable[Change]) -> int:

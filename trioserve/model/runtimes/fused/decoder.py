@@ -5,25 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 import logging
+from operator import attrgetter
 from weakref import WeakMethod
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ....kernels.triton.decodes import NewBlocks, take_tokens
+from ....kernels.triton.sampling import Kept, choose_plain
 from ....kernels.triton.steps import Angles, normalize
-from ....kernels.triton.tiles import ROW_NUMBERS, AdapterTiles, Tiles, list_rows
+from ....kernels.triton.tiles import AdapterTiles, Tiles, list_rows
 from ....types.plan import StepRow
 from ...attention.backend import PagedModel
 from ...attention.paged_triton import TritonAttention
-from ...device.tensors import send_ids
+from ...device.numbers import Numbers
 from ...shards.group import TensorGroup
 from ...states.pool import StateCopies
 from ...step.layout import StepInputs
+from ...step.plain import ChosenTokens, PlainRows, StepOutput
 from ...step.scans import TorchScans
 from ...step.slots import SlotTables
 from ..description import AttentionParts, DecoderParts, StateParts
 from .adapters import FusedAdapters
-from .graphs import Capture, DecodeGraphs, list_sizes, make_inputs
+from .decode_check import find_fault
+from .decode_inputs import (
+    DecodeInputs,
+    list_choices,
+    list_new_blocks,
+    list_tokens,
+)
+from .graphs import Capture, DecodeGraphs, GraphOutput, list_sizes
 from .layer import Layer
 from .low_bits import LowBits
 from .mixers import Attention, Mixer, make_state_mixer
@@ -114,6 +126,8 @@ class FusedLayers:
         self._graphs: dict[bool, DecodeGraphs] = {}
         self._capture: Capture | None = None
         self._sizes: list[int] = []
+        self._embed: Callable[[Tensor], Tensor] | None = None
+        self._chooses = False
         mixers = [layer.mixer for layer in decoder.weights]
         self._attention = TritonAttention(
             PagedModel(
@@ -123,7 +137,7 @@ class FusedLayers:
                 block_size=tables.block_size,
                 dtype=self._dtype,
                 kv_dtype=kv_dtype,
-                device=tables.block_ids.device,
+                device=tables.last_token_ids.device,
             ),
             tables,
         )
@@ -133,7 +147,7 @@ class FusedLayers:
             [*products, *([] if self._head is None else [self._head])],
             parts.names,
             self._dtype,
-            tables.block_ids.device,
+            tables.last_token_ids.device,
         )
         # Weak, because a cache must be free at once when nobody has the layers any more.
         capture = WeakMethod(self._capture_adapted)
@@ -143,7 +157,7 @@ class FusedLayers:
             for weights, mixer in zip(decoder.weights, made)
         )
         states = [each for mixer in made for each in mixer.states]
-        copies = StateCopies(states, first=len(tables.block_ids))
+        copies = StateCopies(states, first=len(tables.last_token_ids))
         self.copies = copies if states else None
 
     def _make_mixers(
@@ -151,7 +165,7 @@ class FusedLayers:
     ) -> list[Mixer]:
         """Make the mixers of all layers, with their caches."""
         epsilon = self._parts.epsilon
-        num_places = len(self._tables.block_ids) + self._tables.num_checkpoints
+        num_places = len(self._tables.last_token_ids) + self._tables.num_checkpoints
         paged = iter(self._attention.layers)
         return [
             (
@@ -164,16 +178,35 @@ class FusedLayers:
 
     def order(self, rows: Sequence[StepRow]) -> list[int]:
         """Put single tokens first, and those of the same adapter side by side."""
-        places = self._attention.order(rows)
+        places = [*range(len(rows))]
+        if max(map(attrgetter("num_tokens"), rows)) > 1:
+            places = self._attention.order(rows)
         numbers = self._tables.find_adapters(rows)
         if not numbers:
             return places
         return sorted(places, key=lambda i: (rows[i].num_tokens > 1, numbers[i]))
 
-    def prepare(self, max_num_seqs: int) -> None:
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether the graphs look up the vectors of tokens."""
+        return self._embed is not None
+
+    def prepare(
+        self,
+        max_num_seqs: int,
+        *,
+        embed: Callable[[Tensor], Tensor] | None = None,
+        chooses: bool = False,
+    ) -> None:
         """Capture the graphs of decodes, in at most half of the free memory."""
         if self._make_capture is None:
             return
+        self._embed, self._chooses = embed, chooses and self._head is not None
+        if self._embed is not None or self._chooses:
+            fault = find_fault(self._tables.last_token_ids.device, self._dtype)
+            if fault is not None:
+                logger.info("graphs get no tokens and choose none: %s", fault)
+                self._embed, self._chooses = None, False
         self._capture = self._make_capture()
         self._sizes = list_sizes(max_num_seqs)
         self._capture_graphs(has_adapters=False)
@@ -193,15 +226,11 @@ class FusedLayers:
         # Their memory is free for the new ones.
         self._graphs.pop(has_adapters, None)
         graphs = DecodeGraphs(
-            lambda vectors, tiles: self._finish(
-                self._compute(vectors, tiles), tiles.adapters
-            ),
-            lambda size: make_inputs(
+            self._compute_decodes,
+            lambda size: DecodeInputs(
                 size,
-                self._parts.hidden_size,
-                self._dtype,
-                self._tables.block_ids,
-                self._tables.window_ids,
+                self._tables,
+                None if self.reads_tokens else self._make_vectors(size),
                 has_states=self.copies is not None,
                 has_adapters=has_adapters,
             ),
@@ -213,17 +242,87 @@ class FusedLayers:
         kind = "decodes with adapters" if has_adapters else "decodes"
         logger.info("graphs of %s: %s", kind, graphs.sizes)
 
+    def _make_vectors(self, size: int) -> Tensor:
+        shape = size, self._parts.hidden_size
+        device = self._tables.last_token_ids.device
+        return torch.zeros(shape, dtype=self._dtype, device=device)
+
+    def _compute_decodes(self, inputs: DecodeInputs) -> GraphOutput:
+        """Compute a step of decodes from inputs that lie at the same places in each step."""
+        numbers, tiles = inputs.numbers, inputs.tiles
+        last_tokens = self._tables.last_token_ids
+        tables = [(tiles.tables, "block_places", "block_ids")]
+        if tiles.window_tables is not None:
+            tables.append((tiles.window_tables, "window_places", "window_ids"))
+        token_ids = take_tokens(
+            *(numbers["tokens"], tiles.slots, last_tokens),
+            [
+                NewBlocks(table=each, places=numbers[places], block_ids=numbers[ids])
+                for each, places, ids in tables
+            ],
+        )
+        vectors = inputs.vectors
+        if self._embed is not None:
+            vectors = self._embed(token_ids[None])[0]
+        assert vectors is not None, "the graph gets vectors, or looks them up"
+        output = self._finish(self._compute(vectors, tiles), tiles.adapters)
+        if not self._chooses:
+            return output, None
+        kept = Kept(
+            places=numbers["places"], slots=tiles.slots, last_tokens=last_tokens
+        )
+        chosen = choose_plain(output, numbers["temperatures"], numbers["keys"], kept)
+        return output, chosen
+
     def _watch_memory(self) -> Callable[[], bool]:
         """Return a function that tells whether there is room for one more graph.
 
         Processes that share the layers have the same graphs: a graph pads its steps, and
         all add up the same rows.
         """
-        device = self._tables.block_ids.device
+        device = self._tables.last_token_ids.device
         has_room, group = _watch_memory(device), self._group
         if group is None:
             return has_room
         return lambda: group.agree(has_room(), device)
+
+    def replay(
+        self,
+        inputs: StepInputs,
+        tokens: Sequence[int],
+        vectors: Tensor | None = None,
+        plain: PlainRows | None = None,
+    ) -> StepOutput | None:
+        """Run a step of decodes by a graph; see LayersOnKernels (on_kernels.py)."""
+        if (vectors is None) != self.reads_tokens:
+            return None
+        num_rows = len(inputs.rows)
+        graphs = self._graphs.get(bool(inputs.adapters))
+        captured = None if graphs is None else graphs.find(num_rows)
+        if captured is None:
+            return None
+        numbers: dict[str, Numbers] = {
+            **list_tokens(inputs),
+            **list_new_blocks(self._tables, captured.size),
+        }
+        if self.copies is not None:
+            numbers["rows"] = _list_rows(inputs)
+        if inputs.adapters:
+            numbers["adapters"] = self.adapters.list_tiles(inputs)
+        chooses = self._chooses and plain is not None and len(tokens) > 0
+        if chooses:
+            assert plain is not None, "the rows are plain"
+            numbers |= list_choices(plain, tokens, num_rows)
+        output, chosen = captured.run(numbers, vectors)
+        # Copies of what the next step overwrites, unless the sampler reads it before.
+        if chooses:
+            assert chosen is not None, "the graph chooses tokens"
+            return ChosenTokens(chosen[: len(tokens)].clone())
+        if self._head is None:
+            return output[:num_rows].clone()
+        if [*tokens] == [*range(num_rows)]:
+            return output[:num_rows]
+        return output[inputs.numbers.add(np.array(tokens, dtype=np.int64)).get()]
 
     def run(
         self,
@@ -234,34 +333,26 @@ class FusedLayers:
         deepstack: Tensor | None = None,
     ) -> Tensor:
         """Run one step; see LayersOnKernels (on_kernels.py)."""
+        wanted = inputs.numbers.add(np.array(tokens, dtype=np.int64))
         tiles = self._cut(inputs)
         angles = self._find_angles(vectors, positions)
-        output = None
-        # Images have angles of their own, so no graph runs a step with `deepstack`.
-        graphs = self._graphs.get(tiles.adapters is not None)
-        if graphs is not None and angles is None and not len(tiles.chunks):
-            output = graphs.run(vectors, tiles)
-        if output is None:
-            hidden = self._compute(vectors, tiles, angles, deepstack)
-            if self._head is None:
-                return hidden
-            hidden = hidden[send_ids(tokens, hidden.device)]
-            return self._finish(hidden, self.adapters.cut_wanted(inputs, tokens))
-        # A copy, because the next step overwrites it.
+        hidden = self._compute(vectors, tiles, angles, deepstack)
         if self._head is None:
-            return output.clone()
-        return output[send_ids(tokens, output.device)]
+            return hidden
+        hidden = hidden[wanted.get()]
+        return self._finish(hidden, self.adapters.cut_wanted(inputs, tokens))
 
     def _cut(self, inputs: StepInputs) -> Tiles:
         """Cut the tokens of a step into tiles, and list its rows for states."""
+        rows = None
+        if self.copies is not None:
+            rows = inputs.numbers.add(_list_rows(inputs))
         tiles = self._attention.cut(inputs)
-        adapters = self.adapters.cut(inputs, has_chunks=len(tiles.chunks) > 0)
-        tiles = replace(tiles, adapters=adapters)
-        if self.copies is None:
-            return tiles
-        rows = [number for row in list_rows(inputs.rows, inputs.held) for number in row]
-        numbers = send_ids(rows, tiles.tables.device).to(torch.int32)
-        return replace(tiles, rows=numbers.view(-1, ROW_NUMBERS))
+        return replace(
+            tiles,
+            adapters=self.adapters.cut(inputs),
+            rows=None if rows is None else rows.get(),
+        )
 
     def _compute(
         self,
@@ -312,6 +403,10 @@ class FusedLayers:
             sin=sin[0].float().contiguous(),
             rows=torch.arange(len(vectors), device=vectors.device),
         )
+
+
+def _list_rows(inputs: StepInputs) -> Numbers:
+    return np.array(list_rows(inputs.rows, inputs.held), dtype=np.int32)
 
 
 def _call(method: WeakMethod[Callable[[], None]]) -> None:

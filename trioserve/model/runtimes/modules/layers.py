@@ -15,6 +15,7 @@ from ...states.modules import StepStates
 from ...states.pool import StateCopies, StatePool
 from ...states.step import PooledStates
 from ...step.layout import StepInputs
+from ...step.plain import PlainRows
 from ...step.slots import SlotTables
 from ..deepstack import adding
 from ..loaded import LoadedModel
@@ -62,12 +63,13 @@ class ModuleLayers:
         self.copies: StateCopies | None = self._pool.copies if model.states else None
         self.adapters = ModuleAdapters(model)
 
-    def prepare(self, max_num_seqs: int) -> None:
+    def prepare(self, max_num_seqs: int, *, chooses: bool) -> None:
         """Do nothing: modules run as they are."""
 
     def begin(self, inputs: StepInputs) -> _ModuleStep:
         return _ModuleStep(
             self._model,
+            inputs,
             self._attention.begin(inputs),
             PooledStates(self._pool, inputs) if self._model.states else None,
             partial(self.adapters.using, inputs),
@@ -78,17 +80,27 @@ class _ModuleStep:
     def __init__(
         self,
         model: LoadedModel,
+        inputs: StepInputs,
         attention: StepAttention,
         states: StepStates | None,
         adapting: Callable[[Sequence[int]], AbstractContextManager[None]],
     ) -> None:
         self._model = model
+        self._inputs = inputs
         self._attention = attention
         self._states = states
         self._adapting = adapting
 
-    def compute(self, arguments: dict[str, Tensor], tokens: Sequence[int]) -> Tensor:
-        model = self._model
+    def compute(
+        self,
+        arguments: dict[str, Tensor],
+        tokens: Sequence[int],
+        plain: PlainRows | None = None,
+    ) -> Tensor:
+        model, inputs = self._model, self._inputs
+        arguments = {"position_ids": inputs.position_ids, **arguments}
+        if "inputs_embeds" not in arguments:
+            arguments["input_ids"] = inputs.input_ids
         using = model.using(self._attention, self._states)
         with adding(model.deepstack, arguments), using, self._adapting(tokens):
             return model.compute(arguments, tokens)

@@ -15,6 +15,7 @@ from ....kernels.structs import DecoderSpec, StepSpec
 from ....types.plan import StepRow
 from ...states.pool import StateCopies
 from ...step.layout import StepInputs
+from ...step.plain import PlainRows
 from ...step.slots import SlotTables
 from .adapters import NativeAdapters
 from .packer import NUMBERS
@@ -73,8 +74,25 @@ class NativeLayers:
         places = range(len(rows))
         return sorted(places, key=numbers.__getitem__) if numbers else [*places]
 
-    def prepare(self, max_num_seqs: int) -> None:
+    reads_tokens = False
+
+    def prepare(
+        self,
+        max_num_seqs: int,
+        *,
+        embed: Callable[[Tensor], Tensor] | None = None,
+        chooses: bool = False,
+    ) -> None:
         """Do nothing: a CPU needs no preparation."""
+
+    def replay(
+        self,
+        inputs: StepInputs,
+        tokens: Sequence[int],
+        vectors: Tensor | None = None,
+        plain: PlainRows | None = None,
+    ) -> None:
+        """Do nothing: a CPU has no graphs."""
 
     def run(
         self,

@@ -1,0 +1,185 @@
+"""The inputs of captured decodes: all numbers of a step in one buffer of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ....kernels.triton.tiles import (
+    ADAPTER_NUMBERS,
+    ROW_NUMBERS,
+    TILE_NUMBERS,
+    AdapterTiles,
+    Tiles,
+)
+from ...device.numbers import Numbers, Packing, find_sender
+from ...step.layout import StepInputs
+from ...step.plain import PlainRows
+from ...step.slots import SlotTables
+
+# Slot of a row that is padding; the kernels write nothing for it.
+NO_SLOT = -1
+
+# Place of a number that goes nowhere.
+_NOWHERE = -1
+
+
+class DecodeInputs:
+    """The tensors that a graph reads, at the same places in each replay.
+
+    Args:
+      size: of the batch.
+      tables: the blocks of each slot; all sizes share them.
+      vectors: (size, hidden_size), if the graph gets the vectors of tokens
+      has_states: some layers keep states.
+      has_adapters: rows have adapters.
+
+    Attributes:
+      numbers: by name; the rows behind those of a step are padding
+        tokens          (size,) int64, SAMPLED where the slot has the token
+        block_places    (size,) int64, of new blocks in the flat table; below 0 for none
+        block_ids       (size,) int64; window_places and window_ids, if there are such layers
+        places          (size,) int32, of the rows' tokens among the chosen; below 0 for none
+        temperatures    (size,) float32, and keys, (size,) int64, as in PlainRows
+      tiles: one tile for each row.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        tables: SlotTables,
+        vectors: Tensor | None = None,
+        *,
+        has_states: bool = False,
+        has_adapters: bool = False,
+    ) -> None:
+        self.size = size
+        self.vectors = vectors
+        window_tables = tables.window_ids
+        padding = _make_padding(
+            size,
+            has_windows=window_tables is not None,
+            has_states=has_states,
+            has_adapters=has_adapters,
+        )
+        self._names = list(padding)
+        self._packing = packing = Packing(padding.values())
+        self._padding = np.zeros(packing.num_bytes, dtype=np.uint8)
+        for array, values in zip(packing.list_arrays(self._padding), padding.values()):
+            array[...] = values
+        device = tables.last_token_ids.device
+        self._sender = find_sender(device)
+        # A copy, because a CPU would share the memory.
+        self._buffer = torch.from_numpy(self._padding.copy()).to(
+            device, non_blocking=True
+        )
+        numbers = dict(zip(self._names, packing.list_tensors(self._buffer)))
+        self.numbers: Mapping[str, Tensor] = numbers
+        self.tiles = Tiles(
+            tables=tables.block_ids,
+            window_tables=window_tables,
+            slots=numbers["slots"],
+            positions=numbers["positions"],
+            decodes=numbers["decodes"],
+            chunks=numbers["decodes"][:0],
+            rows=numbers.get("rows"),
+            adapters=(
+                AdapterTiles(numbers=numbers["adapters"]) if has_adapters else None
+            ),
+        )
+
+    def fill(
+        self, numbers: Mapping[str, Numbers], vectors: Tensor | None = None
+    ) -> None:
+        """Take the numbers of a step; the rows behind them become padding.
+
+        Args:
+          numbers: by name, of as many rows as there are.
+          vectors: (num_rows, hidden_size), if the graph gets them
+        """
+        memory = self._sender.take(self._packing.num_bytes)
+        memory.bytes[:] = self._padding
+        arrays = self._packing.list_arrays(memory.bytes)
+        for name, array in zip(self._names, arrays):
+            values = numbers.get(name)
+            if values is not None:
+                array[: len(values)] = values
+        self._sender.send(memory, self._buffer)
+        if vectors is not None:
+            assert self.vectors is not None, "the graph gets vectors"
+            self.vectors[: len(vectors)].copy_(vectors)
+
+
+def _make_padding(
+    size: int, *, has_windows: bool, has_states: bool, has_adapters: bool
+) -> dict[str, Numbers]:
+    """Return numbers of rows that write nothing."""
+
+    def make(value: int, *shape: int) -> Numbers:
+        return np.full((size, *shape), value, dtype=np.int32 if shape else np.int64)
+
+    padding = {
+        "tokens": make(0),
+        "slots": make(NO_SLOT),
+        "positions": make(0),
+        # No tokens.
+        "decodes": make(0, TILE_NUMBERS),
+        "block_places": make(_NOWHERE),
+        "block_ids": make(0),
+        "places": make(_NOWHERE).astype(np.int32),
+        "temperatures": make(0).astype(np.float32),
+        "keys": make(0),
+    }
+    if has_windows:
+        padding |= {"window_places": make(_NOWHERE), "window_ids": make(0)}
+    if has_states:
+        padding["rows"] = make(0, ROW_NUMBERS)
+    if has_adapters:
+        # Slot 0 changes nothing.
+        padding["adapters"] = make(0, ADAPTER_NUMBERS)
+    return padding
+
+
+def list_tokens(inputs: StepInputs) -> dict[str, Numbers]:
+    """Return the numbers of a step's tokens, one for each row."""
+    places = np.arange(len(inputs.slots))
+    tiles = places, np.ones_like(places), inputs.slots, inputs.positions
+    return {
+        "tokens": inputs.tokens,
+        "slots": inputs.slots,
+        "positions": inputs.positions,
+        "decodes": np.stack(tiles, axis=1),
+    }
+
+
+def list_new_blocks(tables: SlotTables, most: int) -> dict[str, Numbers]:
+    """Take the new blocks of a step's rows, at most so many of each table."""
+    places, block_ids = tables.blocks.take_new(most)
+    numbers = {"block_places": np.array(places), "block_ids": np.array(block_ids)}
+    if tables.window_blocks is not None:
+        places, block_ids = tables.window_blocks.take_new(most)
+        numbers |= {
+            "window_places": np.array(places),
+            "window_ids": np.array(block_ids),
+        }
+    return numbers
+
+
+def list_choices(
+    plain: PlainRows, tokens: Sequence[int], num_rows: int
+) -> dict[str, Numbers]:
+    """Return the numbers by which rows choose their next tokens.
+
+    Args:
+      tokens: the flat tokens of `plain`, in the order in which tokens are chosen.
+    """
+    index = np.array(tokens)
+    places = np.full(num_rows, _NOWHERE)
+    temperatures = np.zeros(num_rows, dtype=np.float32)
+    keys = np.zeros(num_rows, dtype=np.int64)
+    places[index] = np.arange(len(index))
+    temperatures[index], keys[index] = plain.temperatures, plain.keys
+    return {"places": places, "temperatures": temperatures, "keys": keys}

@@ -1,0 +1,37 @@
+"""Rows that sample in the plainest way, so that a captured step can choose their tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainRows:
+    """Rows whose next tokens depend on their logits and their temperature alone.
+
+    Attributes:
+      temperatures: (num_rows,) float32; 0 takes the likeliest token
+      keys: (num_rows,) int64, of the noise; 0 for greedy rows
+    """
+
+    temperatures: NDArray[np.float32]
+    keys: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenTokens:
+    """The next tokens of a step's rows, chosen together with the layers' work.
+
+    Attributes:
+      token_ids: (num_rows,) int64, on the device; the slots keep them already
+    """
+
+    token_ids: Tensor
+
+
+# (num_wanted, vocab_size) logits, or hidden states, or the tokens.
+StepOutput = Tensor | ChosenTokens
