@@ -25,6 +25,9 @@ from trioserve.kernels.triton.tiles import Tiles  # noqa: E402
 from trioserve.kernels.triton.widths import AttendSize, list_candidates  # noqa: E402
 from trioserve.model.attention.probe import LayerSpec  # noqa: E402
 
+# Seconds, for a slow machine, too.
+ENOUGH = 1e6
+
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -87,12 +90,12 @@ def test_decodes_and_chunks_have_sizes_of_their_own(
     assert (layer.decode_rows, layer.chunk_rows) == (16, 64)
     decodes, chunks = (list_candidates(rows, 16, 2) for rows in (16, 64))
     attention.fastest, attention.broken = chunks[1], decodes[2]
-    found = choose_sizes(layer, SizeTable(tmp_path), attention.time)
+    found = choose_sizes(layer, SizeTable(tmp_path, ENOUGH), attention.time)
     assert found.measured == {16: decodes[0], 64: chunks[1]}
     assert found.cache is layer.cache
     count = len(attention.sizes)
     # At the next start.
-    again = choose_sizes(layer, SizeTable(tmp_path), attention.time)
+    again = choose_sizes(layer, SizeTable(tmp_path, ENOUGH), attention.time)
     assert again.measured == found.measured and len(attention.sizes) == count
 
 
@@ -107,11 +110,11 @@ def test_other_layers_are_measured_again(attention: Attention, tmp_path: Path) -
         replace(make_layer(), num_cores=8),
     ]
     for layer in layers:
-        choose_sizes(layer, SizeTable(tmp_path), attention.time)
+        choose_sizes(layer, SizeTable(tmp_path, ENOUGH), attention.time)
     assert len(list(tmp_path.iterdir())) == 2 * len(layers)
     count = len(attention.sizes)
     # In float32 there is one size alone.
-    choose_sizes(make_layer(torch.float32), SizeTable(tmp_path), attention.time)
+    choose_sizes(make_layer(torch.float32), SizeTable(tmp_path, ENOUGH), attention.time)
     assert len(attention.sizes) == count
 
 
@@ -129,7 +132,7 @@ def test_the_kernels_run_on_the_problems(
         outputs.append(output)
         return float(len(outputs))
 
-    found = choose_sizes(make_layer(dtype), SizeTable(tmp_path), time)
+    found = choose_sizes(make_layer(dtype), SizeTable(tmp_path, ENOUGH), time)
     # None was passed over, and the first of each was the fastest.
     assert [each.shape for each in outputs] == [(4, 4, 16)] * 3 + [(12, 4, 16)] * 3
     assert all(each.isfinite().all() for each in outputs)
@@ -143,5 +146,5 @@ def test_the_kernels_run_on_the_problems(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
 def test_sizes_are_measured_on_a_device(dtype: torch.dtype, tmp_path: Path) -> None:
     layer = replace(make_layer(dtype, dim=128), num_cores=132)
-    found = choose_sizes(layer, SizeTable(tmp_path, 60.0), time_on_device)
+    found = choose_sizes(layer, SizeTable(tmp_path, ENOUGH), time_on_device)
     assert len(found.measured) == len(list(tmp_path.iterdir())) == 2

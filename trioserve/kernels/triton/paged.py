@@ -16,6 +16,7 @@ from .widths import (
     AttendSize,
     choose_size,
     count_chunk_rows,
+    count_merge_warps,
     count_most_splits,
     round_side,
     round_up,
@@ -186,6 +187,7 @@ class PagedLayer:
             VALUE_WIDTH=round_side(spec.value_dim),
             HAS_SINKS=spec.sinks is not None,
             NUM_SPLITS=splits,
+            num_warps=count_merge_warps(splits, spec.value_dim),
         )
 
     def _launch(

@@ -51,6 +51,11 @@ def count_most_splits(width: int) -> int:
     return 64 if width <= 128 else 32
 
 
+def count_merge_warps(splits: int, dim: int) -> int:
+    """Return the warps of a program of `merge`, whose numbers shall stay in registers."""
+    return 8 if splits * round_side(dim) > 4096 else 4
+
+
 def choose_size(
     rows: int, width: int, itemsize: int, *, has_scales: bool = False
 ) -> AttendSize:
