@@ -12,10 +12,12 @@ Question
       python bench/gpu.py --shapes Qwen3.5-0.8B,Qwen3.5-9B --minutes 10
       python bench/gpu.py --shapes 8B --variants native-long --kv-cache-dtype int8
       python bench/gpu.py --shapes 8B --variants native,native-int8,native-fp8,native-int4
+      python bench/gpu.py --shapes 2B-A0.4B,15B-A2B --minutes 8
 
 Machine
   One GPU with nothing else on it, and for the shapes 8B and Qwen3.5-9B 40 GB of memory and
-  20 GB of disk in --folder each. It needs no network, and trioserve need not be installed: PYTHONPATH may name a
+  20 GB of disk in --folder each; for 15B-A2B, which is half of Qwen3-30B-A3B's layers, 60 and
+  35 GB. It needs no network, and trioserve need not be installed: PYTHONPATH may name a
   checkout. Without a GPU it measures a tiny model on the CPU, which tests this script and
   says nothing about trioserve.
 
@@ -27,7 +29,8 @@ How to read it
               transformers' continuous batching, the times of its tokens
   prefill N   time to the first token of a prompt of N tokens
   share       the least time that the two rates allow, over the measured time. A decode reads
-              the weights, and reads and writes the states of each sequence
+              the weights, of experts those that tokens choose by chance, and reads and writes
+              the states of each sequence
   long N      the same as decode N behind long prompts, if native-long is asked for; it reads
               the keys and values of each sequence, too
   drawn       the same with temperature and top-p
@@ -143,6 +146,22 @@ SECONDS: dict[str, dict[str, int]] = {
         "streams": 45,
         "generate": 60,
     },
+    # Not measured yet, with experts.
+    "2B-A0.4B": {
+        "model": 20,
+        "native": 40,
+        "native-no-graphs": 30,
+        "streams": 45,
+        "generate": 60,
+        "triton": 40,
+    },
+    "15B-A2B": {
+        "model": 60,
+        "native": 80,
+        "streams": 60,
+        "generate": 80,
+    },
+    "tiny-experts": {"model": 60, "native": 60},
     "tiny-hybrid": {"model": 60, "native": 60},
     "tiny": {
         "model": 60,
@@ -313,14 +332,16 @@ def find_bound(
     Args:
       kv_bytes: of keys and values that each sequence of a decode reads, if they are many.
     """
-    num_bytes = 2 * model["read_in_a_step"]
+    fields, experts = SHAPES[shape], model["experts"]
+    used = fields["num_experts_per_tok"] / fields["num_experts"] if experts else 1.0
+    # Experts that no token chooses are not read, if all are chosen equally often.
+    num_bytes = 2 * (model["read_in_a_step"] - experts * (1 - used) ** count)
     if kind != "prefill":
         num_bytes += count * (2 * model["state_bytes"] + kv_bytes)
     read = num_bytes / rates["bytes_per_second"]
-    flops = 2.0 * count * model["read_in_a_step"]
+    flops = 2.0 * count * (model["read_in_a_step"] - experts * (1 - used))
     if kind == "prefill":
         # Only the last token has logits, and a token sees half of the others.
-        fields = SHAPES[shape]
         flops -= 2.0 * (count - 1) * fields["hidden_size"] * fields["vocab_size"]
         width = fields["num_attention_heads"] * fields.get(
             "head_dim", fields["hidden_size"] // fields["num_attention_heads"]

@@ -25,6 +25,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # Modules that hold or launch kernels for GPUs, and are imported where one is used.
 _PARTS = ("adapters", "decode_check", "decoder", "layer", "low_bits", "mixers")
+_PARTS += ("networks", "take_network", "weights")
 _KERNELS = ("activate", "attend", "attend_latents", "choose_plain", "convolve")
 _KERNELS += ("draw", "grouped", "low_rank", "multiply", "norm", "penalize")
 _KERNELS += ("read_tile", "recur", "rotate", "route", "take_in")

@@ -30,6 +30,13 @@ _QWEN3_5: dict[str, Any] = {
     "linear_value_head_dim": 128,
     "vocab_size": 248_320,
 }
+_QWEN3_MOE: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {
         "hidden_size": 128,
@@ -54,6 +61,37 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
         "vocab_size": 128_256,
+    },
+    "tiny-experts": {
+        **_QWEN3_MOE,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "moe_intermediate_size": 32,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "vocab_size": 1024,
+    },
+    "2B-A0.4B": {
+        **_QWEN3_MOE,
+        "hidden_size": 1024,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 16,
+        "moe_intermediate_size": 512,
+        "num_experts": 64,
+        "vocab_size": 65_536,
+    },
+    # Half of Qwen3-30B-A3B's layers: the whole one may not fit beside a KV cache.
+    "15B-A2B": {
+        **_QWEN3_MOE,
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "vocab_size": 151_936,
     },
     "tiny-hybrid": {
         **_QWEN3_5,
@@ -169,6 +207,11 @@ def save_model(shape: str, folder: Path) -> Figures:
     return {
         "parameters": weights,
         "read_in_a_step": weights - unread,
+        "experts": sum(
+            parameter.numel()
+            for name, parameter in model.named_parameters()
+            if ".experts." in name
+        ),
         "state_bytes": count_state_bytes(shape),
     }
 

@@ -14,7 +14,7 @@ from kit.gpu_parts import run_part
 import pytest
 from warm_start import FORK
 
-MODEL = {"parameters": 3000, "read_in_a_step": 2000, "state_bytes": 0}
+MODEL = {"parameters": 3000, "read_in_a_step": 2000, "state_bytes": 0, "experts": 0}
 RATES = {"bytes_per_second": 1e6, "flops_per_second": 1e6}
 
 
@@ -32,6 +32,19 @@ def test_a_decode_reads_and_writes_the_states_of_each_sequence(tmp_path: Path) -
     rates = {"bytes_per_second": 1e6, "flops_per_second": 1e9}
     found = gpu.find_bound("decode", 3, "tiny-hybrid", model, rates)
     assert found == pytest.approx((2 * 2000 + 2 * 3 * 1000) / 1e6)
+
+
+def test_a_decode_reads_the_experts_that_its_tokens_choose(tmp_path: Path) -> None:
+    figures: list[Any] = []
+    run_part("model", "tiny-experts", tmp_path, {}, figures.append)
+    # Two layers, each with 8 experts of three products.
+    assert figures[0]["experts"] == 2 * 8 * 3 * 64 * 32
+    model = {**MODEL, "experts": 1600}
+    rates = {"bytes_per_second": 1e6, "flops_per_second": 1e9}
+    # Each token leaves out three quarters of them.
+    for count, share in ((1, 1 / 4), (2, 7 / 16)):
+        found = gpu.find_bound("decode", count, "tiny-experts", model, rates)
+        assert found == pytest.approx(2 * (400 + 1600 * share) / 1e6)
 
 
 def test_of_a_prompt_one_token_has_logits_and_each_sees_half_of_the_others() -> None:

@@ -38,6 +38,19 @@ class MlpParts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClampedGate:
+    """The activation of experts whose gates and numbers are clamped.
+
+        (numbers + 1) * gates * sigmoid(slope * gates)
+
+    Gates are at most `limit`, and numbers are between -limit and limit.
+    """
+
+    slope: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureParts:
     """A mixture of experts, each a feed-forward network.
 
@@ -46,8 +59,11 @@ class MixtureParts:
       experts: has gate_up_proj, (num_experts, 2 * intermediate_size, size), or up_proj,
         (num_experts, intermediate_size, size), if there are no gates; and down_proj,
         (num_experts, size, intermediate_size). size is the hidden size without `inputs`.
+        Their biases are (num_experts, outputs), if they have some.
       inputs, output: the products before and behind the experts; empty and None if they
         read and write hidden states.
+      router_bias: (num_experts,), of the router's scores; None if there is none
+      clamp: the activation of gates; None if it is the decoder's.
       num_chosen: experts for each token.
       renormalizes: the weights of a token's experts add up to 1.
       num_groups, num_chosen_groups: experts are chosen among those of the best groups, which
@@ -73,6 +89,8 @@ class MixtureParts:
     choice_bias: Tensor | None = None
     scale: float = 1.0
     expert_scales: Tensor | None = None
+    router_bias: Tensor | None = None
+    clamp: ClampedGate | None = None
     shared: MlpParts | None = None
     shared_gate: nn.Linear | None = None
     inputs: tuple[nn.Linear, ...] = ()
@@ -88,8 +106,22 @@ class MixtureParts:
         return hasattr(self.experts, "gate_up_proj")
 
     @property
+    def is_transposed(self) -> bool:
+        """True if the inputs come before the outputs in the weights of experts."""
+        return bool(getattr(self.experts, "is_transposed", False))
+
+    @property
+    def is_interleaved(self) -> bool:
+        """True if each gate's outputs come beside what it weighs."""
+        return not getattr(self.experts, "is_concatenated", True)
+
+    @property
+    def has_biases(self) -> bool:
+        return bool(getattr(self.experts, "has_bias", False))
+
+    @property
     def intermediate_size(self) -> int:
-        return int(self.experts.down_proj.shape[2])
+        return int(self.experts.down_proj.shape[1 if self.is_transposed else 2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,6 @@ from interpreter import require_triton
 import pytest
 import torch
 
-from trioserve.model.runtimes.choice import NotRecognised
 from trioserve.model.runtimes.fused.graphs import find_size, list_sizes
 
 from ...planning import Planner, make_image, make_prompt
@@ -23,12 +22,18 @@ from .graphs import DEVICE, GRAPHS, load
 require_triton()
 
 # They differ in biases, norms of queries, windows, soft caps, norms behind the products, the
-# scale of the embedding, and in how their weights are joined.
+# scale of the embedding, and in how their weights are joined; and those with experts in what
+# stands beside them, and in their routers, biases and gates.
 TYPES = (
     "qwen2",
+    "qwen2_moe",
+    "gpt_oss",
     *(
         pytest.param(model_type, marks=pytest.mark.matrix)
-        for model_type in ("llama", "qwen3", "gemma2", "gemma3_text", "phi3")
+        for model_type in (
+            *("llama", "qwen3", "gemma2", "gemma3_text", "phi3"),
+            *("mixtral", "qwen3_moe", "granitemoe", "glm4_moe"),
+        )
     ),
 )
 
@@ -113,8 +118,3 @@ def test_sizes_of_graphs() -> None:
     assert list_sizes(100) == [1, 2, 4, *range(8, 65, 8), 80, 96, 100]
     assert list_sizes(512)[-6:] == [240, 256, 320, 384, 448, 512]
     assert [find_size([1, 2, 4], rows) for rows in (1, 3, 4, 5)] == [1, 4, 4, None]
-
-
-def test_a_mixture_of_experts_keeps_its_modules(tiny: Callable[..., Any]) -> None:
-    with pytest.raises(NotRecognised, match="it has experts"):
-        load(tiny("mixtral"))

@@ -5,7 +5,9 @@ in the same way. A model that is not recognised there runs by transformers' modu
 
 products   modules that read the same input, as one product
 low_bits   weights in fewer bits than 16
-weights    the weights of a layer
+checks     the parts of decoders that these layers compute
+weights    the weights of a layer; take_network takes those of its network
+networks   the networks of layers: one for all tokens, or experts
 mixers     attention, and the mixers that keep a state, with their caches
 adapters   the changes of products by adapters; adapter_check tries them
 layer      one layer

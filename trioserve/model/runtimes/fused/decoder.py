@@ -198,7 +198,9 @@ class FusedLayers:
         embed: Callable[[Tensor], Tensor] | None = None,
         chooses: bool = False,
     ) -> None:
-        """Capture the graphs of decodes, in at most half of the free memory."""
+        """Compile kernels; capture the graphs of decodes, in at most half of the free memory."""
+        for layer in self._layers:
+            layer.compile()
         if self._make_capture is None:
             return
         self._embed, self._chooses = embed, chooses and self._head is not None

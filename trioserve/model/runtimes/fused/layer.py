@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
-from ....kernels.triton.steps import Angles, normalize, weigh_gates
+from ....kernels.triton.steps import Angles, normalize
 from ....kernels.triton.tiles import Tiles
 from ...shards.group import TensorGroup
 from ..description import DecoderParts
@@ -36,7 +38,10 @@ class Layer:
         self._adapters = adapters
         self._group = group
         self._epsilon = parts.epsilon
-        self._activation = parts.activation
+
+    def compile(self) -> None:
+        """Compile kernels that depend on the number of tokens."""
+        self._weights.network.compile()
 
     def enter(self, hidden: Tensor) -> Tensor:
         """Normalise the input of the first layer."""
@@ -73,14 +78,14 @@ class Layer:
             scale=weights.mixer_scale,
         )
         assert middle is not None, "there is a norm"
-        gate_up = self._multiply(weights.gate_up, middle, tiles)
-        gates, numbers = gate_up.chunk(2, dim=1)
-        gated = weigh_gates(gates, numbers, self._activation)
+        added = weights.network.run(
+            middle, tiles.slots, partial(self._multiply, tiles=tiles)
+        )
         result = normalize(
             hidden,
             None if following is None else following._weights.input_norm,
             self._epsilon,
-            added=self._sum(self._multiply(weights.down, gated, tiles)),
+            added=self._sum(added),
             added_weight=weights.post_mlp_norm,
             scale=weights.mlp_scale,
         )

@@ -47,7 +47,7 @@ from .joined import (
 from .layers import NativeLayers
 from .packer import CACHES, Packer, Rows, are_numbers
 from .scans import NativeScans
-from .sublayers import SublayerPacker
+from .sublayers import SublayerPacker, check_mixtures
 from .sums import NativeSums
 
 
@@ -61,6 +61,9 @@ class NativeDecoder:
       int8: quantise the weights that are numbers.
       group: the processes that share the layers; None if they are whole.
       sources: the rows of the parameters that have no numbers themselves.
+
+    Raises:
+      NotRecognised: no module has lost anything.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class NativeDecoder:
         group: TensorGroup | None = None,
         sources: Mapping[Tensor, Rows] | None = None,
     ) -> None:
+        check_mixtures(parts)
         self.name = f"native {library.name}{' int8' if int8 else ''}"
         self.num_threads = num_threads
         self._sums = None if group is None else NativeSums(group)

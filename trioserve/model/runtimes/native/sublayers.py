@@ -24,6 +24,7 @@ from ..description import (
     AttentionParts,
     BesideParts,
     Body,
+    DecoderParts,
     LatentParts,
     LookupParts,
     MixerParts,
@@ -31,6 +32,7 @@ from ..description import (
     MlpParts,
     StateParts,
     SublayerParts,
+    find_mixture,
 )
 from .gguf_matrix import GgufMatrix
 from .latents import make_latent
@@ -39,6 +41,22 @@ from .states import find_places, make_state
 
 # SublayerKind of native/decoder.h.
 _ATTENTION, _STATE, _NETWORK, _MIXTURE, _BESIDE, _LOOKUP = range(6)
+
+
+def check_mixtures(parts: DecoderParts) -> None:
+    """Refuse experts that only the kernels for GPUs compute.
+
+    Raises:
+      NotRecognised
+    """
+    for body in parts.bodies:
+        mixture = find_mixture(body)
+        if mixture is None:
+            continue
+        if mixture.has_biases or mixture.router_bias is not None:
+            raise NotRecognised("its experts have biases")
+        if mixture.is_transposed or mixture.is_interleaved or mixture.clamp is not None:
+            raise NotRecognised("its experts have another form")
 
 
 class SublayerPacker:

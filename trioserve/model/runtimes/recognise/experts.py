@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..choice import NotRecognised
-from ..description import MixtureParts, MlpParts
+from ..description import ClampedGate, MixtureParts, MlpParts
 from .products import check_linear, find_products, get_part
 
 _NUM_TRIALS = 64
@@ -101,6 +101,8 @@ def find_mixture(
         num_ranked=rule.num_ranked,
         has_sigmoid=rule.has_sigmoid,
         choice_bias=_get_bias(router, choice_bias),
+        router_bias=_get_router_bias(router),
+        clamp=_find_clamp(experts),
         scale=rule.scale,
         shared=None if shared is None else find_mlp(shared),
         shared_gate=shared_gate,
@@ -131,6 +133,37 @@ def _get_bias(router: Any, choice_bias: Tensor | None) -> Tensor | None:
     return own if choice_bias is None else choice_bias
 
 
+def _get_router_bias(router: Any) -> Tensor | None:
+    """Return the bias of a router's scores."""
+    bias = getattr(router, "bias", None)
+    return bias if isinstance(bias, Tensor) else None
+
+
+def _find_clamp(experts: Any) -> ClampedGate | None:
+    """Return the activation of clamped gates; None if the experts have another one.
+
+    Raises:
+      NotRecognised: they clamp gates by another rule.
+    """
+    slope, limit = getattr(experts, "alpha", None), getattr(experts, "limit", None)
+    if slope is None or limit is None:
+        return None
+    gates, numbers = torch.linspace(-2 * limit, 2 * limit, 2 * 17**2).chunk(2)
+    # Each gate beside each number.
+    gates, numbers = gates[::17].repeat(17), numbers[::17].repeat_interleave(17)
+    is_interleaved = not getattr(experts, "is_concatenated", True)
+    both = torch.stack((gates, numbers), dim=-1).flatten()
+    actual = experts._apply_gate(
+        both if is_interleaved else torch.cat((gates, numbers))
+    )
+    gates = gates.clamp(max=limit)
+    numbers = numbers.clamp(-limit, limit)
+    expected = (numbers + 1) * gates * torch.sigmoid(slope * gates)
+    if not torch.allclose(actual, expected, rtol=0, atol=1e-5):
+        raise NotRecognised(f"{type(experts).__name__} clamps gates by another rule")
+    return ClampedGate(slope=float(slope), limit=float(limit))
+
+
 def list_activations(mlp: Any) -> list[Callable[[Tensor], Tensor]]:
     """Return the activations of a feed-forward network, or of a mixture.
 
@@ -140,6 +173,7 @@ def list_activations(mlp: Any) -> list[Callable[[Tensor], Tensor]]:
     experts = getattr(mlp, "experts", None)
     shared = _get_shared(mlp)
     modules = [mlp] if experts is None else [experts, *([shared] if shared else [])]
+    modules = [each for each in modules if _find_clamp(each) is None]
     return [_find_activation(module) for module in modules]
 
 
@@ -220,10 +254,13 @@ def _find_rule(router: nn.Module, choice_bias: Tensor | None) -> _Rule:
     actual = actual.gather(-1, order)
     bias = _get_bias(exact, choice_bias)
     scale = float(getattr(router, "routed_scaling_factor", 1.0))
+    router_bias = _get_router_bias(exact)
+    scores = states @ exact.weight.T
+    scores = scores if router_bias is None else scores + router_bias
     for flags in product((False, True), (False, True), _list_groups(router)):
         has_sigmoid, renormalizes, groups = flags
         rule = _Rule(chosen.shape[1], has_sigmoid, renormalizes, scale, *groups)
-        expected, best = rule.apply(states @ exact.weight.T, bias)
+        expected, best = rule.apply(scores, bias)
         if torch.equal(chosen, best) and torch.allclose(actual, expected, atol=1e-5):
             return rule
     raise NotRecognised(f"{type(router).__name__} chooses experts by another rule")
@@ -251,20 +288,31 @@ def check_experts(found: MixtureParts, expert_size: int) -> None:
     for part in (found.first_name, "down_proj"):
         if not isinstance(getattr(experts, part, None), nn.Parameter):
             raise NotRecognised(f"{name} has no {part} of all experts")
-    num_experts = len(found.router)
-    size = found.intermediate_size
-    num_inner = 2 * size if found.has_gate else size
-    first = getattr(experts, found.first_name)
     if (
-        {name for name, _ in experts.named_parameters()}
-        != {found.first_name, "down_proj"}
+        {name: weight.shape for name, weight in experts.named_parameters()}
+        != _list_shapes(found, expert_size)
         or len(found.router.shape) != 2
-        or first.shape != (num_experts, num_inner, expert_size)
-        or experts.down_proj.shape != (num_experts, expert_size, size)
-        or first.dtype != experts.down_proj.dtype
-        or first.is_meta
-        or not 0 < found.num_chosen <= num_experts
+        or len({weight.dtype for weight in experts.parameters()}) != 1
+        or getattr(experts, found.first_name).is_meta
+        or not 0 < found.num_chosen <= len(found.router)
     ):
         raise NotRecognised(f"{name} has weights of an unexpected shape or type")
     if found.shared is None and found.shared_gate is not None:
         raise NotRecognised(f"{name} has a gate for no expert")
+
+
+def _list_shapes(found: MixtureParts, expert_size: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights that experts should have."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    size = found.intermediate_size
+    num_inner = 2 * size if found.has_gate else size
+    for name, *sides in (
+        (found.first_name, num_inner, expert_size),
+        ("down_proj", expert_size, size),
+    ):
+        num_experts = len(found.router)
+        if found.has_biases:
+            shapes[f"{name}_bias"] = num_experts, sides[0]
+        order = reversed(sides) if found.is_transposed else sides
+        shapes[name] = num_experts, *order
+    return shapes

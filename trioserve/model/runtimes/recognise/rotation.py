@@ -67,6 +67,10 @@ def _list_variants(found: AttentionParts) -> Iterator[tuple[AttentionParts, Tens
         return
     nothing = found.cos[:, :0]
     yield replace(found, cos=nothing, sin=nothing), head
+    if 2 * rotary_dim <= found.call.key_dim:
+        # One number for a pair, as gpt-oss has it.
+        cos, sin = found.cos.repeat(1, 2), found.sin.repeat(1, 2)
+        yield replace(found, cos=cos, sin=sin), head
     # Values that are keys would be in another order, too.
     if not found.keys_are_values:
         pairs = head[:rotary_dim].view(-1, 2).T.flatten()

@@ -1,0 +1,105 @@
+"""Take the weights of networks from their modules."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ....kernels.triton.experts import Experts, Router
+from ..description import Body, MixtureParts, MlpParts, list_products, release
+from ..stored_linear import release_stored
+from .networks import Dense, Mixture, Network
+from .products import MakeWeight, join_products
+
+
+def take_network(body: Body, activation: str, make: MakeWeight | None) -> Network:
+    """Take the weights of a network, which check_parts has accepted.
+
+    Args:
+      make: as in join_products.
+    """
+    if isinstance(body, MlpParts):
+        taken: Network = _take_dense(body, activation, make)
+    else:
+        assert isinstance(body, MixtureParts), "check_parts looked at it"
+        taken = _take_mixture(body, activation, make)
+    products = list_products(body)
+    release(products)
+    release_stored(products)
+    return taken
+
+
+def _take_dense(mlp: MlpParts, activation: str, make: MakeWeight | None) -> Dense:
+    return Dense(
+        inputs=join_products(mlp.inputs, make=make),
+        output=join_products([mlp.output], make=make),
+        has_gate=mlp.has_gate,
+        activation=activation,
+    )
+
+
+def _take_mixture(
+    mixture: MixtureParts, activation: str, make: MakeWeight | None
+) -> Mixture:
+    shared, gate = mixture.shared, mixture.shared_gate
+    taken = Mixture(
+        weight=mixture.router.detach(),
+        router=Router(
+            num_experts=len(mixture.router),
+            num_chosen=mixture.num_chosen,
+            renormalizes=mixture.renormalizes,
+            num_groups=mixture.num_groups,
+            num_chosen_groups=mixture.num_chosen_groups,
+            num_ranked=mixture.num_ranked,
+            has_sigmoid=mixture.has_sigmoid,
+            scale=mixture.scale,
+            biases=_to_float(mixture.router_bias),
+            choice_bias=_to_float(mixture.choice_bias),
+            expert_scales=_to_float(mixture.expert_scales),
+        ),
+        experts=_take_experts(mixture, activation),
+        shared=None if shared is None else _take_dense(shared, activation, make),
+        shared_gate=(
+            None if gate is None else join_products([gate], make=make, quantises=False)
+        ),
+    )
+    for name in (mixture.first_name, "down_proj"):
+        release([mixture.experts], name)
+    return taken
+
+
+def _to_float(numbers: Tensor | None) -> Tensor | None:
+    return None if numbers is None else numbers.detach().float().contiguous()
+
+
+def _take_experts(mixture: MixtureParts, activation: str) -> Experts:
+    clamp = mixture.clamp
+    first, first_bias = _list_tensors(mixture, mixture.first_name)
+    second, second_bias = _list_tensors(mixture, "down_proj")
+    if mixture.is_interleaved:
+        first = _put_gates_first(first)
+        first_bias = None if first_bias is None else _put_gates_first(first_bias)
+    return Experts(
+        first=first.contiguous(),
+        first_bias=first_bias,
+        second=second.contiguous(),
+        second_bias=second_bias,
+        has_gate=mixture.has_gate,
+        activation=activation if clamp is None else "clamped",
+        slope=0.0 if clamp is None else clamp.slope,
+        limit=0.0 if clamp is None else clamp.limit,
+    )
+
+
+def _list_tensors(mixture: MixtureParts, name: str) -> tuple[Tensor, Tensor | None]:
+    """Return a weight of all experts, (num_experts, outputs, inputs), and its bias."""
+    weight: Tensor = getattr(mixture.experts, name).detach()
+    if mixture.is_transposed:
+        weight = weight.transpose(1, 2)
+    if not mixture.has_biases:
+        return weight, None
+    return weight, getattr(mixture.experts, f"{name}_bias").detach()
+
+
+def _put_gates_first(numbers: Tensor) -> Tensor:
+    return torch.cat((numbers[:, ::2], numbers[:, 1::2]), dim=1)
