@@ -13,8 +13,32 @@ from compiling import compile_for
 import torch
 
 from trioserve.kernels.triton.experts import Experts, Router, sum_outputs
+from trioserve.kernels.triton.matrices import Matrices
 
 NUM_CHOSEN = 4
+
+
+def make(
+    format: str, dtype: torch.dtype, num_experts: int, num_outputs: int, num_inputs: int
+) -> Matrices:
+    """Make weights without memory, which no kernel reads."""
+    shape = num_experts, num_outputs
+    if format == "plain":
+        numbers = torch.zeros((), dtype=dtype)
+        return Matrices(codes=numbers.expand(*shape, num_inputs), num_inputs=num_inputs)
+    length = -(-num_inputs // 128) * 128
+    group = 0 if format == "fp8" else 32
+    word = torch.zeros((), dtype=torch.int32)
+    scale = torch.zeros((), dtype=torch.uint8 if format == "mxfp4" else dtype)
+    scale = scale.expand(num_experts * num_outputs, length // group if group else 1)
+    return Matrices(
+        codes=word.expand(*shape, length // (4 if format == "fp8" else 8)),
+        num_inputs=num_inputs,
+        format=format,
+        scales=scale,
+        zeros=scale if format == "int4" else None,
+        group=group,
+    )
 
 
 def main(
@@ -38,21 +62,24 @@ def main(
         )
         slots = torch.zeros(3, dtype=torch.int64)
         router.choose(torch.zeros(3, num_experts, dtype=dtype), slots)
-    # An expansion, because no kernel reads them.
-    first = torch.zeros((), dtype=dtype).expand(num_experts, 2 * inner, hidden)
-    for activation in ("silu", "clamped"):
-        has_biases = activation == "clamped"
+    for activation, format in (
+        ("silu", "plain"),
+        ("clamped", "mxfp4"),
+        ("silu", "int4"),
+        ("silu", "fp8"),
+    ):
+        biases = torch.zeros(2, dtype=dtype) if activation == "clamped" else None
         experts = Experts(
-            first=first,
-            first_bias=first[:, :, 0] if has_biases else None,
-            second=first[:1, :1, :1].expand(num_experts, hidden, inner),
-            second_bias=first[:, :hidden, 0] if has_biases else None,
+            first=make(format, dtype, num_experts, 2 * inner, hidden),
+            first_bias=biases,
+            second=make(format, dtype, num_experts, hidden, inner),
+            second_bias=biases,
             has_gate=True,
             activation=activation,
             slope=1.702,
             limit=7.0,
         )
-        experts.compile()
+        experts.compile(dtype)
     parts = torch.zeros(2, NUM_CHOSEN, hidden, dtype=dtype)
     sum_outputs(parts, parts[:, 0], parts[:, 0, :1])
 

@@ -18,6 +18,12 @@ from trioserve.kernels.triton.experts import (  # noqa: E402
     Router,
     sum_outputs,
 )
+from trioserve.kernels.triton.matrices import hold, hold_stored  # noqa: E402
+from trioserve.kernels.triton.stored import (  # noqa: E402
+    StoredWeights,
+    quantise,
+    store,
+)
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -96,14 +102,22 @@ def test_scores_that_are_no_numbers_choose_some_experts() -> None:
 
 
 def make_experts(
-    num_experts: int, hidden: int, inner: int, *, has_gate: bool, activation: str
+    num_experts: int,
+    hidden: int,
+    inner: int,
+    *,
+    has_gate: bool = True,
+    activation: str = "silu",
+    dtype: torch.dtype = torch.float32,
 ) -> Experts:
     has_biases = activation == "clamped"
     num_rows = 2 * inner if has_gate else inner
     return Experts(
-        first=draw(num_experts, num_rows, hidden, seed=1) / hidden**0.5,
+        first=hold(
+            (draw(num_experts, num_rows, hidden, seed=1) / hidden**0.5).to(dtype)
+        ),
         first_bias=draw(num_experts, num_rows, seed=2) if has_biases else None,
-        second=draw(num_experts, hidden, inner, seed=3) / inner**0.5,
+        second=hold((draw(num_experts, hidden, inner, seed=3) / inner**0.5).to(dtype)),
         second_bias=draw(num_experts, hidden, seed=4) if has_biases else None,
         has_gate=has_gate,
         activation=activation,
@@ -117,13 +131,13 @@ def compute(experts: Experts, given: Tensor, choices: Choices) -> Tensor:
     output = torch.zeros(*choices.experts.shape, given.shape[1], device=DEVICE)
     for token, chosen in enumerate(choices.experts.tolist()):
         for place, expert in enumerate(chosen):
-            if expert == len(experts.first):
+            if expert == experts.first.num_experts:
                 continue
-            inner = experts.first[expert].float() @ given[token].float()
+            inner = experts.first.codes[expert] @ given[token]
             if experts.first_bias is not None:
                 inner += experts.first_bias[expert].float()
             inner = activate(experts, inner)
-            own = experts.second[expert].float() @ inner
+            own = experts.second.codes[expert] @ inner
             if experts.second_bias is not None:
                 own += experts.second_bias[expert].float()
             output[token, place] = choices.weights[token, place] * own
@@ -169,12 +183,46 @@ def test_each_pair_gets_the_output_of_its_expert(
 
 
 def test_many_pairs_are_grouped() -> None:
-    experts = make_experts(3, 32, 32, has_gate=True, activation="silu")
+    experts = make_experts(3, 32, 32)
     given = draw(600, 32, seed=7)
     choices = choose_some(600, 2, 3)
     actual = experts.run(given, choices)
     real = choices.experts < 3
     assert is_close(actual[real], compute(experts, given, choices)[real])
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("format", ["int8", "int4", "fp8", "mxfp4"])
+def test_weights_stay_in_few_bits(format: str, rows: int) -> None:
+    plain = make_experts(3, 96, 64)
+    kept = [make_stored(each.codes, format) for each in (plain.first, plain.second)]
+    first, second = (hold_stored(each, 3) for each in kept)
+    experts = replace(plain, first=first, second=second)
+    restored = [
+        hold(each.restore(torch.float32).unflatten(0, (3, -1))) for each in kept
+    ]
+    plain = replace(plain, first=restored[0], second=restored[1])
+    given, choices = draw(5, 96, seed=7), choose_some(5, 2, 3)
+    actual = experts.run(given, choices, rows)
+    real = choices.experts < 3
+    assert is_close(actual[real], compute(plain, given, choices)[real])
+
+
+def make_stored(weights: Tensor, format: str) -> StoredWeights:
+    """Store weights of all experts, whose numbers mean nothing in four bits."""
+    weights = weights.flatten(0, 1)
+    if format in ("int8", "fp8"):
+        return quantise(weights, format)
+    num_outputs, num_inputs = weights.shape
+    shape = num_outputs, num_inputs // 32
+    scales, zeros = draw(*shape, seed=8) / 100, draw(*shape, seed=9)
+    if format == "mxfp4":
+        scales, zeros = 124 + 2 * zeros.abs().clamp(max=1), None
+        scales = scales.to(torch.uint8)
+    else:
+        zeros = (8 + zeros).clamp(0, 15).round()
+    codes = (16 * draw(num_outputs, num_inputs).sigmoid()).to(torch.uint8)
+    return store(codes, scales, format=format, zeros=zeros, group=32)
 
 
 @pytest.mark.parametrize("has_gates", [False, True])

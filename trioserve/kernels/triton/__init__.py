@@ -12,7 +12,7 @@ paged, paged_latents              the kernels of attention, called with tensors
 adapters, experts, products,
   states, steps, sampling,
   decodes                         the other kernels, called with tensors
-stored                            weights in fewer bits, as kernels read them
+stored, matrices                  weights in fewer bits, and those of experts, as kernels read them
 tiles                             the tokens of a step, cut for the kernels
 
 They know tensors and numbers, no plans and no models. On a machine without a GPU, Triton's

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .grouped import multiply_pairs, sum_pairs
+from .matrices import Matrices
 from .route import BLOCK_COLUMNS, group_pairs, route
 from .widths import round_up
 
@@ -42,15 +43,15 @@ class _Size(NamedTuple):
     stages: int
 
 
-def _choose_size(rows: int, itemsize: int) -> _Size:
+def _choose_size(rows: int, itemsize: int, *, is_plain: bool) -> _Size:
     """Return a size whose numbers stay in registers and in 99 kB of shared memory.
 
     tests/kernels/triton/test_compile.py checks it. The choice is not measured on a GPU yet.
     """
     if itemsize > 2:
-        return _Size(64, 32, 4 if rows <= 16 else 8, 2)
+        return _Size(64, 32 if is_plain else 64, 4 if rows <= 16 else 8, 2)
     if rows <= 16:
-        return _Size(64, 128, 4, 4)
+        return _Size(64, 64, 4, 4) if is_plain else _Size(64, 128, 4, 3)
     return _Size(128, 64, 4 if rows <= 64 else 8, 3)
 
 
@@ -142,21 +143,21 @@ class _Blocks(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """The networks of all experts of a layer. Weights are contiguous, and biases may be None.
+    """The networks of all experts of a layer.
 
     Args:
-      first: (num_experts, rows, hidden_size): the gates' rows before those that they weigh
-      first_bias: (num_experts, rows)
-      second: (num_experts, hidden_size, inner_size)
+      first: from hidden_size inputs to the gates' outputs, and then to those they weigh
+      first_bias: (num_experts, outputs); None without biases
+      second: from inner_size inputs to hidden_size outputs
       second_bias: (num_experts, hidden_size)
-      has_gate: there are gates, so there are 2 * inner_size rows.
+      has_gate: there are gates, so the first has 2 * inner_size outputs.
       activation: as in `multiply_pairs`.
       slope, limit: of clamped gates.
     """
 
-    first: Tensor
+    first: Matrices
     first_bias: Tensor | None
-    second: Tensor
+    second: Matrices
     second_bias: Tensor | None
     has_gate: bool
     activation: str
@@ -177,10 +178,10 @@ class Experts:
         num_chosen = choices.experts.shape[1]
         if rows is None:
             rows = _choose_rows(
-                choices.experts.numel(), len(self.first), given.itemsize
+                choices.experts.numel(), self.first.num_experts, given.itemsize
             )
         blocks = self._group(choices, rows)
-        inner = given.new_empty((choices.experts.numel(), self.second.shape[2]))
+        inner = given.new_empty((choices.experts.numel(), self.second.num_inputs))
         self._multiply(
             *(given, self.first, self.first_bias, None, blocks, inner),
             num_sharing=num_chosen,
@@ -196,20 +197,24 @@ class Experts:
         )
         return output
 
-    def compile(self) -> None:
-        """Compile the kernels for all sizes of steps, so that no step waits for them."""
-        device = self.first.device
+    def compile(self, dtype: torch.dtype) -> None:
+        """Compile the kernels for all sizes of steps, so that no step waits for them.
+
+        Args:
+          dtype: of what the experts read.
+        """
+        device = self.first.codes.device
         choices = Choices(
             experts=torch.zeros((1, 1), dtype=torch.int32, device=device),
             weights=torch.zeros((1, 1), device=device),
         )
-        given = self.first.new_zeros((1, self.first.shape[2]))
+        given = torch.zeros((1, self.first.num_inputs), dtype=dtype, device=device)
         for rows in (1, *_ROWS[given.itemsize]):
             self.run(given, choices, rows)
 
     def _group(self, choices: Choices, rows: int) -> _Blocks:
         """Cut the pairs of tokens and experts into blocks."""
-        chosen, num_experts = choices.experts, len(self.first)
+        chosen, num_experts = choices.experts, self.first.num_experts
         num_pairs = chosen.numel()
         if rows == 1:
             return _Blocks(None, chosen, rows)
@@ -231,7 +236,7 @@ class Experts:
     def _multiply(
         self,
         given: Tensor,
-        weights: Tensor,
+        weights: Matrices,
         biases: Tensor | None,
         factors: Tensor | None,
         blocks: _Blocks,
@@ -241,17 +246,17 @@ class Experts:
         activation: str,
         has_gate: bool,
     ) -> None:
-        num_experts, num_rows, num_inputs = weights.shape
-        num_outputs = num_rows // 2 if has_gate else num_rows
+        num_outputs = weights.num_outputs // 2 if has_gate else weights.num_outputs
         # A product on tensor cores has 16 rows at least.
         rows = max(16, blocks.rows)
-        size = _choose_size(rows, given.itemsize)
+        is_plain = weights.format == "plain"
+        size = _choose_size(rows, given.itemsize, is_plain=is_plain)
         outputs = size.columns // 2 if has_gate else size.columns
         is_grouped = blocks.order is not None
         num_blocks = len(blocks.blocks) if is_grouped else blocks.blocks.numel()
         multiply_pairs[num_blocks * -(-num_outputs // outputs),](
             given,
-            weights,
+            *(weights.codes, weights.scales, weights.zeros),
             biases,
             factors,
             blocks.order,
@@ -260,9 +265,14 @@ class Experts:
             num_blocks,
             self.slope,
             self.limit,
-            NUM_EXPERTS=num_experts,
-            NUM_INPUTS=num_inputs,
+            NUM_EXPERTS=weights.num_experts,
+            NUM_INPUTS=weights.num_inputs,
             NUM_OUTPUTS=num_outputs,
+            ROW_LENGTH=weights.codes.shape[2],
+            NUM_GROUPS=1 if weights.scales is None else weights.scales.shape[1],
+            FORMAT=weights.format,
+            GROUP=weights.group,
+            HAS_ZEROS=weights.zeros is not None,
             NUM_SHARING=num_sharing,
             ROWS=rows,
             OUTPUTS=outputs,

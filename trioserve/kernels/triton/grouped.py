@@ -13,6 +13,7 @@ import triton.language as tl
 
 from .activate import activate
 from .attend import multiply_and_add
+from .read_tile import read_tile
 from .route import BLOCK_BEGIN, BLOCK_COLUMNS, BLOCK_COUNT, BLOCK_EXPERT
 
 # Blocks of pairs whose programs run side by side: they read the same weights, if they have the
@@ -34,7 +35,9 @@ def weigh_clamped(gates, numbers, slope, limit):
 @triton.jit(do_not_specialize=["num_blocks"])
 def multiply_pairs(
     given,
-    weights,
+    codes,
+    scales,
+    zeros,
     biases,
     factors,
     order,
@@ -46,7 +49,12 @@ def multiply_pairs(
     NUM_EXPERTS: tl.constexpr,
     NUM_INPUTS: tl.constexpr,
     NUM_OUTPUTS: tl.constexpr,
+    ROW_LENGTH: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
     NUM_SHARING: tl.constexpr,
+    FORMAT: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -62,8 +70,9 @@ def multiply_pairs(
 
     Args:
       given: (num_pairs // NUM_SHARING, NUM_INPUTS)
-      weights: (NUM_EXPERTS, rows, NUM_INPUTS), of NUM_OUTPUTS rows; with HAS_GATE, of the
+      codes: (NUM_EXPERTS, rows, ROW_LENGTH), of NUM_OUTPUTS rows; with HAS_GATE, of the
         gates' rows and then of as many rows that they weigh
+      scales, zeros: (NUM_EXPERTS, rows, NUM_GROUPS), of the codes, as `read_tile` reads them
       biases: (NUM_EXPERTS, rows), if HAS_BIASES
       factors: (num_pairs,) float32, of the outputs, if HAS_FACTORS
       order, blocks: as `group_pairs` writes them, if IS_GROUPED; otherwise each pair is a
@@ -71,6 +80,7 @@ def multiply_pairs(
       output: (num_pairs, NUM_OUTPUTS)
       slope, limit: as in `weigh_clamped`.
       NUM_SHARING: pairs that read the same numbers.
+      FORMAT, GROUP, HAS_ZEROS: as in `read_tile`.
       ROWS: most pairs of a block.
       OUTPUTS, INPUTS: of a program, and of a read.
       ACTIVATION: as in `activate`, of the gates or of the outputs; "clamped", as in
@@ -102,36 +112,56 @@ def multiply_pairs(
     # Places behind the last row read that row again: a mask would cost more.
     own = tl.minimum(outputs, NUM_OUTPUTS - 1)
     num_rows: tl.constexpr = 2 * NUM_OUTPUTS if HAS_GATE else NUM_OUTPUTS
-    weights += expert * num_rows * NUM_INPUTS
+    codes += expert * num_rows * ROW_LENGTH
+    if FORMAT != "plain":
+        scales += expert * num_rows * NUM_GROUPS
+    if HAS_ZEROS:
+        zeros += expert * num_rows * NUM_GROUPS
     given += (pairs // NUM_SHARING * NUM_INPUTS)[:, None]
     summed = tl.zeros((ROWS, OUTPUTS), tl.float32)
     gates = tl.zeros((ROWS, OUTPUTS), tl.float32)
     for start in range(0, NUM_INPUTS, INPUTS):
         inputs = start + tl.arange(0, INPUTS)
-        if NUM_INPUTS % INPUTS == 0:
-            numbers = tl.load(given + inputs[None, :], mask=is_row[:, None], other=0.0)
-            places = weights + own[None, :] * NUM_INPUTS + inputs[:, None]
-            first = tl.load(places)  # (INPUTS, OUTPUTS)
-            if HAS_GATE:
-                second = tl.load(places + NUM_OUTPUTS * NUM_INPUTS)
-        else:
-            inside = inputs < NUM_INPUTS
-            numbers = tl.load(
-                given + inputs[None, :],
-                mask=is_row[:, None] & inside[None, :],
-                other=0.0,
-            )
-            places = weights + own[None, :] * NUM_INPUTS + inputs[:, None]
-            first = tl.load(places, mask=inside[:, None], other=0.0)
-            if HAS_GATE:
-                second = tl.load(
-                    places + NUM_OUTPUTS * NUM_INPUTS, mask=inside[:, None], other=0.0
-                )
+        numbers = tl.load(
+            given + inputs[None, :],
+            mask=is_row[:, None] & (inputs < NUM_INPUTS)[None, :],
+            other=0.0,
+        )
+        first = read_tile(
+            codes,
+            scales,
+            zeros,
+            own,
+            start,
+            ROW_LENGTH,
+            NUM_GROUPS,
+            NUM_INPUTS,
+            FORMAT,
+            GROUP,
+            HAS_ZEROS,
+            INPUTS,
+            given.dtype.element_ty,
+        )
         if HAS_GATE:
-            gates = multiply_and_add(numbers, first, gates)
-            summed = multiply_and_add(numbers, second, summed)
+            gates = multiply_and_add(numbers, tl.trans(first), gates)
+            second = read_tile(
+                codes,
+                scales,
+                zeros,
+                NUM_OUTPUTS + own,
+                start,
+                ROW_LENGTH,
+                NUM_GROUPS,
+                NUM_INPUTS,
+                FORMAT,
+                GROUP,
+                HAS_ZEROS,
+                INPUTS,
+                given.dtype.element_ty,
+            )
+            summed = multiply_and_add(numbers, tl.trans(second), summed)
         else:
-            summed = multiply_and_add(numbers, first, summed)
+            summed = multiply_and_add(numbers, tl.trans(first), summed)
     if HAS_BIASES:
         biases += expert * num_rows
         if HAS_GATE:

@@ -30,6 +30,7 @@ from ..runtimes.native.decoder import NativeDecoder
 from ..runtimes.native.packer import NUMBERS
 from ..runtimes.on_kernels import DecoderOnKernels, LayersOnKernels
 from ..runtimes.recognise.decoder import find_parts
+from ..runtimes.stored_experts import find_stored_experts
 from ..runtimes.stored_linear import StoredLinear
 from ..self_check.compare import describe_failure
 from ..self_check.steps import (
@@ -85,8 +86,12 @@ def _try_kernels(
         native = try_kernels(partial(_make_decoder, loaded, config), config)
     except OutputDiffers:
         return None
-    keeps = any(isinstance(each, StoredLinear) for each in loaded.model.modules())
+    keeps = any(map(_keeps_weights, loaded.model.modules()))
     return None if native is None and keeps else (loaded, native)
+
+
+def _keeps_weights(module: nn.Module) -> bool:
+    return isinstance(module, StoredLinear) or bool(find_stored_experts(module))
 
 
 def _make_decoder(model: LoadedModel, config: ModelConfig) -> DecoderOnKernels:

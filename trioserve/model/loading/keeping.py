@@ -1,9 +1,14 @@
-"""Quantised weights that stay as they are on a GPU, because its kernels read them."""
+"""Quantised weights that stay as they are on a GPU, because its kernels read them.
+
+A checkpoint has the products of linear modules; of experts, it has one product for each
+expert and part of a weight, or one weight of all experts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import logging
+import re
 from types import EllipsisType
 from typing import Any
 
@@ -12,20 +17,26 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
     WeightConverter,
     WeightRenaming,
     rename_source_key,
 )
 
-from ...kernels.triton.stored import NotStored, StoredWeights
+from ...kernels.triton.stored import NotStored, StoredWeights, join
+from ..runtimes.stored_experts import store_experts
 from ..runtimes.stored_linear import StoredLinear
 from .dequantise import QuantisedWeight
 
 logger = logging.getLogger(__name__)
 
+# Of the weight of all experts: (num_experts, num_outputs, num_inputs), or inputs first.
+_EXPERTS_DIMENSIONS = 3
+
 
 class KeptWeights:
-    """Keeps the quantised weights of a model's linear modules while others are read.
+    """Keeps the quantised weights of a model while others are read.
 
     Args:
       whole: the model without weights, which tells by which names files call them.
@@ -49,17 +60,33 @@ class KeptWeights:
         transforms = get_model_conversion_mapping(self._whole)
         renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
         converters = [each for each in transforms if isinstance(each, WeightConverter)]
-        patterns = {each for one in converters for each in one.source_patterns}
+        merging = {
+            pattern: converter
+            for converter in converters
+            for pattern in converter.source_patterns
+        }
         weights = self._whole.state_dict()
         replaced = {}
+        # By targets and the places of parts.
+        experts: dict[str, dict[int, dict[str, QuantisedWeight]]] = {}
         for name, tensor in tensors.items():
             replaced[name] = tensor
-            if isinstance(tensor, QuantisedWeight):
-                target, pattern = rename_source_key(
-                    name, renamings, converters, self._whole.base_model_prefix, weights
-                )
-                if pattern not in patterns and self._is_linear(target):
-                    replaced[name] = _KeptWeight(self, target, tensor)
+            if not isinstance(tensor, QuantisedWeight):
+                continue
+            target, pattern = rename_source_key(
+                name, renamings, converters, self._whole.base_model_prefix, weights
+            )
+            if pattern in merging:
+                converter = merging[pattern]
+                if self._is_of_experts(target) and _only_merges(converter):
+                    part = converter.source_patterns.index(pattern)
+                    own = experts.setdefault(target, {}).setdefault(part, {})
+                    own[name] = replaced.pop(name)
+            elif self._is_linear(target) or self._is_of_experts(target):
+                replaced[name] = _KeptWeight(self, target, tensor)
+        for target, found in experts.items():
+            parts = [_sort_experts(found[part]) for part in sorted(found)]
+            replaced[target] = _KeptExperts(self, target, parts)
         return replaced
 
     def _is_linear(self, target: str) -> bool:
@@ -70,26 +97,58 @@ class KeptWeights:
             return False
         return last == "weight" and type(found) is nn.Linear
 
-    def keep(self, target: str, weight: QuantisedWeight) -> Tensor:
-        """Keep a weight; returns a tensor of its shape, or its numbers."""
+    def _is_of_experts(self, target: str) -> bool:
+        """Return whether a weight is that of all experts."""
         try:
-            stored = weight.keep(self._device)
+            return self._whole.get_parameter(target).dim() == _EXPERTS_DIMENSIONS
+        except AttributeError:
+            return False
+
+    def keep(self, target: str, weights: Sequence[QuantisedWeight]) -> Tensor | None:
+        """Keep weights that follow each other.
+
+        Returns:
+          a tensor of the shape of the model's weight; None if they cannot be kept
+        """
+        try:
+            stored = join([each.keep(self._device) for each in weights])
         except NotStored as error:
             logger.info("%s is dequantised: it has %s", target, error)
-            return weight[...]
+            return None
         self._kept[target] = stored
         empty = torch.empty((), dtype=self._dtype, device=self._device)
-        return empty.expand(stored.shape)
+        return empty.expand(self._whole.get_parameter(target).shape)
 
     def put(self, model: PreTrainedModel) -> None:
         """Give the model the weights that were kept."""
         for target, stored in self._kept.items():
-            name = target.removesuffix(".weight")
+            name, _, last = target.rpartition(".")
             module = model.get_submodule(name)
-            assert isinstance(module, nn.Linear), "the model without weights had one"
-            model.set_submodule(name, StoredLinear(module, stored, self._dtype))
+            if isinstance(module, nn.Linear):
+                linear = StoredLinear(module, stored, self._dtype)
+                model.set_submodule(name, linear)
+            else:
+                store_experts(module, last, stored)
         formats = sorted({each.format for each in self._kept.values()})
         logger.info("quantised weights stay as they are: %s", ", ".join(formats))
+
+
+def _only_merges(converter: WeightConverter) -> bool:
+    """Return whether a converter puts the products of experts side by side, and no more."""
+    return all(
+        isinstance(each, MergeModulelist)
+        or (isinstance(each, Concatenate) and each.dim == 1)
+        for each in converter.operations
+    )
+
+
+def _sort_experts(weights: Mapping[str, QuantisedWeight]) -> list[QuantisedWeight]:
+    """Return the weights of experts in the order of the numbers in their names."""
+
+    def count(name: str) -> list[int]:
+        return [int(each) for each in re.findall(r"\d+", name)]
+
+    return [weights[name] for name in sorted(weights, key=count)]
 
 
 class _KeptWeight:
@@ -101,4 +160,32 @@ class _KeptWeight:
         self._weight = weight
 
     def __getitem__(self, index: EllipsisType) -> Tensor:
-        return self._kept.keep(self._target, self._weight)
+        empty = self._kept.keep(self._target, [self._weight])
+        return self._weight[...] if empty is None else empty
+
+
+class _KeptExperts:
+    """A weight of all experts, in the same way.
+
+    Args:
+      parts: of the outputs; each has the weights of all experts, in their order.
+    """
+
+    def __init__(
+        self, kept: KeptWeights, target: str, parts: list[list[QuantisedWeight]]
+    ) -> None:
+        self._kept = kept
+        self._target = target
+        self._parts = parts
+
+    def __getitem__(self, index: EllipsisType) -> Tensor:
+        weights = [part for expert in zip(*self._parts, strict=True) for part in expert]
+        empty = self._kept.keep(self._target, weights)
+        if empty is not None:
+            return empty
+        return torch.stack(
+            [
+                torch.cat([part[...] for part in expert])
+                for expert in zip(*self._parts, strict=True)
+            ]
+        )

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ....kernels.triton.stored import StoredWeights, store
-from .keep import keep_codes, keep_scaled
+from .keep import keep_codes, keep_mxfp4, keep_scaled
 from .packing import WHOLE_BITS
 from .restore import (
     AWQ_BITS,
@@ -34,17 +35,19 @@ class WeightFormat:
     """The form of one weight in the files of a checkpoint.
 
     Args:
-      required: last parts of the names of the tensors that replace `weight`.
+      required: last parts of the names of the tensors that replace the weight.
       optional: of tensors that may be there, too.
       restore: returns the weight, (outputs, inputs).
       keep: returns the weight as kernels for GPUs read it, on the device of its parts; it
         may raise NotStored. None if they read no such weights.
+      name: last part of the weight's own name.
     """
 
     required: frozenset[str]
     optional: frozenset[str]
     restore: Callable[[Parts], Tensor]
     keep: Callable[[Parts], StoredWeights] | None = None
+    name: str = "weight"
 
     @property
     def names(self) -> frozenset[str]:
@@ -195,6 +198,30 @@ def _find_fine_fp8(settings: Mapping[str, Any]) -> tuple[WeightFormat, ...]:
     return (_scaled(block, "weight_scale_inv"),)
 
 
+def _find_mxfp4(settings: Mapping[str, Any]) -> tuple[WeightFormat, ...]:
+    return tuple(map(_of_experts, ("gate_up_proj", "down_proj")))
+
+
+def _of_experts(name: str) -> WeightFormat:
+    """Return the format of gpt-oss's experts."""
+
+    def keep(parts: Parts) -> StoredWeights:
+        return keep_mxfp4(parts[f"{name}_blocks"], parts[f"{name}_scales"])
+
+    def restore(parts: Parts) -> Tensor:
+        weights = keep(parts).restore(torch.float32)
+        num_experts = len(parts[f"{name}_scales"])
+        return weights.view(num_experts, -1, weights.shape[1]).transpose(1, 2)
+
+    return WeightFormat(
+        required=frozenset({f"{name}_blocks", f"{name}_scales"}),
+        optional=frozenset(),
+        restore=restore,
+        keep=keep,
+        name=name,
+    )
+
+
 def _find_bitsandbytes(settings: Mapping[str, Any]) -> tuple[WeightFormat, ...]:
     if not settings.get("load_in_4bit", settings.get("_load_in_4bit")):
         return (_EIGHT_BITS,)
@@ -245,4 +272,5 @@ _FINDERS: dict[str, Callable[[Mapping[str, Any]], tuple[WeightFormat, ...]]] = {
     # Of AutoFP8, an older tool of vLLM's users. transformers dequantises newer ones.
     "fp8": _find_scaled,
     FINE_FP8: _find_fine_fp8,
+    "mxfp4": _find_mxfp4,
 }

@@ -5,11 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ....kernels.triton.stored import NotStored, StoredWeights, store
+from ....kernels.triton.stored import NotStored, StoredWeights, join, store
 from .restore import Codes, find_groups
 
 # The zero of codes of four bits without others.
 _INT4_ZERO = 8
+
+# Inputs that share an exponent.
+_MXFP4_GROUP = 32
 
 
 def keep_codes(codes: Codes) -> StoredWeights:
@@ -68,6 +71,29 @@ def keep_scaled(
             raise NotStored("zeros of other groups than scales")
         zeros = zeros.to(torch.int16)
     return store(weight, scales, format=format, zeros=zeros, group=group)
+
+
+def keep_mxfp4(blocks: Tensor, scales: Tensor) -> StoredWeights:
+    """Keep the weights of all experts.
+
+    Args:
+      blocks: (num_experts, num_outputs, num_groups, 16) uint8, two neighbouring codes in
+        each, the first one in the low bits
+      scales: (num_experts, num_outputs, num_groups) uint8
+
+    Returns:
+      the outputs of all experts, one after the other
+
+    Raises:
+      NotStored
+    """
+    # One expert after the other: whole numbers take four times the memory of their codes.
+    return join([_keep_mxfp4(*each) for each in zip(blocks, scales)])
+
+
+def _keep_mxfp4(blocks: Tensor, scales: Tensor) -> StoredWeights:
+    codes = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(1)
+    return store(codes, scales, format="mxfp4", group=_MXFP4_GROUP)
 
 
 def _spread(

@@ -78,6 +78,8 @@ def find_formats(
     ):
         if keeps and method == "fp8" and _can_keep_float8(folder):
             return method, find_format(FINE_FP8, settings)
+        if keeps and method == "mxfp4":
+            return method, find_format(method, settings)
         return None
     try:
         return method, find_format(method, settings)

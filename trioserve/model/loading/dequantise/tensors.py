@@ -111,12 +111,15 @@ def _join(
 ) -> Iterator[tuple[str, Any]]:
     for module, tensors in modules.items():
         start = module + "." if module else ""
-        form = next((form for form in formats if form.required <= tensors.keys()), None)
-        taken = form.names if form else frozenset()
-        if form is not None:
-            parts = {name: tensors[name] for name in form.names & tensors.keys()}
-            name = f"{start}weight"
-            yield name, QuantisedWeight(name, form, parts, dtype)
+        # The first format that fits, of each weight.
+        fitting = [
+            form for form in reversed(formats) if form.required <= tensors.keys()
+        ]
+        taken: set[str] = set()
+        for name, form in {each.name: each for each in fitting}.items():
+            parts = {part: tensors[part] for part in form.names & tensors.keys()}
+            yield start + name, QuantisedWeight(start + name, form, parts, dtype)
+            taken |= form.names
         for name, tensor in tensors.items():
             if name not in taken:
                 yield start + name, tensor

@@ -66,21 +66,20 @@ class Layer:
           following: None at the last layer, whose result means nothing.
         """
         weights = self._weights
+        multiply = partial(self._multiply, tiles=tiles)
         mixed = self._mixer.run(
-            self._multiply(weights.inputs, normed, tiles), tiles, angles
+            multiply(weights.inputs, normed), tiles, angles, multiply
         )
         middle = normalize(
             hidden,
             weights.mlp_norm,
             self._epsilon,
-            added=self._sum(self._multiply(weights.output, mixed, tiles)),
+            added=self._sum(multiply(weights.output, mixed)),
             added_weight=weights.post_mixer_norm,
             scale=weights.mixer_scale,
         )
         assert middle is not None, "there is a norm"
-        added = weights.network.run(
-            middle, tiles.slots, partial(self._multiply, tiles=tiles)
-        )
+        added = weights.network.run(middle, tiles.slots, multiply)
         result = normalize(
             hidden,
             None if following is None else following._weights.input_norm,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from ....kernels.triton.matrices import Matrices, hold, hold_stored
 from ....kernels.triton.paged import count_cores
 from ....kernels.triton.products import (
     DEQUANTISED_TOKENS,
@@ -84,6 +85,7 @@ class LowBits:
     format: str | None = None
     _scratch: _Scratch = field(default_factory=_Scratch)
     _made: list[LowBitWeight] = field(default_factory=list)
+    _experts: set[str] = field(default_factory=set)
 
     def join(
         self, modules: Sequence[nn.Linear], order: Tensor | None, *, quantises: bool
@@ -123,9 +125,34 @@ class LowBits:
             raise NotStored("plain weights")
         return quantise(module.weight.detach(), self.format)
 
+    def hold_experts(
+        self, weights: Tensor | StoredWeights, num_experts: int
+    ) -> Matrices:
+        """Return the weights of all experts as kernels read them.
+
+        Args:
+          weights: (num_experts, num_outputs, num_inputs), which may be quantised; or in fewer
+            bits already, the experts one after the other.
+
+        Raises:
+          OutputDiffers: the kernels do not read their format.
+        """
+        if isinstance(weights, Tensor):
+            if self.format is None:
+                return hold(weights)
+            # In float32, all of them would take gigabytes.
+            weights = join([quantise(each, self.format) for each in weights])
+        try:
+            held = hold_stored(weights, num_experts)
+        except NotStored as error:
+            raise OutputDiffers(f"experts have {error}") from None
+        self._experts.add(held.format)
+        return held
+
     def describe(self) -> str:
         """Return the formats, for the log; empty without any."""
-        return ", ".join(sorted({each.stored.format for each in self._made}))
+        formats = {each.stored.format for each in self._made}
+        return ", ".join(sorted(formats | self._experts))
 
     def allocate(self) -> None:
         """Allocate the memory for the largest product, and try the kernels.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +21,10 @@ from ..description import (
     ShortConvParts,
     StateParts,
 )
+from .products import Product
+
+# Runs a product, with the changes of adapters.
+Multiply = Callable[[Product, Tensor], Tensor]
 
 
 class Mixer(Protocol):
@@ -32,7 +37,9 @@ class Mixer(Protocol):
     @property
     def states(self) -> tuple[Tensor, ...]: ...
 
-    def run(self, inputs: Tensor, tiles: Tiles, angles: Angles | None) -> Tensor:
+    def run(
+        self, inputs: Tensor, tiles: Tiles, angles: Angles | None, multiply: Multiply
+    ) -> Tensor:
         """Mix the tokens of a step.
 
         Args:
@@ -62,7 +69,9 @@ class Attention:
             epsilon=epsilon,
         )
 
-    def run(self, inputs: Tensor, tiles: Tiles, angles: Angles | None) -> Tensor:
+    def run(
+        self, inputs: Tensor, tiles: Tiles, angles: Angles | None, multiply: Multiply
+    ) -> Tensor:
         parts = self._parts
         if angles is None:
             angles = Angles(cos=parts.cos, sin=parts.sin, rows=tiles.positions)
@@ -83,7 +92,9 @@ class ShortConvolution:
     def states(self) -> tuple[Tensor, ...]:
         return (self.convolution.kept,)
 
-    def run(self, inputs: Tensor, tiles: Tiles, angles: Angles | None) -> Tensor:
+    def run(
+        self, inputs: Tensor, tiles: Tiles, angles: Angles | None, multiply: Multiply
+    ) -> Tensor:
         return self.convolution.run(inputs, tiles, is_gated=True)
 
 
@@ -98,7 +109,9 @@ class RecurrentHeads:
     def states(self) -> tuple[Tensor, ...]:
         return self.convolution.kept, self.recurrence.states
 
-    def run(self, inputs: Tensor, tiles: Tiles, angles: Angles | None) -> Tensor:
+    def run(
+        self, inputs: Tensor, tiles: Tiles, angles: Angles | None, multiply: Multiply
+    ) -> Tensor:
         mixed = self.convolution.run(inputs, tiles)
         return self.recurrence.run(mixed, inputs, tiles)
 

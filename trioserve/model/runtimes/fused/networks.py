@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,10 +10,8 @@ from torch.nn.functional import linear
 
 from ....kernels.triton.experts import Experts, Router, sum_outputs
 from ....kernels.triton.steps import weigh_gates
+from .mixers import Multiply
 from .products import Product
-
-# Runs a product, with the changes of adapters.
-Multiply = Callable[[Product, Tensor], Tensor]
 
 
 class Network(Protocol):
@@ -100,4 +97,4 @@ class Mixture:
         return sum_outputs(parts, shared, gates)
 
     def compile(self) -> None:
-        self.experts.compile()
+        self.experts.compile(self.weight.dtype)

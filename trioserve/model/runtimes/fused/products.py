@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from ....kernels.triton.matrices import Matrices
+from ....kernels.triton.stored import StoredWeights
 from ..stored_linear import find_stored
 
 TensorT = TypeVar("TensorT", Tensor, Tensor | None)
@@ -41,6 +43,11 @@ class MakeWeight(Protocol):
         self, modules: Sequence[nn.Linear], order: Tensor | None, *, quantises: bool
     ) -> Weight | None:
         """Join weights; see LowBits (low_bits.py)."""
+
+    def hold_experts(
+        self, weights: Tensor | StoredWeights, num_experts: int
+    ) -> Matrices:
+        """Return the weights of experts; see LowBits."""
 
 
 @dataclass(frozen=True, slots=True)

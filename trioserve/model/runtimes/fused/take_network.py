@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from ....kernels.triton.experts import Experts, Router
+from ....kernels.triton.matrices import Matrices, hold
 from ..description import Body, MixtureParts, MlpParts, list_products, release
+from ..stored_experts import find_stored_experts, release_stored_experts
 from ..stored_linear import release_stored
 from .networks import Dense, Mixture, Network
 from .products import MakeWeight, join_products
@@ -57,7 +59,7 @@ def _take_mixture(
             choice_bias=_to_float(mixture.choice_bias),
             expert_scales=_to_float(mixture.expert_scales),
         ),
-        experts=_take_experts(mixture, activation),
+        experts=_take_experts(mixture, activation, make),
         shared=None if shared is None else _take_dense(shared, activation, make),
         shared_gate=(
             None if gate is None else join_products([gate], make=make, quantises=False)
@@ -65,6 +67,7 @@ def _take_mixture(
     )
     for name in (mixture.first_name, "down_proj"):
         release([mixture.experts], name)
+    release_stored_experts(mixture.experts)
     return taken
 
 
@@ -72,18 +75,15 @@ def _to_float(numbers: Tensor | None) -> Tensor | None:
     return None if numbers is None else numbers.detach().float().contiguous()
 
 
-def _take_experts(mixture: MixtureParts, activation: str) -> Experts:
+def _take_experts(
+    mixture: MixtureParts, activation: str, make: MakeWeight | None
+) -> Experts:
     clamp = mixture.clamp
-    first, first_bias = _list_tensors(mixture, mixture.first_name)
-    second, second_bias = _list_tensors(mixture, "down_proj")
-    if mixture.is_interleaved:
-        first = _put_gates_first(first)
-        first_bias = None if first_bias is None else _put_gates_first(first_bias)
     return Experts(
-        first=first.contiguous(),
-        first_bias=first_bias,
-        second=second.contiguous(),
-        second_bias=second_bias,
+        first=_take_matrices(mixture, mixture.first_name, make),
+        first_bias=_take_bias(mixture, mixture.first_name),
+        second=_take_matrices(mixture, "down_proj", make),
+        second_bias=_take_bias(mixture, "down_proj"),
         has_gate=mixture.has_gate,
         activation=activation if clamp is None else "clamped",
         slope=0.0 if clamp is None else clamp.slope,
@@ -91,14 +91,34 @@ def _take_experts(mixture: MixtureParts, activation: str) -> Experts:
     )
 
 
-def _list_tensors(mixture: MixtureParts, name: str) -> tuple[Tensor, Tensor | None]:
-    """Return a weight of all experts, (num_experts, outputs, inputs), and its bias."""
+def _take_matrices(
+    mixture: MixtureParts, name: str, make: MakeWeight | None
+) -> Matrices:
+    num_experts = len(mixture.router)
+    mixes = mixture.is_interleaved and name == mixture.first_name
+    stored = find_stored_experts(mixture.experts).get(name)
+    if stored is not None:
+        if mixes:
+            rows = torch.arange(stored.num_outputs, device=stored.codes.device)
+            order = _put_gates_first(rows.unflatten(0, (num_experts, -1)))
+            stored = stored.take(order.flatten())
+        assert make is not None, "whoever keeps such weights reads them"
+        return make.hold_experts(stored, num_experts)
     weight: Tensor = getattr(mixture.experts, name).detach()
     if mixture.is_transposed:
         weight = weight.transpose(1, 2)
+    if mixes:
+        weight = _put_gates_first(weight)
+    return hold(weight) if make is None else make.hold_experts(weight, num_experts)
+
+
+def _take_bias(mixture: MixtureParts, name: str) -> Tensor | None:
+    """Return the biases of all experts, (num_experts, outputs)."""
     if not mixture.has_biases:
-        return weight, None
-    return weight, getattr(mixture.experts, f"{name}_bias").detach()
+        return None
+    bias: Tensor = getattr(mixture.experts, f"{name}_bias").detach()
+    mixes = mixture.is_interleaved and name == mixture.first_name
+    return _put_gates_first(bias) if mixes else bias
 
 
 def _put_gates_first(numbers: Tensor) -> Tensor:
