@@ -13,6 +13,7 @@ from compiling import NUM_CORES, compile_for, make_tiles
 import torch
 
 from trioserve.kernels.triton.paged_latents import LatentLayer
+from trioserve.kernels.triton.steps import Angles
 from trioserve.model.attention.probe import LayerSpec
 
 
@@ -34,9 +35,16 @@ def main(
     cache = torch.zeros(4, 16, 1, spec.key_dim, dtype=dtype)
     layer = LatentLayer(spec, cache, NUM_CORES)
     keys = torch.zeros(2, 1, spec.key_dim, dtype=dtype)
+    query = torch.zeros(2, num_heads, spec.key_dim, dtype=dtype)
+    heads = torch.zeros(2, num_heads * (128 + shared_dim), dtype=dtype)
+    angles = torch.zeros(4, shared_dim)
     for tiles in make_tiles():
         layer.write(keys, keys[..., :dim], tiles)
-        layer.attend(torch.zeros(2, num_heads, spec.key_dim, dtype=dtype), tiles)
+        layer.rotate(
+            *(heads, keys[:, 0], query, torch.zeros(dim), 1e-6, tiles),
+            Angles(cos=angles, sin=angles, rows=tiles.positions),
+        )
+        layer.attend(query, tiles)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ LAYER_KERNELS = {
     "expand",
 }
 CACHE_KERNELS = {"write_cache", "attend", "merge", "rotate_and_write"}
-LATENT_KERNELS = {"write_cache", "attend_latents", "merge"}
+LATENT_KERNELS = {"write_cache", "rotate_latents", "attend_latents", "merge"}
 STORED_KERNELS = {"multiply", "add_splits", "restore"}
 STATE_KERNELS = {"convolve", "recur", "weigh_and_normalize"}
 EXPERT_KERNELS = {"route", "group_pairs", "multiply_pairs", "sum_pairs"}

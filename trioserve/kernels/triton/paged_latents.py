@@ -8,8 +8,10 @@ from torch import Tensor
 
 from .attend_latents import attend_latents
 from .paged import PagedLayer
+from .rotate_latents import rotate_latents
+from .steps import Angles
 from .tiles import Tiles
-from .widths import choose_latent_size, count_latent_rows, round_side
+from .widths import choose_latent_size, count_latent_rows, round_side, round_up
 
 
 class LatentLayer(PagedLayer):
@@ -76,4 +78,53 @@ class LatentLayer(PagedLayer):
             TILE_KEYS=size.keys,
             num_warps=size.warps,
             num_stages=size.stages,
+        )
+
+    def rotate(
+        self,
+        heads: Tensor,
+        low: Tensor,
+        query: Tensor,
+        latent_norm: Tensor,
+        epsilon: float,
+        tiles: Tiles,
+        angles: Angles,
+    ) -> None:
+        """Rotate queries of shared keys, and write latents to the cache.
+
+        Args:
+          heads: (num_tokens, num_heads * (own_dim + shared_dim)), the queries
+          low: (num_tokens, key_dim), latents and shared keys; tokens may be further apart
+          query: (num_tokens, num_heads, key_dim), whose last numbers are written
+          latent_norm: (value_dim,) float32
+        """
+        spec, table = self.spec, tiles.get_table(self.is_windowed)
+        shared_dim = spec.key_dim - spec.value_dim
+        rotary_dim = angles.cos.shape[1]
+        rotate_latents[len(heads), 2](
+            heads,
+            low,
+            query,
+            self.cache,
+            table,
+            tiles.slots,
+            tiles.positions,
+            angles.cos,
+            angles.sin,
+            angles.rows,
+            latent_norm,
+            epsilon,
+            heads.stride(0),
+            low.stride(0),
+            table.stride(0),
+            NUM_HEADS=spec.num_heads,
+            HEADS_WIDTH=round_up(spec.num_heads),
+            OWN_DIM=heads.shape[1] // spec.num_heads - shared_dim,
+            SHARED_DIM=shared_dim,
+            LATENT_DIM=spec.value_dim,
+            LATENT_WIDTH=round_up(spec.value_dim),
+            ROTARY=rotary_dim,
+            HALF_WIDTH=round_up(rotary_dim // 2),
+            REST_WIDTH=round_up(shared_dim - rotary_dim),
+            BLOCK_SIZE=self.cache.shape[1],
         )

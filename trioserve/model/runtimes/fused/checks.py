@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ....kernels.triton.widths import MAX_LATENT_DIM, MAX_SHARED_DIM
 from ...attention.paged_triton import MAX_DIM
 from ...attention.probe import LayerSpec
 from ..choice import NotRecognised
@@ -30,7 +31,8 @@ def check_parts(parts: DecoderParts) -> None:
     """
     for layer in parts.layers:
         _check_layer(layer)
-    calls = [body.call for body in parts.bodies if isinstance(body, AttentionParts)]
+    kinds = AttentionParts | LatentParts
+    calls = [body.call for body in parts.bodies if isinstance(body, kinds)]
     if len({_list_sizes(call) for call in calls}) > 1:
         raise NotRecognised("its layers have heads of different sizes")
 
@@ -42,13 +44,13 @@ def _list_sizes(call: LayerSpec) -> tuple[int, ...]:
 def _check_layer(layer: LayerParts) -> None:
     first, second = find_halves(layer)
     mixer, mlp = first.body, second.body
-    if isinstance(mixer, LatentParts):
-        raise NotRecognised("its layers keep latents in place of keys and values")
     _check_network(mlp)
     if layer.output_scale != 1.0:
         raise NotRecognised("it scales the output of layers")
     if isinstance(mixer, AttentionParts):
         _check_attention(mixer)
+    elif isinstance(mixer, LatentParts):
+        _check_latents(mixer.call)
     else:
         _check_state(mixer)
 
@@ -77,6 +79,14 @@ def _check_state(mixer: Body) -> None:
             is_known = isinstance(mixer, ShortConvParts)
     if not is_known:
         raise NotRecognised("its layers keep states of a kind that they do not know")
+
+
+def _check_latents(call: LayerSpec) -> None:
+    shared_dim = call.key_dim - call.value_dim
+    if call.value_dim > MAX_LATENT_DIM or shared_dim > MAX_SHARED_DIM:
+        raise NotRecognised("its latents or their shared keys have too many numbers")
+    if call.needs_scores:
+        raise NotRecognised("it changes the scores of latents")
 
 
 def _check_attention(mixer: AttentionParts) -> None:

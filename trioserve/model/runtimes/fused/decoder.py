@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 import logging
 from operator import attrgetter
@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ....kernels.triton.decodes import NewBlocks, take_tokens
+from ....kernels.triton.paged import PagedLayer
+from ....kernels.triton.paged_latents import LatentLayer
 from ....kernels.triton.sampling import Kept, choose_plain
 from ....kernels.triton.steps import Angles, normalize
 from ....kernels.triton.tiles import AdapterTiles, Tiles, list_rows
@@ -26,7 +28,7 @@ from ...step.layout import StepInputs
 from ...step.plain import ChosenTokens, PlainRows, StepOutput
 from ...step.scans import TorchScans
 from ...step.slots import SlotTables
-from ..description import AttentionParts, DecoderParts, StateParts
+from ..description import AttentionParts, DecoderParts, LatentParts
 from .adapters import FusedAdapters
 from .decode_check import find_fault
 from .decode_inputs import (
@@ -36,11 +38,12 @@ from .decode_inputs import (
     list_tokens,
 )
 from .graphs import Capture, DecodeGraphs, GraphOutput, list_sizes
+from .latents import LatentAttention
 from .layer import Layer
 from .low_bits import LowBits
 from .mixers import Attention, Mixer, make_state_mixer
 from .products import join_products
-from .weights import list_calls, take_weights
+from .weights import LayerWeights, list_calls, take_weights
 
 logger = logging.getLogger(__name__)
 
@@ -128,10 +131,10 @@ class FusedLayers:
         self._sizes: list[int] = []
         self._embed: Callable[[Tensor], Tensor] | None = None
         self._chooses = False
-        mixers = [layer.mixer for layer in decoder.weights]
+        calls = list_calls(layer.mixer for layer in decoder.weights)
         self._attention = TritonAttention(
             PagedModel(
-                layers=tuple(list_calls(mixers)),
+                layers=tuple(calls),
                 num_blocks=num_blocks,
                 num_window_blocks=num_window_blocks,
                 block_size=tables.block_size,
@@ -141,7 +144,7 @@ class FusedLayers:
             ),
             tables,
         )
-        made = self._make_mixers(mixers)
+        made = self._make_mixers(decoder.weights)
         products = [each for layer in decoder.weights for each in layer.products]
         self.adapters = FusedAdapters(
             [*products, *([] if self._head is None else [self._head])],
@@ -160,21 +163,22 @@ class FusedLayers:
         copies = StateCopies(states, first=len(tables.last_token_ids))
         self.copies = copies if states else None
 
-    def _make_mixers(
-        self, mixers: Sequence[AttentionParts | StateParts]
-    ) -> list[Mixer]:
+    def _make_mixers(self, layers: Sequence[LayerWeights]) -> list[Mixer]:
         """Make the mixers of all layers, with their caches."""
-        epsilon = self._parts.epsilon
-        num_places = len(self._tables.last_token_ids) + self._tables.num_checkpoints
         paged = iter(self._attention.layers)
-        return [
-            (
-                Attention(mixer, next(paged), epsilon)
-                if isinstance(mixer, AttentionParts)
-                else make_state_mixer(mixer, num_places, self._dtype, epsilon)
-            )
-            for mixer in mixers
-        ]
+        return [self._make_mixer(layer, paged) for layer in layers]
+
+    def _make_mixer(self, layer: LayerWeights, paged: Iterator[PagedLayer]) -> Mixer:
+        mixer, epsilon = layer.mixer, self._parts.epsilon
+        if isinstance(mixer, AttentionParts):
+            return Attention(mixer, next(paged), epsilon)
+        if isinstance(mixer, LatentParts):
+            latents, middle = next(paged), layer.middle
+            assert isinstance(latents, LatentLayer), "its values are in its keys"
+            assert middle is not None, "it has products between"
+            return LatentAttention(mixer, middle.projection, middle.query, latents)
+        num_places = len(self._tables.last_token_ids) + self._tables.num_checkpoints
+        return make_state_mixer(mixer, num_places, self._dtype, epsilon)
 
     def order(self, rows: Sequence[StepRow]) -> list[int]:
         """Put single tokens first, and those of the same adapter side by side."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,8 +13,11 @@ from ...attention.probe import LayerSpec
 from ..description import (
     AttentionParts,
     DecoderParts,
+    LatentParts,
     LayerParts,
+    MixerParts,
     StateParts,
+    list_products,
     release,
 )
 from ..stored_linear import release_stored
@@ -21,6 +25,21 @@ from .checks import check_parts, find_halves
 from .networks import Network
 from .products import MakeWeight, Product, join_products
 from .take_network import take_network
+
+AttentionT = TypeVar("AttentionT", AttentionParts, LatentParts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentProducts:
+    """The products between the first product and the last of attention over latents.
+
+    Args:
+      query: None if queries are among the inputs.
+      projection: (num_heads * (key_dim + value_dim), rank), of latents
+    """
+
+    query: Product | None
+    projection: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,14 +49,16 @@ class LayerWeights:
     Args:
       mixer: the rest of the mixer's parts; its products have lost their weights.
       inputs: of the mixer, in the order that it reads.
+      middle: the products of latents; None if the mixer has none
       network: reads the hidden states behind the mixer.
       mixer_scale, mlp_scale: factors of what is added to the hidden states.
     """
 
     input_norm: Tensor
-    mixer: AttentionParts | StateParts
+    mixer: MixerParts
     inputs: Product
     output: Product
+    middle: LatentProducts | None
     post_mixer_norm: Tensor | None
     mlp_norm: Tensor
     network: Network
@@ -47,7 +68,9 @@ class LayerWeights:
 
     @property
     def products(self) -> tuple[Product, ...]:
-        return self.inputs, self.output, *self.network.products
+        query = None if self.middle is None else self.middle.query
+        middle = () if query is None else (query,)
+        return self.inputs, *middle, self.output, *self.network.products
 
 
 def take_weights(
@@ -69,9 +92,10 @@ def take_weights(
     return tuple(_take_layer(layer, angles, activation, make) for layer in parts.layers)
 
 
-def list_calls(mixers: Iterable[AttentionParts | StateParts]) -> list[LayerSpec]:
+def list_calls(mixers: Iterable[MixerParts]) -> list[LayerSpec]:
     """Return the calls of attention of layers, in order."""
-    return [mixer.call for mixer in mixers if isinstance(mixer, AttentionParts)]
+    kinds = AttentionParts | LatentParts
+    return [mixer.call for mixer in mixers if isinstance(mixer, kinds)]
 
 
 def _take_layer(
@@ -79,18 +103,20 @@ def _take_layer(
 ) -> LayerWeights:
     first, second = find_halves(layer)
     mixer = first.body
-    assert isinstance(mixer, AttentionParts | StateParts), "check_parts looked at it"
+    assert isinstance(mixer, MixerParts), "check_parts looked at it"
     assert first.norm is not None and second.norm is not None, "as find_halves found"
     inputs = join_products(mixer.inputs, mixer.order, make=make)
     output = join_products([mixer.output], make=make)
-    taken_from = [*mixer.inputs, mixer.output]
+    middle = _take_latents(mixer, make) if isinstance(mixer, LatentParts) else None
+    taken_from = list_products(mixer)
     release(taken_from)
     release_stored(taken_from)
     return LayerWeights(
         input_norm=first.norm,
-        mixer=angles.share(mixer) if isinstance(mixer, AttentionParts) else mixer,
+        mixer=mixer if isinstance(mixer, StateParts) else angles.share(mixer),
         inputs=inputs,
         output=output,
+        middle=middle,
         post_mixer_norm=first.post_norm,
         mlp_norm=second.norm,
         network=take_network(second.body, activation, make),
@@ -100,13 +126,22 @@ def _take_layer(
     )
 
 
+def _take_latents(mixer: LatentParts, make: MakeWeight | None) -> LatentProducts:
+    query = None
+    if mixer.query is not None:
+        query = join_products([mixer.query], mixer.query_order, make=make)
+    taken = LatentProducts(query=query, projection=mixer.projection.weight.detach())
+    release([mixer.projection])
+    return taken
+
+
 class _Angles:
     """Keeps the angles of layers once; most models have the same ones in all layers."""
 
     def __init__(self) -> None:
         self._known: list[tuple[Tensor, Tensor]] = []
 
-    def share(self, mixer: AttentionParts) -> AttentionParts:
+    def share(self, mixer: AttentionT) -> AttentionT:
         for cos, sin in self._known:
             if torch.equal(cos, mixer.cos) and torch.equal(sin, mixer.sin):
                 return replace(mixer, cos=cos, sin=sin)
