@@ -119,6 +119,8 @@ class LocalModelConfig:
         loaded.
       kv_cache_fraction: Fraction of the free memory that the KV cache takes; by default
         0.9 on a GPU and 0.25 on a CPU.
+      kv_cache_dtype: Type of keys and values in the KV cache. int8 takes half of the memory
+        of bfloat16.
       chat_template: Jinja chat template in place of the model's own: a file or its text.
       generation_config: Source of the sampling defaults. auto takes the model's
         generation_config.json, none takes OpenAI's defaults. The default model has no such
@@ -146,6 +148,7 @@ class LocalModelConfig:
     max_model_len: int | None = None
     kv_cache_memory: str | int | None = None
     kv_cache_fraction: float | None = None
+    kv_cache_dtype: Literal["auto", "int8"] = "auto"
     chat_template: FilePath | None = None
     generation_config: Literal["auto", "none"] = "auto"
     stop_repetition: tuple[int, int, int] | None = None
