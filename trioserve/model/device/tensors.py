@@ -1,7 +1,8 @@
 """Tensors from numbers on the host, and from the bytes that cross rooms.
 
-Numbers are sent without waiting for the device. `torch.tensor(values, device="cuda")`
-would wait until all earlier work of the device is done.
+Numbers are sent without waiting for the device, from pinned memory that is used again
+(numbers.py). `torch.tensor(values, device="cuda")` would wait until all earlier work of the device
+is done.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...types.tensors import TensorBytes
+from .numbers import StepNumbers
 
 
 def send_ids(values: Sequence[int], device: torch.device) -> Tensor:
@@ -22,7 +24,7 @@ def send_ids(values: Sequence[int], device: torch.device) -> Tensor:
     Returns:
       (len(values),) int64 on the device; operators of its stream may use it at once
     """
-    return _send(torch.tensor(values, dtype=torch.int64), device)
+    return StepNumbers(device).add(np.array(values, dtype=np.int64)).get()
 
 
 def send_floats(values: Sequence[float], device: torch.device) -> Tensor:
@@ -31,22 +33,7 @@ def send_floats(values: Sequence[float], device: torch.device) -> Tensor:
     Returns:
       (len(values),) float32 on the device; operators of its stream may use it at once
     """
-    return _send(torch.tensor(values, dtype=torch.float32), device)
-
-
-def send_doubles(values: Sequence[float], device: torch.device) -> Tensor:
-    """Send numbers.
-
-    Returns:
-      (len(values),) float64 on the device; operators of its stream may use it at once
-    """
-    return _send(torch.tensor(values, dtype=torch.float64), device)
-
-
-def _send(tensor: Tensor, device: torch.device) -> Tensor:
-    # The tensor needs no pinned memory and need not be kept: when the call returns, CUDA
-    # has copied pageable memory to a buffer of its own. Pinning a few numbers costs more.
-    return tensor.to(device, non_blocking=True)
+    return StepNumbers(device).add(np.array(values, dtype=np.float32)).get()
 
 
 def read_tensor(tensor: TensorBytes) -> Tensor:

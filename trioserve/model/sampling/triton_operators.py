@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ...kernels.triton.draw import ALL, BEST, CUT, MIN_P
+from ...kernels.triton.draw import ALL, BEST, CUT, MIN_P, WAY
 from ...kernels.triton.sampling import choose_plain, choose_tokens, lower_repeated
 from ..device.numbers import StepNumbers
-from ..device.tensors import send_doubles
 from .choice import Choice
-from .operators import RepeatedTokens, list_keys, list_plain
+from .draw import make_key
+from .operators import RepeatedTokens, list_plain
 
 
 class TritonOperators:
@@ -36,24 +37,19 @@ class TritonOperators:
     def choose(
         self, scores: Tensor, choices: Sequence[Choice], num_outputs: Sequence[int]
     ) -> Tensor:
-        samplings = [choice.sampling for choice in choices]
-        ways = [_number_way(choice) for choice in choices]
-        keys = list_keys(choices, num_outputs)
-        settings = [
-            # Nothing is divided for greedy rows.
-            *(1.0 if c.is_greedy else c.sampling.temperature for c in choices),
-            *(each.top_p for each in samplings),
-            *(choice.top_k for choice in choices),
-            *ways,
-            *(key % 2**32 for key in keys),
-            *(key // 2**32 % 2**32 for key in keys),
-            *(each.min_p for each in samplings),
+        # Nothing is divided for greedy rows, and they read nothing else.
+        greedy = 1.0, 1.0, 1, int(BEST.value), 0, 0, 0.0
+        rows = [
+            greedy if choice.is_greedy else _list_settings(choice, count)
+            for choice, count in zip(choices, num_outputs, strict=True)
         ]
-        # One transfer for all. Whole numbers of this size are exact.
-        sent = send_doubles(settings, self._device).view(-1, len(choices))
+        # Whole numbers of this size are exact.
+        settings = np.ascontiguousarray(np.array(rows, dtype=np.float64).T)
+        sent = StepNumbers(self._device).add(settings).get()
         # The logarithm is torch's own, so that the limits equal the limits in draw.py.
         sent[MIN_P.value] = sent[MIN_P.value].float().log()
-        return choose_tokens(scores, sent, has_cut=CUT.value in ways)
+        has_cut = bool((settings[WAY.value] == CUT.value).any())
+        return choose_tokens(scores, sent, has_cut=has_cut)
 
     def choose_plain(
         self, logits: Tensor, choices: Sequence[Choice], num_outputs: Sequence[int]
@@ -63,8 +59,16 @@ class TritonOperators:
         return choose_plain(logits, temperatures.get(), keys.get())
 
 
-def _number_way(choice: Choice) -> int:
-    """Return the number that the kernels have for a row's way."""
-    if choice.is_greedy:
-        return int(BEST.value)
-    return int((CUT if choice.is_cut else ALL).value)
+def _list_settings(choice: Choice, num_outputs: int) -> tuple[float, ...]:
+    """Return the numbers of a row that is drawn, in the order of draw.py."""
+    sampling, key = choice.sampling, make_key(choice.seed, num_outputs)
+    way = CUT if choice.is_cut else ALL
+    return (
+        sampling.temperature,
+        sampling.top_p,
+        choice.top_k,
+        int(way.value),
+        key % 2**32,
+        key // 2**32 % 2**32,
+        sampling.min_p,
+    )
