@@ -15,7 +15,9 @@ import raw_http
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from trioserve.http.connection import server
 from trioserve.http.connection.beginnings import PER_TURN, Beginnings
+from trioserve.http.connection.exchange import FIRST_HEAD_SECONDS
 
 POST = b"POST /%d HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}"
 GET = b"GET /%d HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -77,6 +79,29 @@ async def test_requests_on_open_connections_begin_in_turns(
     in_turn = Counter(app.begun.values())
     assert max(in_turn.values()) <= PER_TURN
     assert probed_at <= min(in_turn)
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_request_that_waits_for_its_turn_keeps_its_connection(
+    nursery: trio.Nursery,
+    turns: Turns,
+    mock_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thousand before it may take longer than a connection may be idle."""
+    turn = trio.Event()
+
+    async def wait_turn(head: bytes) -> None:
+        await turn.wait()
+
+    monkeypatch.setattr(server, "wait_turn", wait_turn)
+    port = await raw_http.serve_app(nursery, App(turns))
+    async with raw_http.send(port, POST % 0) as client:
+        await wait_all_tasks_blocked(0.01)
+        mock_clock.jump(2 * FIRST_HEAD_SECONDS)
+        await wait_all_tasks_blocked(0.01)
+        turn.set()
+        assert (await client.receive_some()).startswith(b"HTTP/1.1 200")
     nursery.cancel_scope.cancel()
 
 

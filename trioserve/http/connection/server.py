@@ -92,6 +92,8 @@ class GuardedServer(TCPServer):
         self._reading = trio.CancelScope()
         self._has_ended = False
         self._receive_size = CHUNK_SIZE
+        # Bytes were read, and the protocol has not taken them yet.
+        self._holds_bytes = False
         # TLS may have to wait, whatever the socket takes.
         self.is_free = self._is_plain
         # What `write_soon` could not write at once.
@@ -259,12 +261,14 @@ class GuardedServer(TCPServer):
             if isinstance(protocol, GuardedH11) and protocol.is_far_ahead:
                 await trio.sleep_forever()
             data = await self._receive()
+        self._holds_bytes = bool(data)
         if data and isinstance(protocol, GuardedH11) and protocol.stream is None:
             await wait_turn(data)
         if self._has_ended:
             return False
         if data is not None:
             await self.protocol.handle(RawData(data))
+            self._holds_bytes = False
         elif isinstance(protocol, GuardedH11):
             await protocol.resume()
         return data != b"" and not self._has_ended
@@ -300,8 +304,9 @@ class GuardedServer(TCPServer):
         """
         self._idle.mark(is_idle=True)
         await self._idle.wait_due()
-        while _has_bytes(self.descriptor):
-            # The peer's next request has come, and a close would reset it.
+        while self._holds_bytes or _has_bytes(self.descriptor):
+            # The peer's next request has come, and a close would reset it. It may wait for its
+            # turn to begin.
             await trio.sleep(READ_SECONDS)
             await self._idle.wait_due()
         with trio.CancelScope(shield=True):
