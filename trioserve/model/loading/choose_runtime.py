@@ -22,6 +22,7 @@ from ..runtimes.description import (
     DecoderParts,
     LookupParts,
     MixtureParts,
+    find_mixture,
 )
 from ..runtimes.loaded import LoadedModel
 from ..runtimes.modules.layers import ModuleLayers
@@ -146,6 +147,7 @@ def make_decoder(
         *(expected, actual, model.dtype),
         int8=int8,
         int8_cache=model.kv_dtype == torch.int8,
+        routes=any(find_mixture(body) is not None for body in parts.bodies),
         given=given,
     ):
         raise OutputDiffers(problem)

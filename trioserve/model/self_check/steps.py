@@ -170,13 +170,14 @@ def compare_decoders(
     *,
     int8: bool,
     int8_cache: bool = False,
+    routes: bool = False,
     given: Tensor | None = None,
 ) -> str | None:
     """Return how the outputs of decoders differ; None if by rounding alone.
 
     Args:
       expected, actual: logits; or hidden states, if the layers read `given`.
-      int8, int8_cache: as in find_difference.
+      int8, int8_cache, routes: as in find_difference.
     """
     expected, actual = expected.float(), actual.float()
     if given is not None:
@@ -186,4 +187,6 @@ def compare_decoders(
     expected, actual = (
         each - each.mean(dim=-1, keepdim=True) for each in (expected, actual)
     )
-    return find_difference(expected, actual, dtype, int8=int8, int8_cache=int8_cache)
+    return find_difference(
+        *(expected, actual, dtype), int8=int8, int8_cache=int8_cache, routes=routes
+    )

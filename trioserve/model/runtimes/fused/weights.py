@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -25,8 +24,6 @@ from .checks import check_parts, find_halves
 from .networks import Network
 from .products import MakeWeight, Product, join_products
 from .take_network import take_network
-
-AttentionT = TypeVar("AttentionT", AttentionParts, LatentParts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +138,9 @@ class _Angles:
     def __init__(self) -> None:
         self._known: list[tuple[Tensor, Tensor]] = []
 
-    def share(self, mixer: AttentionT) -> AttentionT:
+    def share(
+        self, mixer: AttentionParts | LatentParts
+    ) -> AttentionParts | LatentParts:
         for cos, sin in self._known:
             if torch.equal(cos, mixer.cos) and torch.equal(sin, mixer.sin):
                 return replace(mixer, cos=cos, sin=sin)
