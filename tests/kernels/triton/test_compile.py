@@ -169,7 +169,7 @@ def test_all_kernels_of_states_compile_for_all_gpus(
 def test_all_formats_of_weights_compile_for_all_gpus(
     tmp_path: Path, capability: int, dtype: str
 ) -> None:
-    arguments = capability, dtype, 1, 32, 100
+    arguments = capability, dtype, 1, 32, 64, 100
     check(compile_kernels(tmp_path, "compile_stored.py", *arguments), STORED_KERNELS)
 
 

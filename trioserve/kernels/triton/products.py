@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -13,13 +15,15 @@ from .widths import round_side
 # Outputs and inputs of a program, and most tokens. Usual choices, not measured on a GPU yet.
 _OUTPUTS = 64
 _INPUTS = 128
-_MOST_TOKENS = 64
+_MOST_TOKENS = 128
 
-# From so many tokens on, weights are dequantised for another product. Usual, not measured yet.
-DEQUANTISED_TOKENS = 128
+# From so many tokens on, weights are dequantised for another product. Writing and reading
+# numbers of 16 bits takes as long as an H100 takes for a product of some 400 tokens at half of
+# its rate; decodes of up to 256 sequences do without. Not measured yet.
+DEQUANTISED_TOKENS = 257
 
 # Numbers of tokens that need each of the programs.
-SIZES = (1, 32, 64, 65)
+SIZES = (1, 32, 64, 128)
 
 # A split of fewer inputs is not worth its program.
 _LEAST_INPUTS = 512
@@ -34,7 +38,7 @@ def multiply_stored(
 ) -> Tensor:
     """Multiply tokens by weights, which are dequantised on the way.
 
-    For up to 64 tokens, the sums are divided in a way that depends on the weights alone.
+    For up to 128 tokens, the sums are divided in a way that depends on the weights alone.
 
     Args:
       given: (num_tokens, num_inputs), contiguous but for the stride of tokens
@@ -45,13 +49,13 @@ def multiply_stored(
       (num_tokens, num_outputs), in the type of `given`
     """
     num_tokens, num_inputs = given.shape
-    tokens, outputs, inputs = _choose_size(num_tokens, given.dtype)
-    num_tiles = -(-num_tokens // tokens)
-    num_blocks = -(-stored.num_outputs // outputs)
+    size = _choose_size(num_tokens, given.dtype)
+    num_tiles = -(-num_tokens // size.tokens)
+    num_blocks = -(-stored.num_outputs // size.outputs)
     most = max(1, num_inputs // _LEAST_INPUTS)
     counted = 1 if num_tokens <= _MOST_TOKENS else num_tiles
     splits = min(most, count_splits(num_blocks * counted, num_cores))
-    split_inputs = -(-num_inputs // (splits * inputs)) * inputs
+    split_inputs = -(-num_inputs // (splits * size.inputs)) * size.inputs
     output = given.new_empty((num_tokens, stored.num_outputs))
     parts = output
     if splits > 1:
@@ -73,10 +77,11 @@ def multiply_stored(
         HAS_ZEROS=stored.zeros is not None,
         HAS_ORDER=stored.order is not None,
         HAS_BIAS=bias is not None and splits == 1,
-        TOKENS=tokens,
-        OUTPUTS=outputs,
-        INPUTS=inputs,
-        num_warps=4,
+        TOKENS=size.tokens,
+        OUTPUTS=size.outputs,
+        INPUTS=size.inputs,
+        num_warps=size.warps,
+        num_stages=size.stages,
     )
     if splits > 1:
         add_splits[num_tokens, -(-stored.num_outputs // _ADDED)](
@@ -92,12 +97,33 @@ def multiply_stored(
     return output
 
 
-def _choose_size(num_tokens: int, dtype: torch.dtype) -> tuple[int, int, int]:
-    """Return tokens, outputs and inputs of a program, whose numbers stay in registers."""
+class _Size(NamedTuple):
+    """The size of a program of `multiply`.
+
+    Attributes:
+      inputs: that are read at a time.
+      warps: of 32 threads, which share the program.
+      stages: reads that are under way at once.
+    """
+
+    tokens: int
+    outputs: int
+    inputs: int
+    warps: int
+    stages: int
+
+
+def _choose_size(num_tokens: int, dtype: torch.dtype) -> _Size:
+    """Return a size whose numbers stay in registers, and in 99 kB of shared memory.
+
+    tests/kernels/triton/test_compile.py checks it. The choice is not measured on a GPU yet.
+    """
     if dtype == torch.float32:
         # Exact float32 has no tensor cores: each thread keeps whole rows and columns.
-        return 16, 32, 64
-    return min(_MOST_TOKENS, round_side(num_tokens)), _OUTPUTS, _INPUTS
+        return _Size(16, 32, 64, 4, 3)
+    tokens = min(_MOST_TOKENS, round_side(num_tokens))
+    warps = 4 if tokens <= 16 else 8
+    return _Size(tokens, _OUTPUTS, _INPUTS, warps, 3 if tokens <= 64 else 2)
 
 
 def restore_stored(stored: StoredWeights, output: Tensor) -> None:

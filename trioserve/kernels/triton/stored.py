@@ -144,7 +144,7 @@ def _read_codes(stored: StoredWeights) -> Tensor:
     codes = stored.codes
     if stored.format == "int8":
         return codes.float()
-    held = codes.view(torch.uint8).unflatten(1, (-1, _WORDS, 2, 2))
+    held: Tensor = codes.view(torch.uint8).unflatten(1, (-1, _WORDS, 2, 2))
     if stored.format == "fp8":
         held = held.permute(0, 1, 4, 2, 3).flatten(1)
         return held.view(torch.float8_e4m3fn).float()
@@ -158,6 +158,7 @@ def _read_codes(stored: StoredWeights) -> Tensor:
 
 def _make_words(codes: Tensor, format: str) -> Tensor:
     """Put codes, (num_outputs, padded inputs), into words; the module says how."""
+    held: Tensor
     if format == "fp8":
         held = codes.unflatten(1, (-1, 2, _WORDS, 2)).permute(0, 1, 3, 4, 2)
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 import logging
 import re
+from threading import Lock
 from types import EllipsisType
 from typing import Any
 
@@ -50,6 +51,7 @@ class KeptWeights:
         self._device = device
         self._dtype = dtype
         self._kept: dict[str, StoredWeights] = {}
+        self._lock = Lock()
 
     def replace(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Replace weights that can be kept, in place of their slices.
@@ -111,7 +113,10 @@ class KeptWeights:
           a tensor of the shape of the model's weight; None if they cannot be kept
         """
         try:
-            stored = join([each.keep(self._device) for each in weights])
+            # transformers reads in several threads. Each would need memory for numbers of 32
+            # bits on the device.
+            with self._lock:
+                stored = join([each.keep(self._device) for each in weights])
         except NotStored as error:
             logger.info("%s is dequantised: it has %s", target, error)
             return None

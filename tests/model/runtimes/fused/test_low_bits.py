@@ -214,6 +214,27 @@ def test_a_weight_that_the_kernels_cannot_read_is_dequantised(
     assert "mlp.down_proj.weight is dequantised: it has groups of 8" in caplog.text
 
 
+# Random weights of eight bits are large.
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_modules_of_different_formats_are_dequantised_together(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Queries have weights of four bits, keys and values of eight."""
+    caplog.set_level("INFO", "trioserve")
+
+    def quantise_one(weight: Tensor) -> tuple[Tensors, Tensor]:
+        bits = 4 if weight.shape[0] == weight.shape[1] else 8
+        return by_packing(weight, bits=bits, group=GROUP)
+
+    save(tmp_path, (compressed("pack-quantized"), quantise_one))
+    loaded = load_kept(tmp_path)
+    # It compares the logits with those of the modules.
+    decoder = make_decoder(loaded, FusedDecoder, int8=False)
+    assert isinstance(decoder.weights[0].inputs.weight, PlainWeight)
+    assert decoder.description == "native triton, int4, int8"
+    assert "1 products are dequantised: their modules differ in formats" in caplog.text
+
+
 def test_fp8_is_refused_on_a_cpu(tiny: Callable[..., Any]) -> None:
     config = ModelConfig(device="cpu", quantization="fp8")
     with pytest.raises(InvalidConfig, match="quantization.*fp8 is for GPUs"):

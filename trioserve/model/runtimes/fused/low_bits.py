@@ -86,6 +86,7 @@ class LowBits:
     _scratch: _Scratch = field(default_factory=_Scratch)
     _made: list[LowBitWeight] = field(default_factory=list)
     _experts: set[str] = field(default_factory=set)
+    _num_dequantised: int = 0
 
     def join(
         self, modules: Sequence[nn.Linear], order: Tensor | None, *, quantises: bool
@@ -103,7 +104,9 @@ class LowBits:
             parts = [self._find(module, quantises) for module in modules]
             joined = join(parts)
         except NotStored as error:
-            logger.debug("a product has plain weights, because of %s", error)
+            if any(find_stored(module) is not None for module in modules):
+                self._num_dequantised += 1
+                logger.debug("a product is dequantised, because of %s", error)
             return None
         if order is not None:
             joined = joined.take(order.to(joined.codes.device))
@@ -162,6 +165,11 @@ class LowBits:
         Raises:
           OutputDiffers: the kernels do not compute what they should.
         """
+        if self._num_dequantised:
+            logger.info(
+                "%d products are dequantised: their modules differ in formats",
+                self._num_dequantised,
+            )
         if not self._made:
             return
         largest = max(math.prod(each.shape) for each in self._made)
