@@ -92,11 +92,13 @@ def load(folder: Path, **options: Any) -> Any:
 class Steps:
     """Steps of two sequences with the same prompt, in slots 0 and 1."""
 
-    def __init__(self, loaded: Any) -> None:
+    def __init__(self, loaded: Any, kv_dtype: torch.dtype | None = None) -> None:
         prompts = [make_prompt(NUM_TOKENS)] * 2
         self._tables = make_tables(prompts, 16, torch.device("cpu"))
         num_blocks = self._tables.block_ids.numel()
-        self._layers = loaded.native.open(self._tables, num_blocks=num_blocks)
+        self._layers = loaded.native.open(
+            self._tables, num_blocks=num_blocks, kv_dtype=kv_dtype
+        )
         self._embed = loaded.model.get_input_embeddings()
         self._begun: set[int] = set()
 
@@ -140,15 +142,20 @@ def test_alone_in_chunks_beside_another_skipped_and_again(
     tmp_path: Path, model_type: str, num_threads: int
 ) -> None:
     loaded = load(save(model_type, tmp_path), num_threads=num_threads)
-    steps = Steps(loaded)
-    expected = steps.run((0, 0, NUM_TOKENS))
-    # The slot of another sequence, as after a preemption.
-    parts = [steps.run((0, 0, 100)), steps.run((1, 0, 30), (0, 100, 117))[30:]]
-    steps.run((0, 117, 118), held=(0,))
-    for i in range(117, 125):
-        parts.append(steps.run((0, i, i + 1), (1, i - 87, i - 86))[:1])
-    parts.append(steps.run((0, 125, NUM_TOKENS)))
-    assert torch.equal(torch.cat(parts), expected)
+    outputs = []
+    for kv_dtype in (torch.float32, torch.int8):
+        steps = Steps(loaded, kv_dtype)
+        expected = steps.run((0, 0, NUM_TOKENS))
+        # The slot of another sequence, as after a preemption.
+        parts = [steps.run((0, 0, 100)), steps.run((1, 0, 30), (0, 100, 117))[30:]]
+        steps.run((0, 117, 118), held=(0,))
+        for i in range(117, 125):
+            parts.append(steps.run((0, i, i + 1), (1, i - 87, i - 86))[:1])
+        parts.append(steps.run((0, 125, NUM_TOKENS)))
+        assert torch.equal(torch.cat(parts), expected)
+        outputs.append(expected)
+    exact, rounded = outputs
+    assert 0 < torch.dist(exact, rounded) < 0.1 * exact.norm()
 
 
 def test_a_stage_with_kimi_delta_attention_alone(tmp_path: Path) -> None:
