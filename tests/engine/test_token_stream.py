@@ -236,7 +236,7 @@ async def test_the_reader_takes_what_the_function_leaves(nursery: trio.Nursery) 
 
 
 async def test_an_error_of_the_function_is_the_reader_s(nursery: trio.Nursery) -> None:
-    """It comes in the engine loop, which goes on."""
+    """It comes in the engine loop, which goes on; later deltas would leave a gap behind them."""
     stream, _ = make_stream()
 
     def take() -> bool:
@@ -250,6 +250,7 @@ async def test_an_error_of_the_function_is_the_reader_s(nursery: trio.Nursery) -
     nursery.start_soon(run)
     await wait_all_tasks_blocked()
     stream.push_nowait(make_delta(1))
+    stream.push_nowait(make_delta(2))
     await trio.sleep_forever()
 
 

@@ -169,7 +169,7 @@ class TokenStream(Owned):
     def push_nowait(self, delta: TokenDelta) -> None:
         """Add a delta of a step; called by the engine loop alone."""
         index = delta.index
-        if index in self._finished:
+        if index in self._finished or self._error is not None:
             return
         if delta.error is not None:
             self._finish(index)
