@@ -15,7 +15,7 @@ from .widths import round_up
 
 # Most pairs of a block, by the bytes of a number. Kernels are compiled for each. In float32
 # there are no tensor cores, so threads keep whole rows and columns.
-_ROWS = {2: (16, 64, 128), 4: (16, 64)}
+_ROWS = {2: (16, 64, 128), 4: (16, 32)}
 
 # So few pairs are not grouped: experts that two of them share are read twice, the second time
 # from the cache of the device. So are pairs that are few beside the experts.
@@ -49,7 +49,8 @@ def _choose_size(rows: int, itemsize: int, *, is_plain: bool) -> _Size:
     tests/kernels/triton/test_compile.py checks it. The choice is not measured on a GPU yet.
     """
     if itemsize > 2:
-        return _Size(64, 32 if is_plain else 64, 4 if rows <= 16 else 8, 2)
+        columns, inputs = (64, 32) if is_plain else (32, 64)
+        return _Size(columns, inputs, 4 if rows <= 16 else 8, 2)
     if rows <= 16:
         return _Size(64, 64, 4, 4) if is_plain else _Size(64, 128, 4, 3)
     return _Size(128, 64, 4 if rows <= 64 else 8, 3)
