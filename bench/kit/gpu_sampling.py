@@ -113,8 +113,20 @@ def _choose(
     operators: SamplingOperators, logits: Tensor, choices: Sequence[Choice]
 ) -> list[int]:
     tokens: list[int]
-    tokens = operators.choose(logits.clone(), choices, [0] * len(choices)).tolist()
+    tokens = _call(operators, logits.clone(), choices, [0] * len(choices)).tolist()
     return tokens
+
+
+def _call(
+    operators: SamplingOperators,
+    scores: Tensor,
+    choices: Sequence[Choice],
+    numbers: list[int],
+) -> Tensor:
+    """Choose as the sampler does."""
+    if any(choice.plain_from for choice in choices):
+        return operators.choose(scores, choices, numbers)
+    return operators.choose_plain(scores, choices, numbers)
 
 
 def _time(
@@ -128,7 +140,7 @@ def _time(
         scores = logits.clone()
         _wait(is_gpu)
         began = time.perf_counter()
-        operators.choose(scores, choices, numbers)
+        _call(operators, scores, choices, numbers)
         _wait(is_gpu)
         # The first calls compile.
         if call >= 2:
@@ -140,7 +152,7 @@ def _time(
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda._sleep(_FILLER_CYCLES)
         begin.record()
-        operators.choose(scores, choices, numbers)
+        _call(operators, scores, choices, numbers)
         end.record()
         end.synchronize()
         own.append(1e-3 * begin.elapsed_time(end))
