@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .backend import PagedModel
 
-# kernels/native/int8_cache.h has the same number.
+# kernels/native/kv_cache.h has the same number.
 _SMALLEST_PEAK = 1e-30
 
 
