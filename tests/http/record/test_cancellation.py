@@ -77,7 +77,8 @@ async def test_each_way_to_cancel_is_measured(
             # Its client has not left yet.
             await wait_for(server, {"decode": 2 + (not stream)})
     for stream in (True, False):
-        body = BODY | {"timeout": 0.1, "stream": stream}
+        # Long enough for the first token.
+        body = BODY | {"timeout": 0.3, "stream": stream}
         await client.post("/v1/completions", json=body)
         await wait_for(server, {"decode": 4 + (not stream)})
     lines = [each.getMessage() for each in caplog.records]
