@@ -397,7 +397,9 @@ def attend_paged(
 def round_trip(rows: Tensor) -> Tensor:
     """Return what a cache of eight bits gives back, by the rule of native/kv_cache.h."""
     peaks = rows.abs().amax(dim=-1, keepdim=True)
-    codes = (rows * torch.where(peaks > 0, 127 / peaks, 0)).round()
+    # A number divided by a tensor would be rounded twice.
+    inverses = torch.full_like(peaks, 127) / peaks
+    codes = (rows * torch.where(peaks > 0, inverses, 0)).round()
     return codes * (peaks / 127)
 
 
@@ -492,6 +494,14 @@ ONE_QUERY: dict[str, Any] = {
         **ONE_QUERY,
         **{"num_earlier": 700, "group_size": 3, "key_dim": 16, "value_dim": 16},
         **{"block_size": 16, "window": 200, "has_sinks": True, "num_threads": 3},
+    )
+)
+# A number of the keys lies in the middle between two codes of eight bits.
+@example(
+    case=Case(
+        **ONE_QUERY | {"dtype": torch.int8, "seed": 36},
+        **{"num_earlier": 1, "group_size": 1, "key_dim": 10, "value_dim": 2},
+        **{"block_size": 1, "window": 0, "has_sinks": False, "num_threads": 1},
     )
 )
 def test_attention_is_the_formula(kernels: ctypes.CDLL, case: Case) -> None:

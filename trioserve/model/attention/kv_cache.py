@@ -117,8 +117,10 @@ def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
     """
     rows = _make_finite(rows.to(torch.float32, copy=True))
     peaks = rows.abs().amax(dim=-1)
-    # Below this, the inverse would overflow.
-    inverses = torch.where(peaks > _SMALLEST_PEAK, 127 / peaks, 0.0)
+    # torch makes `127 / peaks` from an inverse, rounded twice; a tie would get another code than
+    # from the kernels. Below the smallest peak, the quotient would overflow.
+    quotients = torch.full_like(peaks, 127) / peaks
+    inverses = torch.where(peaks > _SMALLEST_PEAK, quotients, 0.0)
     return (rows * inverses[..., None]).round().to(torch.int8), peaks / 127
 
 
