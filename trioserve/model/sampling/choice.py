@@ -18,6 +18,9 @@ NEVER = 2**63 - 1
 
 _PLAIN = SamplingParams()
 
+# The fields besides the temperature that change the probabilities of tokens.
+_RULES = EACH_RULE.keys() - {"temperature"}
+
 # A division by a smaller temperature overflows: vLLM's _SAMPLING_EPS.
 _LOWEST_TEMPERATURE = 1e-5
 
@@ -140,8 +143,7 @@ def has_penalties(sampling: SamplingParams) -> bool:
 
 def _has_rules(sampling: SamplingParams) -> bool:
     """Return whether more than the temperature changes the probabilities of tokens."""
-    names = EACH_RULE.keys() - {"temperature"}
-    return any(getattr(sampling, name) != getattr(_PLAIN, name) for name in names)
+    return any(getattr(sampling, name) != getattr(_PLAIN, name) for name in _RULES)
 
 
 def _exclude_others(

@@ -315,13 +315,13 @@ class FusedLayers:
             numbers["rows"] = _list_rows(inputs)
         if inputs.adapters:
             numbers["adapters"] = self.adapters.list_tiles(inputs)
-        chooses = self._chooses and plain is not None and len(tokens) > 0
-        if chooses:
-            assert plain is not None, "the rows are plain"
+        if not self._chooses or not tokens:
+            plain = None
+        if plain is not None:
             numbers |= list_choices(plain, tokens, num_rows)
         output, chosen = captured.run(numbers, vectors)
         # Copies of what the next step overwrites, unless the sampler reads it before.
-        if chooses:
+        if plain is not None:
             assert chosen is not None, "the graph chooses tokens"
             return ChosenTokens(chosen[: len(tokens)].clone())
         if self._head is None:
