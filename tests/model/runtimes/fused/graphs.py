@@ -13,8 +13,10 @@ from torch import Tensor
 from trioserve.config import ModelConfig
 from trioserve.model.loading.choose_runtime import make_decoder
 from trioserve.model.loading.files.facts import read_facts
-from trioserve.model.loading.load import load_modules
+from trioserve.model.loading.load import load_model, load_modules
 from trioserve.model.runtimes.loaded import LoadedModel
+
+from ...planning import Planner, make_prompt
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -52,3 +54,24 @@ def load(model: Any) -> LoadedModel:
         loaded, lambda parts: FusedDecoder(parts, lambda: capture), int8=False
     )
     return replace(loaded, native=decoder)
+
+
+def check_on_gpu(model: Any, dtype: Any) -> None:
+    """Let a model write three texts in graphs.
+
+    A load compares the kernels with the modules; in 16 bits other tokens may win.
+    """
+    config = ModelConfig(device=DEVICE, dtype=dtype, kernels="native")
+    loaded = load_model(model.folder, config, name="tiny")
+    assert loaded.info.kernels == "native triton"
+    planner = Planner(loaded)
+    planner.runner.warm_up()
+    sequences = [
+        planner.begin(make_prompt(length, slot), slot=slot)
+        for slot, length in enumerate((33, 1, 12))
+    ]
+    planner.step((sequences[0], 20))
+    planner.step((sequences[1], 1), (sequences[0], 13), (sequences[2], 5))
+    planner.run(*sequences, num_tokens=16)
+    if dtype == "float32":
+        model.check(*sequences)

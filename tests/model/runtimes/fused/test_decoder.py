@@ -13,13 +13,11 @@ from interpreter import require_triton
 import pytest
 import torch
 
-from trioserve.config import ModelConfig
-from trioserve.model.loading.load import load_model
 from trioserve.model.runtimes.fused.graphs import find_size, list_sizes
 
 from ...planning import Planner, make_image, make_prompt
 from ...windowed import WindowedServer
-from .graphs import DEVICE, GRAPHS, load
+from .graphs import DEVICE, GRAPHS, check_on_gpu, load
 
 require_triton()
 
@@ -135,19 +133,4 @@ def test_sizes_of_graphs() -> None:
 def test_a_gpu_runs_experts_in_graphs(
     tiny: Callable[..., Any], model_type: str, dtype: Any
 ) -> None:
-    """A load compares the kernels with the modules; in 16 bits other tokens may win."""
-    model = tiny(model_type, DEVICE)
-    config = ModelConfig(device=DEVICE, dtype=dtype, kernels="native")
-    loaded = load_model(model.folder, config, name="tiny")
-    assert loaded.info.kernels == "native triton"
-    planner = Planner(loaded)
-    planner.runner.warm_up()
-    sequences = [
-        planner.begin(make_prompt(length, slot), slot=slot)
-        for slot, length in enumerate((33, 1, 12))
-    ]
-    planner.step((sequences[0], 20))
-    planner.step((sequences[1], 1), (sequences[0], 13), (sequences[2], 5))
-    planner.run(*sequences, num_tokens=16)
-    if dtype == "float32":
-        model.check(*sequences)
+    check_on_gpu(tiny(model_type, DEVICE), dtype)

@@ -19,7 +19,7 @@ from trioserve.config import ModelConfig
 from trioserve.kernels.triton.tiles import ROW_NUMBERS, TILE_NUMBERS
 from trioserve.model.loading.choose_runtime import make_decoder
 from trioserve.model.loading.files.facts import read_facts
-from trioserve.model.loading.load import load_model, load_modules
+from trioserve.model.loading.load import load_modules
 from trioserve.model.runtimes.fused.decode_inputs import DecodeInputs, list_choices
 from trioserve.model.runtimes.loaded import LoadedModel
 from trioserve.model.self_check import steps
@@ -32,7 +32,7 @@ from trioserve.types.plan import StepPlan, StepRow
 from ...conftest import Tiny, load_oracle
 from ...planning import Planner, make_prompt, make_start
 from ..native.test_native_states import save
-from .graphs import DEVICE, GRAPHS, capture
+from .graphs import DEVICE, GRAPHS, capture, check_on_gpu
 
 require_triton()
 
@@ -52,7 +52,7 @@ MAMBA2: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention"],
     "mamba_n_heads": 4,
     "mamba_n_groups": 2,
-    # These kernels know no experts.
+    # Experts have tests of their own (test_decoder.py).
     "num_local_experts": 0,
 }
 
@@ -217,19 +217,4 @@ def test_rows_that_are_not_sampled_choose_nothing() -> None:
 def test_a_gpu_runs_the_kernels_in_graphs(
     build: Callable[[str], Tiny], model_type: str, dtype: Any
 ) -> None:
-    """A load compares the kernels with the modules; in 16 bits other tokens may win."""
-    model = build(model_type)
-    config = ModelConfig(device=DEVICE, dtype=dtype, kernels="native")
-    loaded = load_model(model.folder, config, name="tiny")
-    assert loaded.info.kernels == "native triton"
-    planner = Planner(loaded)
-    planner.runner.warm_up()
-    sequences = [
-        planner.begin(make_prompt(length, slot), slot=slot)
-        for slot, length in enumerate((33, 1, 12))
-    ]
-    planner.step((sequences[0], 20))
-    planner.step((sequences[1], 1), (sequences[0], 13), (sequences[2], 5))
-    planner.run(*sequences, num_tokens=16)
-    if dtype == "float32":
-        model.check(*sequences)
+    check_on_gpu(build(model_type), dtype)
