@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 import json
 from pathlib import Path
+import re
 import subprocess
 import sys
 import time
@@ -266,18 +267,26 @@ def measure_rates() -> Figures:
 
 # Tests of kernels, which run on a GPU where there is one, and have no mark.
 _KERNEL_TESTS = ("kernels/triton/test_steps.py", "model/test_triton_sampling.py")
+# A line of `pytest -v`, whose first word is a test's name.
+_FAILED = re.compile(r"(\S+::.+) (?:FAILED|ERROR)\b")
 
 
 def run_tests(emit: Callable[[Figures], None]) -> None:
-    """Run the tests that need a GPU, and the kernels' tests; emit pytest's last lines."""
+    """Run the kernels' tests and those that need a GPU; emit what failed, and at the end all."""
     folder = BENCH_FOLDER.parent / "tests"
-    lines = []
+    summary: list[str] = []
+    failed: list[str] = []
     for arguments in ([folder / each for each in _KERNEL_TESTS], ["-m", "gpu", folder]):
-        command = [sys.executable, "-m", "pytest", "-q", "--numprocesses=0", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True)
-        found = [line for line in done.stdout.splitlines() if " in " in line]
-        lines.append(found[-1] if found else done.stdout[-200:] + done.stderr[-200:])
-        emit({"summary": "; ".join(lines)})
+        command = [sys.executable, "-m", "pytest", "-v", "--numprocesses=0", *arguments]
+        line = "pytest said nothing"
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as pytest:
+            for line in filter(str.strip, pytest.stdout or ()):
+                if found := _FAILED.match(line):
+                    failed.append(found[1])
+                    # The first one may have broken the device for all others.
+                    emit({"summary": "not all have run", "failed": failed})
+        summary.append(line.strip(" =\n"))
+    emit({"summary": "; ".join(summary), "failed": failed})
 
 
 def subtract(times: Sequence[float], load: Load) -> float:
