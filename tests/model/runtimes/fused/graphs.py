@@ -26,7 +26,8 @@ class Repeated:
 
     def __init__(self, function: Callable[[], Tensor]) -> None:
         self.function = function
-        self.num_replays = 0
+        # Steps; the first replay is a trial.
+        self.num_replays = -1
 
     def replay(self) -> Tensor:
         self.num_replays += 1

@@ -13,8 +13,6 @@ from interpreter import require_triton
 import pytest
 import torch
 
-from trioserve.model.runtimes.fused.graphs import find_size, list_sizes
-
 from ...planning import Planner, make_image, make_prompt
 from ...windowed import WindowedServer
 from .graphs import DEVICE, GRAPHS, check_on_gpu, load
@@ -116,14 +114,6 @@ def test_window_blocks_are_given_back_and_taken_again(tiny: Callable[..., Any]) 
     prompt = make_prompt(33)
     (output,) = server.answer(prompt, num_tokens=2)
     model.check_behind(prompt, output)
-
-
-def test_sizes_of_graphs() -> None:
-    assert list_sizes(1) == [1]
-    assert list_sizes(6) == [1, 2, 4, 6]
-    assert list_sizes(100) == [1, 2, 4, *range(8, 65, 8), 80, 96, 100]
-    assert list_sizes(512)[-6:] == [240, 256, 320, 384, 448, 512]
-    assert [find_size([1, 2, 4], rows) for rows in (1, 3, 4, 5)] == [1, 4, 4, None]
 
 
 @pytest.mark.gpu

@@ -26,6 +26,9 @@ NO_SLOT = -1
 # Place of a number that goes nowhere.
 _NOWHERE = -1
 
+# Different rows of a trial: a small power of two.
+_NUM_KINDS = 8
+
 
 class DecodeInputs:
     """The tensors that a graph reads, at the same places in each replay.
@@ -141,6 +144,37 @@ def _make_padding(
         # Slot 0 changes nothing.
         padding["adapters"] = make(0, ADAPTER_NUMBERS)
     return padding
+
+
+def list_trial(
+    size: int, tables: SlotTables, num_blocks: int, *, has_states: bool
+) -> dict[str, Numbers]:
+    """Return the numbers of a step in which each slot begins a text.
+
+    The step writes to slots, states and blocks, so nobody may use them.
+
+    Args:
+      size: of the batch.
+      num_blocks: blocks that all layers have.
+    """
+    rows, zeros = np.arange(size), np.zeros(size, dtype=np.int64)
+    # Rows that share a block write the same to it.
+    kinds = rows % min(_NUM_KINDS, num_blocks)
+    tile = rows, zeros + 1, rows, zeros
+    blocks = {"places": rows * tables.block_ids.shape[1], "ids": kinds}
+    numbers = {
+        "tokens": kinds,
+        "slots": rows,
+        "positions": zeros,
+        "decodes": np.stack(tile, axis=1),
+        "places": rows,
+        **{f"block_{name}": values for name, values in blocks.items()},
+    }
+    if tables.window_blocks is not None:
+        numbers |= {f"window_{name}": values for name, values in blocks.items()}
+    if has_states:
+        numbers["rows"] = np.stack((*tile, zeros + 1), axis=1)
+    return numbers
 
 
 def list_tokens(inputs: StepInputs) -> dict[str, Numbers]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 import logging
 from operator import attrgetter
 from weakref import WeakMethod
@@ -36,6 +37,7 @@ from .decode_inputs import (
     list_choices,
     list_new_blocks,
     list_tokens,
+    list_trial,
 )
 from .graphs import Capture, DecodeGraphs, GraphOutput, list_sizes
 from .latents import LatentAttention
@@ -125,6 +127,7 @@ class FusedLayers:
         self._group = decoder.group
         self._make_capture = decoder.make_capture
         self._tables = tables
+        self._num_blocks = min(num_blocks, num_window_blocks or num_blocks)
         # By whether rows have adapters.
         self._graphs: dict[bool, DecodeGraphs] = {}
         self._capture: Capture | None = None
@@ -231,27 +234,43 @@ class FusedLayers:
         assert self._capture is not None, "prepare has made it"
         # Their memory is free for the new ones.
         self._graphs.pop(has_adapters, None)
+        device, group = self._tables.last_token_ids.device, self._group
         graphs = DecodeGraphs(
             self._compute_decodes,
-            lambda size: DecodeInputs(
-                size,
-                self._tables,
-                None if self.reads_tokens else self._make_vectors(size),
-                has_states=self.copies is not None,
-                has_adapters=has_adapters,
-            ),
+            partial(self._make_inputs, has_adapters=has_adapters),
             self._capture,
             self._sizes,
-            self._watch_memory(),
+            _watch_memory(device),
+            agree=bool if group is None else partial(group.agree, device=device),
+            # An adapter may come while sequences have all slots and blocks.
+            compares=not has_adapters,
         )
         self._graphs[has_adapters] = graphs
         kind = "decodes with adapters" if has_adapters else "decodes"
-        logger.info("graphs of %s: %s", kind, graphs.sizes)
+        if graphs.fault is None:
+            logger.info("graphs of %s: %s", kind, graphs.sizes)
+        else:
+            logger.warning("graphs of %s: %s; %s", kind, graphs.sizes, graphs.fault)
+
+    def _make_inputs(self, size: int, *, has_adapters: bool) -> DecodeInputs:
+        has_states = self.copies is not None
+        inputs = DecodeInputs(
+            size,
+            self._tables,
+            None if self.reads_tokens else self._make_vectors(size),
+            has_states=has_states,
+            has_adapters=has_adapters,
+        )
+        if not has_adapters:
+            inputs.fill(
+                list_trial(size, self._tables, self._num_blocks, has_states=has_states)
+            )
+        return inputs
 
     def _make_vectors(self, size: int) -> Tensor:
-        shape = size, self._parts.hidden_size
         device = self._tables.last_token_ids.device
-        return torch.zeros(shape, dtype=self._dtype, device=device)
+        numbers = torch.linspace(-1.0, 1.0, self._parts.hidden_size, device=device)
+        return numbers.to(self._dtype).repeat(size, 1)
 
     def _compute_decodes(self, inputs: DecodeInputs) -> GraphOutput:
         """Compute a step of decodes from inputs that lie at the same places in each step."""
@@ -279,18 +298,6 @@ class FusedLayers:
         )
         chosen = choose_plain(output, numbers["temperatures"], numbers["keys"], kept)
         return output, chosen
-
-    def _watch_memory(self) -> Callable[[], bool]:
-        """Return a function that tells whether there is room for one more graph.
-
-        Processes that share the layers have the same graphs: a graph pads its steps, and
-        all add up the same rows.
-        """
-        device = self._tables.last_token_ids.device
-        has_room, group = _watch_memory(device), self._group
-        if group is None:
-            return has_room
-        return lambda: group.agree(has_room(), device)
 
     def replay(
         self,
