@@ -396,10 +396,10 @@ def test_a_host_that_cannot_be_taken_is_named(
 
 
 def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """Before the model is looked for."""
+    """Before the hub is asked for the model."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert command.main(["serve", "/no/such/model", "--port", str(port)]) == 2
+        assert command.main(["serve", "no-such/model", "--port", str(port)]) == 2
     error = capsys.readouterr().err
     address = f"127.0.0.1:{port}"
     assert (

@@ -7,12 +7,18 @@ from pathlib import Path
 import subprocess
 import sys
 
+import gguf
 import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from trioserve.config import EngineConfig, build_config
-from trioserve.errors import InvalidConfig
-from trioserve.startup.first_checks import check_description, find_obstacle, may_know
+from trioserve.errors import InvalidConfig, StartupError
+from trioserve.startup.first_checks import (
+    check_description,
+    check_first,
+    find_obstacle,
+    may_know,
+)
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 
@@ -27,10 +33,20 @@ def test_serve_refuses_in_a_sentence_and_imports_nothing_for_it(tmp_path: Path) 
     """Neither weights nor a tokenizer are there, and nobody misses them."""
     unknown = str(describe(tmp_path / "a", model_type="nonsense"))
     short = str(describe(tmp_path / "b", **LLAMA, max_position_embeddings=8192))
+    gone = str(tmp_path / "c")
+    file = tmp_path / "d.gguf"
+    save_gguf(file, "llama")
+    commands = [
+        [unknown],
+        [short, "--max-model-len", "100k"],
+        [gone],
+        [str(file), "--max-model-len", "100k"],
+        [short, "--device", "cpu", "--quantization", "fp8"],
+    ]
     program = (
         "import sys; from trioserve.__main__ import main\n"
-        f"assert main(['serve', {unknown!r}, '--port', '0']) == 2\n"
-        f"assert main(['serve', {short!r}, '--max-model-len', '100k', '--port', '0']) == 2\n"
+        f"for command in {commands!r}:\n"
+        "    assert main(['serve', *command, '--port', '0']) == 2\n"
         "assert not {'torch', 'transformers', 'quart'} & {*sys.modules}\n"
     )
     done = subprocess.run(
@@ -40,14 +56,49 @@ def test_serve_refuses_in_a_sentence_and_imports_nothing_for_it(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     assert first.startswith("trioserve: the architecture nonsense is not supported: ")
     assert first.endswith(" does not know this model_type")
+    too_long = "trioserve: --max-model-len: 100000 is more than the model's own 8192"
     assert others == [
-        "trioserve: --max-model-len: 100000 is more than the model's own 8192"
+        too_long,
+        f"trioserve: cannot find the model {gone!r}: there is no such file or folder",
+        too_long,
+        "trioserve: --quantization: fp8 is for GPUs, and the device is cpu; int8 runs there",
     ]
+
+
+def save_gguf(path: Path, architecture: str, scaling: str = "none") -> Path:
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(8192)
+    writer.add_string(f"{architecture}.rope.scaling.type", scaling)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    return path
 
 
 def test_no_type_of_transformers_is_refused() -> None:
     assert [each for each in CONFIG_MAPPING_NAMES if not may_know(each)] == []
     assert not may_know("nonsense")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "scaling", "reason"),
+    [
+        ("llama", "none", "100000 is more than the model's own 8192"),
+        ("llama", "yarn", None),
+        *((each, "yarn", None) for each in ("qwen3moe", "gpt-oss", "granitehybrid")),
+        ("nonsense", "yarn", "nonsense is not supported: .* cannot read its GGUF"),
+    ],
+)
+def test_a_gguf_file_is_refused_by_its_header(
+    tmp_path: Path, architecture: str, scaling: str, reason: str | None
+) -> None:
+    path = save_gguf(tmp_path / "m.gguf", architecture, scaling)
+    config = build_config(EngineConfig, {"model": str(path), "max_model_len": 100_000})
+    if reason is None:
+        return check_first(config)
+    with pytest.raises(StartupError, match=reason):
+        check_first(config)
 
 
 @pytest.mark.parametrize(

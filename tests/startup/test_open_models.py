@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shutil import copytree, rmtree
 
 import pytest
 
@@ -20,11 +21,8 @@ async def test_models_are_loaded_and_leave_in_a_program(tmp_path: Path) -> None:
     )
     folder = str(tiny_tokenizer(tmp_path / "tiny"))
     small = {"model": folder, "kv_cache_memory": "1MiB", "max_model_len": 64}
-    models = {
-        "a": small,
-        "b": small,
-        "gone": str(tmp_path / "gone"),
-    }
+    gone = copytree(folder, tmp_path / "gone")
+    models = {"a": small, "b": small, "gone": str(gone)}
     # The weights take less than half of a mebibyte: one model fits beside its cache.
     async with trioserve.open_models(
         models, process=False, memory="2MiB", min_residence=0
@@ -40,6 +38,7 @@ async def test_models_are_loaded_and_leave_in_a_program(tmp_path: Path) -> None:
                     assert answer.finish_reason == "length"
             loaded = [each.entry.name for each in router.describe() if each.engine]
             assert loaded == [name]
+        rmtree(gone)
         with pytest.raises(ModelFailed, match="no such file or folder"):
             async with router.hold("gone"):
                 pass

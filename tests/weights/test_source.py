@@ -39,6 +39,12 @@ def test_a_path_to_nothing_is_not_looked_for_on_the_hub(source: str) -> None:
         resolve_weights(source)
 
 
+@pytest.mark.parametrize("host", ["https://huggingface.co", "hf.co"])
+def test_an_address_of_the_hub_tells_the_id(host: str) -> None:
+    with pytest.raises(WeightsNotFound, match="a hub id is written 'org/tiny'$"):
+        resolve_weights(f"{host}/org/tiny")
+
+
 @pytest.mark.parametrize("source", ["", "a b", "a:b", "org/", "--x", "x" * 5000, "\0"])
 def test_a_name_that_is_neither_a_path_nor_a_hub_id_is_refused(source: str) -> None:
     with pytest.raises(WeightsNotFound, match="it is not a hub id"):

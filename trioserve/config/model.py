@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from os.path import abspath, expanduser
+import re
 from typing import Annotated, Literal
 
 from ..errors import InvalidConfig, InvalidParameter
@@ -11,6 +12,8 @@ from ..types.adapter import DEFAULT_MAX_ADAPTERS, explain_name
 from ..types.repetition import RepetitionDetection
 from ..types.sampling import DEFAULT_MAX_LOGPROBS
 from .checks import FilePath, RepeatMark, check_at_least
+
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?", re.ASCII)
 
 # SmolLM2-135M-Instruct, 98 MB: the smallest instruct model that a package index
 # carries, so that a fresh machine needs nothing but the index.
@@ -133,6 +136,11 @@ class ModelConfig:
             if self.quantization != "none":
                 reason = "needs native kernels, which have an attention of their own"
                 raise InvalidConfig("quantization", reason)
+        if not _DEVICE.fullmatch(self.device):
+            is_gpu = self.device.lower().startswith(("gpu", "nvidia"))
+            hint = "; did you mean cuda?" if is_gpu else ""
+            reason = f"{self.device!r} is not one of auto, cpu, cuda, cuda:N{hint}"
+            raise InvalidConfig("device", reason)
         check_at_least("max_model_len", self.max_model_len, 1)
         check_at_least("max_logprobs", self.max_logprobs, -1)
         check_at_least("num_threads", self.num_threads, 1)

@@ -5,6 +5,7 @@ These take seconds. What cannot be read here without doubt is left to the checks
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import ctypes
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -13,44 +14,56 @@ from pathlib import Path
 import runpy
 from typing import Any
 
-from ..config import EngineConfig
+from ..config import EngineConfig, ModelConfig
 from ..errors import InvalidConfig, UnsupportedModel
 from ..model.loading.files.positions import choose_max_model_len
 from ..types.architecture import guess_task
-from ..weights import find_local_description
+from ..weights import GgufHeader, find_local
 
-# The files of transformers that name the types of models, as texts in double quotes.
-_NAMES_OF_TYPES = ("auto_mappings.py", "configuration_auto.py")
+# The files that name types of models, and architectures of GGUF files, in double quotes.
+_NAMES_OF_TYPES = (
+    ("transformers", "models/auto/auto_mappings.py"),
+    ("transformers", "models/auto/configuration_auto.py"),
+)
+_NAMES_IN_GGUF = (
+    ("transformers", "modeling_gguf_pytorch_utils.py"),
+    ("transformers", "integrations/ggml.py"),
+    ("trioserve", "weights/gguf_families/families.py"),
+)
 
 
 def check_first(config: EngineConfig) -> None:
-    """Refuse a device or an adapter that is not there, and a model here that cannot run.
+    """Refuse a device, an adapter or a model that is not there, and a model that cannot run.
 
     Raises:
-      InvalidConfig, UnsupportedModel
-      WeightsNotFound: MODEL cannot be the name of a wheel.
+      StartupError
     """
-    check_device(config.model.device)
+    check_device(config.model)
     for name, path in config.model.list_adapters():
         if not Path(path).exists():
             raise InvalidConfig("adapter", f"{name}={path}: there is no such path")
-    folder = find_local_description(config.model.model)
-    if folder is not None:
-        check_description(folder, config)
+    found = find_local(config.model.model)
+    if isinstance(found, Path):
+        check_description(found, config)
+    elif found is not None:
+        check_header(found, config)
 
 
-def check_device(name: str) -> None:
-    """Refuse a GPU if torch cannot use any.
+def check_device(config: ModelConfig) -> None:
+    """Refuse a GPU if torch cannot use any, and weights for GPUs without one.
 
     Raises:
       InvalidConfig
     """
-    if name.partition(":")[0] != "cuda":
-        return
-    obstacle = find_obstacle(_find_package("torch"))
-    if obstacle is not None:
-        reason = f"{name!r} cannot be used: {obstacle}, or write --device cpu"
+    obstacle = None
+    if config.device != "cpu":
+        obstacle = find_obstacle(_find_package("torch"))
+    if obstacle is not None and config.device != "auto":
+        reason = f"{config.device!r} cannot be used: {obstacle}, or write --device cpu"
         raise InvalidConfig("device", reason)
+    if config.quantization == "fp8" and (obstacle or config.device == "cpu"):
+        reason = "fp8 is for GPUs, and the device is cpu; int8 runs there"
+        raise InvalidConfig("quantization", reason)
 
 
 def find_obstacle(torch: Path | None, driver: str = "libcuda.so.1") -> str | None:
@@ -96,19 +109,34 @@ def check_description(folder: Path, config: EngineConfig) -> None:
         _check_length(fields, config.model.max_model_len)
 
 
-def may_know(model_type: str) -> bool:
-    """Return whether transformers may know a type of models; False is certain."""
-    transformers = _find_package("transformers")
-    if transformers is None:
-        return True
-    try:
-        texts = [
-            (transformers / "models" / "auto" / name).read_text(encoding="utf-8")
-            for name in _NAMES_OF_TYPES
-        ]
-    except OSError:
-        return True
-    return any(f'"{model_type}"' in text for text in texts)
+def check_header(header: GgufHeader, config: EngineConfig) -> None:
+    """Refuse a model by the header of its GGUF file; raises as check_description."""
+    architecture = header.file.architecture
+    if not may_know(architecture, _NAMES_IN_GGUF):
+        reason = f"transformers {version('transformers')} cannot read its GGUF files"
+        raise UnsupportedModel(architecture, reason)
+    scaling = header.get_text(f"{architecture}.rope.scaling.type") or "none"
+    length = header.get_number(f"{architecture}.context_length")
+    rope = {} if scaling == "none" else {"rope_type": scaling}
+    fields = {"max_position_embeddings": length, "rope_parameters": rope}
+    if config.pooling.task in ("auto", "generate"):
+        _check_length(fields, config.model.max_model_len)
+
+
+def may_know(name: str, files: Sequence[tuple[str, str]] = _NAMES_OF_TYPES) -> bool:
+    """Return whether the files may have a name; False is certain.
+
+    Args:
+      files: the package of each, and the path in it.
+    """
+    for package, path in files:
+        folder = _find_package(package)
+        try:
+            if folder is None or f'"{name}"' in (folder / path).read_text("utf-8"):
+                return True
+        except OSError:
+            return True
+    return False
 
 
 def _check_length(fields: dict[str, Any], wanted: int | None) -> None:

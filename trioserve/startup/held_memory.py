@@ -9,7 +9,7 @@ from typing import Final
 
 from ..config import EngineConfig, parse_bytes
 from ..types.model_info import ModelInfo
-from ..weights import find_local_description
+from ..weights import find_local
 
 # Of a kibibyte in Linux, and of a byte in macOS.
 _UNIT: Final = 1 if sys.platform == "darwin" else 1024
@@ -63,11 +63,10 @@ def estimate_held(config: EngineConfig, budget: int | None, *, process: bool) ->
 
 def _list_weights(source: str) -> list[Path]:
     """Return the files of a model's weights, if they are on this machine."""
-    file = Path(source).expanduser()
-    if file.suffix == ".gguf":
-        return [file] if file.is_file() else []
-    folder = find_local_description(source)
-    if folder is None:
+    found = find_local(source)
+    if found is None:
         return []
+    if not isinstance(found, Path):
+        return [found.file.path]
     # A model that was converted has both.
-    return list(folder.glob("*.gguf")) or list(folder.glob("*.safetensors"))
+    return list(found.glob("*.gguf")) or list(found.glob("*.safetensors"))

@@ -16,7 +16,7 @@ from ..types.model_info import SEES_NO_IMAGES
 from ..types.pooling import Task
 from ..types.sentence import SentenceFolder
 from ..weights import Weights, read_sentence_folder, resolve_description
-from .first_checks import check_description, check_device
+from .first_checks import check_description, check_first
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def _find_files(
 ) -> tuple[Weights, SentenceFolder | None]:
     if model_kind == "pooling":
         check_one_process(config)
-    check_device(config.model.device)
+    check_first(config)
     weights = resolve_description(config.model.model, needs_weights=needs_weights)
     check_description(weights.folder, config)
     return weights, read_sentence_folder(weights.folder)

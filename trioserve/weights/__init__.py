@@ -5,7 +5,7 @@ or HTTP. It never runs code from a model: it loads no pickle and installs no whe
 functions block, so callers run them in a thread.
 
 Its doors are `resolve_description`, `complete_weights`, and `resolve_weights` for both at
-once. `find_local_description` finds what needs no fetching, and `measure_weights` measures the
+once. `find_local` finds what is on this machine already, and `measure_weights` measures the
 files. `cache_folder` is the user's cache of models. `read_gguf` lists the tensors of a GGUF
 file, `read_gguf_adapter` reads an adapter, and `read_sentence_folder` the settings of embeddings.
 
@@ -26,22 +26,24 @@ from .cache import cache_folder
 from .cached import CachedModel, find_users, list_cached_models, remove_cached_model
 from .gguf import read_gguf
 from .gguf_adapter import read_gguf_adapter
+from .gguf_header import GgufHeader
 from .measure import measure_weights
 from .sentence import read_sentence_folder
 from .source import (
     Weights,
     complete_weights,
-    find_local_description,
+    find_local,
     resolve_description,
     resolve_weights,
 )
 
 __all__ = [
     "CachedModel",
+    "GgufHeader",
     "Weights",
     "cache_folder",
     "complete_weights",
-    "find_local_description",
+    "find_local",
     "find_users",
     "list_cached_models",
     "measure_weights",

@@ -98,7 +98,9 @@ def read_header(path: Path, source: str) -> GgufHeader:
     except OSError as error:
         raise WeightsBroken(source, f"{error.strerror or error}") from error
     except (ValueError, LookupError, OverflowError, struct.error) as error:
-        reason = f"{path.name} is truncated or is not a GGUF file ({error})"
+        is_cut = isinstance(error, struct.error)
+        detail = "it ends in its header" if is_cut else error
+        reason = f"{path.name} is truncated or is not a GGUF file ({detail})"
         raise WeightsBroken(source, reason) from error
     count = header.get_number("split.count") or 1
     if count > 1:

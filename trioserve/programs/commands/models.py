@@ -54,6 +54,13 @@ class RemoveConfig:
 def _list(line: CommandLine) -> int:
     from ...weights import list_cached_models
 
+    # `models list` is what users of other programs write.
+    if line.words not in ([], ["list"], ["ls"]):
+        raise StartupError(
+            f"models: {line.words[0]!r} is not a command: trioserve models lists models, "
+            "trioserve models check MODEL and trioserve models rm MODEL take one, and "
+            "trioserve serve MODEL fetches one"
+        )
     models = list_cached_models()
     if line.values.get("json"):
         rows = [
@@ -144,6 +151,7 @@ MODELS: Final = Command(
     description=_DESCRIPTION,
     load_config=lambda: ModelsConfig,
     run=_list,
+    max_words=sys.maxsize,
 )
 
 MODELS_RM: Final = Command(

@@ -9,19 +9,21 @@ import shlex
 
 from ..command import Command
 
-# Words of other programs.
+# Words of other programs -> the command that takes their place.
 _ELSEWHERE = {
     "run": "chat",
     "start": "serve",
-    "server": "serve",
     "list": "models",
     "ls": "models",
+    "show": "models check",
+    "rm": "models rm",
     "ps": "top",
     "info": "env",
     "collect-env": "env",
 }
 
 _FETCHING = ("pull", "download", "fetch")
+_STOPPING = ("stop", "kill", "shutdown")
 
 
 def explain(commands: Sequence[Command], word: str, others: Sequence[str]) -> str:
@@ -34,32 +36,35 @@ def explain(commands: Sequence[Command], word: str, others: Sequence[str]) -> st
     names = [command.name for command in commands]
     if word.startswith("-"):
         meant = get_close_matches(word, ["--help", "--version"], n=1, cutoff=0.8)
-        if meant:
+        if word == "-v" or meant:
+            meant = meant or ["--version"]
             return f"{word}: there is no such option; did you mean {meant[0]}?"
         return f"{word} belongs behind a command: write trioserve serve {word} {rest}".strip()
+    unknown = f"{word!r} is not a command"
     if word in ("help", "version"):
         wanted = f"{others[0]} --help" if others and word == "help" else f"--{word}"
-        return f"{word!r} is not a command: write trioserve {wanted}"
+        return f"{unknown}: write trioserve {wanted}"
     if word in _FETCHING:
         return (
-            f"{word!r} is not a command: trioserve serve {rest or 'MODEL'} fetches a model and "
+            f"{unknown}: trioserve serve {rest or 'MODEL'} fetches a model and "
             "serves it, and trioserve models lists those that are here"
         )
+    if word in _STOPPING:
+        return f"{unknown}: Ctrl-C, or kill with its process id, ends a server"
     seconds = [name for name in names if name.startswith(f"{word} ")]
     if seconds:
         return f"{word!r} needs one more word: write trioserve {' or trioserve '.join(seconds)}"
     if _is_model(word):
-        return f"{word!r} is not a command: write trioserve serve {shlex.join([word])} {rest}".strip()
-    known = _ELSEWHERE.get(word)
-    if known in names:
-        return f"{word!r} is not a command; did you mean trioserve {known}?"
+        return f"{unknown}: write trioserve serve {shlex.join([word])} {rest}".strip()
+    if word in _ELSEWHERE:
+        return f"{unknown}: write trioserve {_ELSEWHERE[word]} {rest}".strip()
     two_words = " ".join([word, *others[:1]])
     matches = get_close_matches(two_words, names, n=1) or get_close_matches(
         word, names, n=1
     )
     if matches:
-        return f"{word!r} is not a command; did you mean trioserve {matches[0]}?"
-    return f"{word!r} is not a command; trioserve --help lists all"
+        return f"{unknown}; did you mean trioserve {matches[0]}?"
+    return f"{unknown}; trioserve --help lists all"
 
 
 def _is_model(word: str) -> bool:
