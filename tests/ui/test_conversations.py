@@ -503,7 +503,9 @@ def test_a_question_waits_for_the_end_of_an_answer(
     page.keyboard.press("Escape")
     page.get_by_text("Queued. Send asks it.").wait_for()
     assert queued.count() == 1
-    page.keyboard.press("Enter")
+    page.click("#send")
+    # A mouse leaves the cursor where one writes.
+    assert page.evaluate("document.activeElement.id") == "prompt"
     page.locator(".message.user:has-text('Five')").wait_for()
     wait_for_answer(page)
     # Up recalls the last questions, and leaves a text alone.
@@ -524,6 +526,55 @@ def test_a_question_waits_for_the_end_of_an_answer(
     page.keyboard.type("x")
     page.keyboard.press("ArrowUp")
     assert page.input_value("#prompt") == "x"
+
+
+def test_questions_that_wait_survive(server: FakeServer, open_page: OpenPage) -> None:
+    page = open_page(server.url, **OWN)
+    page.route("**/v1/chat/completions", lambda route: None, times=1)
+    send(page, "One", max_tokens=3)
+    for text in ("Two", "Three", "Four"):
+        send(page, text)
+    page.fill("#prompt", "Not sent")
+    other = page.context.new_page()
+    wait_for_kept(page)
+    other.goto(page.url)
+    waiting = "shown.queue.map((each) => each.text).join()"
+    wait_for(other, f"server.model && {waiting} === 'Two,Three,Four'")
+    page.reload()
+    page.get_by_text("Queued. Send asks it.").wait_for()
+    assert page.evaluate(waiting) == "Two,Three,Four"
+    assert page.input_value("#prompt") == "Not sent"
+    # No question is asked twice, and another tab's removal counts.
+    other.get_by_role("button", name="Remove Three").click()
+    wait_for(page, f"{waiting} === 'Two,Four'")
+    bodies = find_bodies(page)
+    page.fill("#prompt", "")
+    page.evaluate("() => { noteOtherTab = () => {}; }")
+    other.get_by_role("button", name="Remove Two").click()
+    wait_for_kept(other)
+    assert page.evaluate(waiting) == "Two,Four"
+    page.press("#prompt", "Enter")
+    page.locator(".message.user:has-text('Four')").wait_for()
+    wait_for_answer(page)
+    assert [each["messages"][-1]["content"] for each in bodies] == ["Four"]
+    wait_for(other, f"{waiting} === ''")
+    # They go, and come back, with their conversation.
+    page.route("**/v1/chat/completions", lambda route: None, times=1)
+    for text in ("Five", "Six"):
+        send(page, text)
+    page.click("#to-list")
+    entry = page.wait_for_selector("#conversations li")
+    page.click("#conversations summary")
+    # An answer that grows leaves the list as it is.
+    page.evaluate("() => keep(shown, [])")
+    wait_for_kept(page)
+    page.wait_for_selector("#conversations >> text=an answer is being written")
+    assert entry.evaluate("node => node.isConnected")
+    page.click("#conversations >> text=Delete")
+    page.get_by_role("button", name="Undo").click()
+    page.get_by_text("It is back.").wait_for()
+    page.click("#conversations a")
+    wait_for(page, f"{waiting} === 'Six'")
 
 
 def test_a_button_leads_to_the_end(server: FakeServer, open_page: OpenPage) -> None:

@@ -55,6 +55,8 @@ def test_a_finger_has_its_own_ways(server: FakeServer, open_page: OpenPage) -> N
     page.tap("#send")
     page.wait_for_selector(".message.user")
     assert page.inner_text(".message.user .text") == "one\ntwo"
+    # The keyboard goes away.
+    assert page.evaluate("document.activeElement.id") == "stop"
     page.tap("#stop")
     page.wait_for_selector("#send", state="visible")
     # A tap leaves no look of a pointer behind.

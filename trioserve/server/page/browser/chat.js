@@ -76,7 +76,7 @@ async function openFromAddress() {
 
 async function load(id) {
   const found = await useStore((store) => store.load(id)).catch(() => null);
-  return found && new Conversation(found, found.messages);
+  return found && new Conversation(found.head, found.messages, found.waiting);
 }
 
 function beginNew() {
@@ -102,6 +102,9 @@ async function noteOtherTab(id) {
     showHint("This conversation was deleted in another tab.");
     return;
   }
+  mine.queue = [...fresh.queue, ...mine.queue.filter((each) => !each.isKept)];
+  mine.isHeld ||= mine.queue.length > 0 && !mine.run && !mine.isTaking;
+  showQueue();
   // The end of its own answer looks again.
   mine.isStale = Boolean(mine.run);
   if (mine.run) return;
@@ -191,6 +194,7 @@ function deleteMessage(message) {
 
 function forget(conversation) {
   conversation.isKept = false;
+  for (const each of conversation.queue) each.isKept = false;
   setAddress("", false);
   useStore((store) => store.remove(conversation.id)).then(() => { tellTabs(conversation.id); refreshList(); });
 }

@@ -7,12 +7,14 @@ function submit() {
   const prompt = byId("prompt"), text = prompt.value.trim();
   if (!text && !attached.length && !shown.isHeld) return;
   if (!canAsk("Your text stays here.")) return;
-  if (text || attached.length) shown.queue.push({ text, images: attached.splice(0) });
+  const created = Math.max(Date.now(), (shown.queue.at(-1)?.created ?? 0) + 1);
+  if (text || attached.length) shown.queue.push({ id: makeId(), text, images: attached.splice(0), created });
   showAttached();
   prompt.value = "";
   fitHeight(prompt);
   shown.isHeld = false;
   sendNext(shown);
+  keepWaiting(shown);
   showQueue();
   showRunning();
 }
@@ -31,9 +33,20 @@ function explainWait() {
   return explainSettings();
 }
 
-function sendNext(conversation) {
-  if (conversation.run || conversation.isHeld || !conversation.queue.length) return;
-  const { text, images } = conversation.queue.shift();
+// Asks the question that has waited the longest, if no other tab has asked or removed it.
+async function sendNext(conversation) {
+  const [question] = conversation.queue, mustWait = () => conversation.run || conversation.isHeld;
+  if (!question || conversation.isTaking || mustWait()) return;
+  conversation.isTaking = question.isKept;
+  const isHere = !question.isKept || await takeWaiting(conversation, question);
+  conversation.isTaking = false;
+  // In the meantime, an answer may have begun.
+  if (isHere && mustWait()) { keepWaiting(conversation); return; }
+  // It may have been removed, too.
+  const isMine = isHere && conversation.queue[0]?.id === question.id;
+  conversation.queue = conversation.queue.filter((each) => each.id !== question.id);
+  if (!isMine) { sendNext(conversation); return; }
+  const { text, images } = question;
   askQuestion(conversation, conversation.listPath().at(-1)?.message.id ?? "", text, images);
   if (conversation === shown) showQueue();
 }
@@ -46,8 +59,9 @@ function showQueue() {
   byId("queued").replaceChildren(...queue.map((each) => {
     const remove = make("button", { type: "button", className: "quiet", "aria-label": `Remove ${makeTitle(each)}` }, "Remove");
     remove.addEventListener("click", () => {
-      queue.splice(queue.indexOf(each), 1);
-      shown.isHeld &&= queue.length > 0;
+      shown.queue = queue.filter((other) => other !== each);
+      shown.isHeld &&= shown.queue.length > 0;
+      takeWaiting(shown, each);
       showQueue();
       byId("prompt").focus();
     });
@@ -97,11 +111,20 @@ function recallQuestion(step) {
 // The keyboard of a touch screen has no Shift+Enter, so its Enter is a line break.
 const isTouch = matchMedia("(hover: none) and (pointer: coarse)");
 
-// Questions that wait are in this tab alone.
+// Questions that wait, and that the browser does not keep, are in this tab alone.
 addEventListener("beforeunload", (event) => {
-  if ([...alive.values()].some((each) => each.queue.length)) event.preventDefault();
+  if ([...alive.values()].some((each) => each.queue.some(({ isKept }) => !isKept))) event.preventDefault();
+});
+// A text that is not sent is there after F5.
+addEventListener("pagehide", () => {
+  const text = byId("prompt").value;
+  try {
+    if (text) tabStorage.setItem(DRAFT, text); else tabStorage.removeItem(DRAFT);
+  } catch { /* There is no room for it. */ }
 });
 byId("to-prompt").addEventListener("click", () => byId("prompt").focus());
+// A mouse leaves the focus where one writes, and a key at the button, which becomes Stop.
+byId("send").addEventListener("click", ({ detail }) => { if (detail && !isTouch.matches) byId("prompt").focus(); });
 byId("composer").addEventListener("submit", (event) => { event.preventDefault(); submit(); });
 byId("prompt").addEventListener("input", () => { fitHeight(byId("prompt")); showRunning(); });
 byId("prompt").addEventListener("keydown", (event) => {

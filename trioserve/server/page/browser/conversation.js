@@ -22,12 +22,16 @@ function makeTitle({ text, images }) {
 //   failure: of a question without an answer, the reason in words
 //   model, reasoning, reason (why it ended), note (the same in words), isWrong: of an answer
 class Conversation {
-  constructor({ id = makeId(), title = "", created = Date.now(), changed = created, chosen = {} } = {}, messages = []) {
+  constructor({ id = makeId(), title = "", created = Date.now(), changed = created, chosen = {} } = {}, messages = [], waiting = []) {
     Object.assign(this, { id, title, created, changed, chosen: { ...chosen } });
     this.messages = new Map(messages.map((each) => [each.id, each]));
     this.views = new Map();
-    // The answer that is being written, and the questions that wait for its end.
-    Object.assign(this, { run: null, queue: [], isHeld: false, isKept: messages.length > 0, numWritten: 0 });
+    // The answer that is being written, and the questions that wait for its end. Without one,
+    // they wait for the user. They have these fields:
+    //   id, text, images, created
+    //   isKept: the browser keeps it, so other tabs have it, too
+    Object.assign(this, { run: null, queue: waiting, isHeld: waiting.length > 0, isTaking: false });
+    Object.assign(this, { isKept: messages.length > 0, numWritten: 0 });
     // The title, or images, of which the browser keeps older ones or none.
     Object.assign(this, { hasNewTitle: false, lacksImages: false });
   }

@@ -14,9 +14,13 @@ function nameFile(title, end) { return `${title.replace(/[^\p{L}\p{N}]+/gu, "-")
 
 async function exportJson(ids) {
   const conversations = [];
-  for (const id of ids) conversations.push(await useStore((store) => store.load(id)));
+  for (const id of ids) {
+    const found = await useStore((store) => store.load(id));
+    if (found) conversations.push({ ...found.head, messages: found.messages });
+  }
+  if (!conversations.length) return;
   const name = ids.length === 1 ? nameFile(conversations[0].title, "json") : `conversations-${new Date().toISOString().slice(0, 10)}.json`;
-  download(name, "application/json", JSON.stringify({ format: FORMAT, version: 1, conversations: conversations.filter(Boolean) }, null, 1));
+  download(name, "application/json", JSON.stringify({ format: FORMAT, version: 1, conversations }, null, 1));
 }
 
 async function exportMarkdown(id) {
@@ -108,7 +112,7 @@ async function importFile(file) {
 async function importOne(store, conversation) {
   let { id, changed } = conversation;
   const here = await store.load(id);
-  if (here?.changed === changed) return 0;
+  if (here?.head.changed === changed) return 0;
   if (here) id += `-${changed}`;
   if (here && await store.load(id)) return 0;
   const { messages, ...head } = renameMessages(conversation, id);

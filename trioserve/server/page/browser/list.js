@@ -38,7 +38,8 @@ async function refreshList() {
   const words = byId("search").value.trim();
   const heads = await useStore((store) => store.list(words)).catch(() => []);
   if (words !== byId("search").value.trim() || list.querySelector(".rename")) return;
-  const state = JSON.stringify([heads.map(({ id, title, changed, place }) => [id, title, changed, place, Boolean(alive.get(id)?.run)]), shown.id, words]);
+  // An answer that grows changes nothing here: an entry that is made anew would lose its click.
+  const state = JSON.stringify([heads.map((each) => [each.id, each.title, each.place, tellTime(each)]), shown.id, words]);
   if (state === listState) return;
   listState = state;
   const { act } = document.activeElement.dataset, { id } = document.activeElement.closest("#conversations li")?.dataset ?? {};
@@ -51,9 +52,15 @@ async function refreshList() {
 
 function findEntry(id) { return byId("conversations").querySelector(`[data-id="${CSS.escape(id)}"]`); }
 
-function makeEntry({ id, title, changed, place }, words) {
+function tellTime({ id, changed }) {
+  if (alive.get(id)?.run) return "an answer is being written";
+  return readTime(changed) ? written.format(changed) : "";
+}
+
+function makeEntry(head, words) {
+  const { id, title, place } = head;
   const link = make("a", { href: findAddress(id) }, make("span", { className: "title" }, title),
-    make("span", { className: "when number" }, alive.get(id)?.run ? "an answer is being written" : readTime(changed) ? written.format(changed) : ""));
+    make("span", { className: "when number" }, tellTime(head)));
   link.dataset.act = "open";
   if (id === shown.id) link.ariaCurrent = "true";
   link.addEventListener("click", () => {
@@ -109,7 +116,8 @@ async function deleteConversation(id) {
   tellTabs(id);
   await refreshList();
   noteList("The conversation is deleted.", async () => {
-    if (found) await useStore((store) => store.save(found, found.messages, [], true));
+    if (found) await useStore((store) => store.save(found.head, found.messages, [], true));
+    for (const each of found?.waiting ?? []) await useStore((store) => store.addWaiting(id, each));
     noteList("It is back.");
     listState = "";
     await refreshList();

@@ -5,6 +5,7 @@
 // A tab keeps its key under this name, for the page and for /docs.
 const KEY = "trioserve-key";
 const CHOSEN = "trioserve-model";
+const DRAFT = "trioserve-draft";
 const tabStorage = findTabStorage();
 
 // A browser may keep nothing; what a tab keeps is then gone with the document.

@@ -76,8 +76,28 @@ class Store {
       const head = await tables.conversations.get(id);
       if (!head) return null;
       const messages = await tables.messages.list(id);
-      const images = new Map((await tables.images.list(id)).map((each) => [each.id, each.images]));
-      return { ...head, messages: messages.map((each) => (images.has(each.id) ? { ...each, images: images.get(each.id) } : each)) };
+      const beside = await tables.images.list(id), images = new Map(beside.map((each) => [each.id, each.images]));
+      const waiting = beside.flatMap((each) => each.waiting ?? []).sort((a, b) => a.created - b.created);
+      return { head, waiting, messages: messages.map((each) => (images.has(each.id) ? { ...each, images: images.get(each.id) } : each)) };
+    });
+  }
+
+  // Keeps a question that waits, beside the images, because it may have some. Returns whether it
+  // is kept: the tab has it in any case.
+  addWaiting(conversation, question) {
+    return this.run("readwrite", async ({ conversations, images }) => {
+      if (this.memory || !await conversations.get(conversation)) return false;
+      await images.put({ id: question.id, conversation, waiting: question });
+      return true;
+    });
+  }
+
+  // Returns false if another tab has taken the question.
+  takeWaiting(id) {
+    return this.run("readwrite", async ({ images }) => {
+      const row = await images.get(id);
+      await images.delete(id);
+      return Boolean(row);
     });
   }
 
@@ -193,4 +213,27 @@ async function keep(conversation, messages, removed = []) {
   });
   tellTabs(id);
   refreshList();
+  keepWaiting(conversation);
+}
+
+// Keeps the questions that wait, so that they are there after F5.
+async function keepWaiting(conversation) {
+  const fresh = conversation.queue.filter((each) => !each.isKept);
+  if (!fresh.length || conversation.isGone) return;
+  conversation.numWritten++;
+  for (const each of fresh) {
+    // What takes it comes behind this.
+    each.isKept = true;
+    each.isKept = await useStore((store) => store.addWaiting(conversation.id, each)).catch(() => false);
+  }
+  tellTabs(conversation.id);
+}
+
+// Returns false if another tab has taken the question before.
+async function takeWaiting(conversation, question) {
+  conversation.numWritten++;
+  const isHere = await useStore((store) => store.takeWaiting(question.id)).catch(() => true);
+  question.isKept = false;
+  tellTabs(conversation.id);
+  return isHere;
 }
