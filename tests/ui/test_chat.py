@@ -256,11 +256,15 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(
         page.wait_for_selector("text=The server does not know the key.")
         # Who closes the question can come back to it.
         page.keyboard.press("Escape")
+        send(page, "Early")
+        page.get_by_text("The server needs a key before it answers.").wait_for()
         page.click("text=Enter a key")
         page.fill("#key", "sk-one")
         page.keyboard.press("Enter")
         wait_for(page, "server.model")
-        assert page.is_hidden("#banner")
+        assert page.is_hidden("#banner") and page.is_hidden("#hint")
+        assert page.evaluate("document.activeElement.id") == "prompt"
+        assert page.input_value("#prompt") == "Early"
         stored = page.evaluate("[{...sessionStorage}, {...localStorage}]")
         assert stored == [{"trioserve-key": "sk-one"}, {}]
         open_panel(page)

@@ -25,6 +25,8 @@ byId("key-dialog").querySelector("form").addEventListener("submit", (event) => {
   tabStorage.setItem(KEY, key);
   byId("key").value = "";
   byId("key-dialog").close("given");
+  // The button that asked for it goes.
+  if (!isTouch.matches) byId("prompt").focus();
   showKeyButton();
   connect();
 });

@@ -7,8 +7,9 @@ class Refused extends Error {
   constructor(status, message, param = null) { super(message); Object.assign(this, { status, param }); }
 }
 
-// `downSince` is the time from which it did not answer, `heardAt` that of its last answer.
-const server = { model: null, isDown: false, downSince: null, needsKey: false, heardAt: 0 };
+// `downSince` is the time from which it did not answer, `heardAt` that of its last answer
+// by a clock that nobody sets.
+const server = { model: null, isDown: false, downSince: null, needsKey: false, heardAt: -Infinity };
 // A proxy in front of several servers can send all that this tab asks to one of them, which then
 // has the conversation in its prefix cache, and the requests that the live view shows.
 const SESSION = `page-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
@@ -26,7 +27,7 @@ async function ask(path, { body, headers, ...options } = {}) {
     if (error.name !== "AbortError") noteDown();
     throw error;
   }
-  server.heardAt = Date.now();
+  server.heardAt = performance.now();
   if (answer.status === 401) noteKeyNeeded(Boolean(key));
   if (!answer.ok) throw await readRefusal(answer);
   return answer;
@@ -66,7 +67,9 @@ function noteDown(words = "The server has not answered", why = "") {
 }
 
 function noteUp() {
-  if (server.isDown) { speak("The server is back."); showHint(""); }
+  if (server.isDown) speak("The server is back.");
+  // It may say that there is no server, or no key.
+  if (server.isDown || server.needsKey) showHint("");
   Object.assign(server, { isDown: false, needsKey: false });
   delete document.body.dataset.down;
   showBanner("");
@@ -92,7 +95,7 @@ async function connect() {
 const QUIET_MILLISECONDS = 15000;
 
 function checkServer() {
-  const isDue = haveStates() || Date.now() - server.heardAt > QUIET_MILLISECONDS;
+  const isDue = haveStates() || performance.now() - server.heardAt > QUIET_MILLISECONDS;
   if (document.visibilityState === "visible" && isDue && !server.isDown && !server.needsKey) connect();
 }
 
