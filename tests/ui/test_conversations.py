@@ -588,6 +588,30 @@ def test_a_button_leads_to_the_end(server: FakeServer, open_page: OpenPage) -> N
     # What takes room from the log does not hide its end.
     page.evaluate("showHint('Three lines. '.repeat(30))")
     wait_for(page, "isAtEnd(1) && byId('to-end').hidden")
+    # Neither does an image that comes later,
+    page.evaluate("""() => {
+            const canvas = make("canvas", {width: 300, height: 300});
+            log.append(make("img", {src: canvas.toDataURL(), alt: ""}));
+        }""")
+    wait_for(page, "log.lastElementChild.complete && isAtEnd(1)")
+    # or messages of a long conversation, which are laid out when they are near.
+    page.evaluate("""() => {
+            const long = new Conversation();
+            for (let parent = "", i = 0; i < 300; i++) {
+                const text = "A line.\\n\\n".repeat(i % 20);
+                parent = long.add({role: i % 2 ? "assistant" : "user", parent, text}).id;
+            }
+            show(long);
+        }""")
+    node = page.locator(".message").first
+    assert node.evaluate("node => getComputedStyle(node).contentVisibility") == "auto"
+    for place in ("0", "log.scrollHeight / 2"):
+        page.evaluate(f"log.scrollTop = {place}")
+        page.click("#to-end")
+        wait_for(page, "isAtEnd(1) && byId('to-end').hidden")
+        assert page.locator(".message").last.evaluate(
+            "node => node.getBoundingClientRect().bottom <= innerHeight"
+        )
 
 
 def test_a_server_that_is_gone_is_noticed_and_awaited(

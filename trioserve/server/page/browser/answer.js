@@ -94,7 +94,7 @@ class Answer {
     showUndo("");
     showHint("");
     showPath();
-    log.scrollTop = log.scrollHeight;
+    goToEnd();
   }
 
   take(event) {

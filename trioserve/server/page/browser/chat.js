@@ -13,6 +13,10 @@ function noteAlive(conversation) {
   else alive.delete(conversation.id);
 }
 
+// With so many messages, the browser lays out those alone that are near. It then guesses where
+// the others are, so the scroll bar moves by itself.
+const MANY = 200;
+
 function findView(conversation, message) {
   const { views } = conversation;
   if (!views.has(message.id)) views.set(message.id, new MessageView(conversation, message));
@@ -31,6 +35,7 @@ function showPath() {
   }
   views.forEach((each, i) => each.update(path[i].siblings, i === path.length - 1));
   byId("welcome").hidden = path.length > 0;
+  byId("messages").classList.toggle("many", path.length > MANY);
   byId("new").hidden = !path.length;
   showTitle();
   showRunning();
@@ -46,7 +51,7 @@ function show(conversation) {
   showUndo("");
   showHint("");
   refreshList();
-  log.scrollTop = log.scrollHeight;
+  goToEnd();
 }
 
 // ---- Its address ----------------------------------------------------------------------
@@ -230,11 +235,22 @@ function noteScroll() {
   byId("to-end").hidden = !isFar;
 }
 
-// A field that grows, or a narrower window, does not hide the end from those who read it.
 let readsEnd = true;
-log.addEventListener("scroll", () => { readsEnd = isAtEnd(60); noteScroll(); });
-new ResizeObserver(() => {
+
+function goToEnd() {
+  readsEnd = true;
+  stayAtEnd();
+}
+
+// A field that grows, a narrower window, an image that is loaded, or a message that is laid out
+// does not hide the end from those who read it.
+function stayAtEnd() {
   if (readsEnd) log.scrollTop = log.scrollHeight;
   noteScroll();
-}).observe(log);
-byId("to-end").addEventListener("click", () => { log.scrollTop = log.scrollHeight; noteScroll(); byId("prompt").focus(); });
+}
+
+log.addEventListener("scroll", () => { readsEnd = isAtEnd(60); noteScroll(); });
+new ResizeObserver(stayAtEnd).observe(log);
+log.addEventListener("load", stayAtEnd, true);
+log.addEventListener("contentvisibilityautostatechange", stayAtEnd);
+byId("to-end").addEventListener("click", () => { goToEnd(); byId("prompt").focus(); });
