@@ -21,7 +21,7 @@ class MessageView {
     this.place = make("div", { className: "text" });
     this.below = make("div");
     const name = make("h3", { className: "who" }, isQuestion ? "You" : message.model || "Answer");
-    this.node = make("article", { className: `message ${message.role}` }, make("div", { className: "head" }, name, this.mark, this.branches), this.place, this.below);
+    this.node = make("article", { className: `message ${message.role}`, "aria-label": name.textContent }, make("div", { className: "head" }, name, this.mark, this.branches), this.place, this.below);
     if (message.images?.length) this.below.before(make("ul", { className: "pictures" }, ...message.images.map((each) => make("li", {}, makePicture(each)))));
     if (!isQuestion) this.markdown = new Markdown(this.place);
     this.show();
