@@ -32,6 +32,7 @@ _RENAMED = {
     "pp": "--pipeline-parallel-size",
     "tp": "--tensor-parallel-size",
     "q": "--quantization",
+    "language-model-only": "--text-only",
     # SGLang
     "model-path": "--model",
     "mem-fraction-static": "--kv-cache-fraction",
@@ -72,6 +73,13 @@ _RENAMED = {
     "batch-size": "--max-num-batched-tokens",
     "chat-template-file": "--chat-template",
     "reasoning-format": "--reasoning-parser",
+    "ssl-cert-file": "--tls-certfile",
+    "ssl-key-file": "--tls-keyfile",
+    "api-prefix": "--root-path",
+    "models-dir": "--models",
+    "no-webui": "--no-ui",
+    "v": "--log-level debug",
+    "verbose": "--log-level debug",
 }
 
 _NO_EXPERT_PARALLELISM = (
@@ -111,6 +119,11 @@ _ACCESS_LOG = "requests are only logged by --request-log FILE"
 _WHOLE_API = "pages of --allowed-origins may use all of the API"
 _INT8_CACHE = "--kv-cache-dtype int8 keeps keys and values in eight bits"
 _ALL_LAYERS = "all layers are on the device that --device names"
+_OWN_CONFIG = "config.json is read as it is, so edit a copy of it"
+_BY_TORCHRUN = "torchrun starts the processes of several machines"
+_IN_REQUESTS = "sampling belongs to requests, and their defaults to the model's generation_config.json"
+_TEMPLATE_ARGUMENTS = "requests name the template's arguments (`chat_template_kwargs`)"
+_BUILT_IN_PARSERS = "the parsers are built in"
 
 # Their name -> the reason or the advice, without a full stop.
 _EXPLAINED = {
@@ -152,7 +165,19 @@ _EXPLAINED = {
     "download-dir": _HUB_FOLDER,
     "load-format": _FORMATS,
     "hf-token": "the hub's client reads HF_TOKEN, or what `hf auth login` has saved",
-    "hf-overrides": "config.json is read as it is, so edit a copy of it",
+    "hf-overrides": _OWN_CONFIG,
+    "rope-scaling": _OWN_CONFIG,
+    "rope-theta": _OWN_CONFIG,
+    "nnodes": _BY_TORCHRUN,
+    "node-rank": _BY_TORCHRUN,
+    "master-addr": _BY_TORCHRUN,
+    "master-port": _BY_TORCHRUN,
+    "default-chat-template-kwargs": _TEMPLATE_ARGUMENTS,
+    "tool-parser-plugin": _BUILT_IN_PARSERS,
+    "reasoning-parser-plugin": _BUILT_IN_PARSERS,
+    "enable-sleep-mode": "POST /sleep is always there, and --sleep-idle-seconds sleeps by itself",
+    "enable-request-id-headers": "all answers have x-request-id",
+    "enable-prompt-tokens-details": "all answers have them",
     "override-generation-config": (
         "defaults come from the model's generation_config.json, or from nothing by "
         "--generation-config none"
@@ -222,6 +247,40 @@ _EXPLAINED = {
     "reranking": "write --task classify",
     "mmproj": "a vision model has its vision weights in its own folder",
     "metrics": "GET /metrics is always there",
+    "slots": "GET /v1/requests is always there",
+    "props": "GET /v1/models is always there",
+    "webui": "the page at / is always there, without --no-ui",
+    "rerank": "write --task classify",
+    "ctk": _INT8_CACHE,
+    "ctv": _INT8_CACHE,
+    "cpu-moe": _ALL_LAYERS,
+    "n-cpu-moe": _ALL_LAYERS,
+    "main-gpu": "--device cuda:N names the GPU",
+    "split-mode": "--tensor-parallel-size and --pipeline-parallel-size split a model",
+    "tensor-split": "--tensor-parallel-size splits layers, equally",
+    "list-devices": "trioserve env lists the devices",
+    "chat-template-kwargs": _TEMPLATE_ARGUMENTS,
+    "reasoning-budget": "requests bound their reasoning (`thinking_token_budget`)",
+    "system-prompt": "requests have it, as their first message",
+    "timeout": "--request-timeout bounds a request, and --write-timeout a client that does not read",
+    "log-file": "the log goes to stderr, so write 2> FILE",
+    "offline": "the hub's client reads HF_HUB_OFFLINE",
+    "mlock": "a GGUF file is mapped, and other weights are copied",
+    "no-mmap": "a GGUF file is mapped, and other weights are copied",
+    "rope-scale": _OWN_CONFIG,
+    "rope-freq-base": _OWN_CONFIG,
+    "n": _IN_REQUESTS,
+    "predict": _IN_REQUESTS,
+    "n-predict": _IN_REQUESTS,
+    "temp": _IN_REQUESTS,
+    "top-k": _IN_REQUESTS,
+    "top-p": _IN_REQUESTS,
+    "min-p": _IN_REQUESTS,
+    "repeat-penalty": _IN_REQUESTS,
+    "presence-penalty": _IN_REQUESTS,
+    "frequency-penalty": _IN_REQUESTS,
+    # uvicorn
+    "workers": "--api-processes serve HTTP, and share one engine",
 }
 
 
