@@ -200,8 +200,8 @@ OTHER = "the server sends no events that a chat could show"
         (make_answer(make_events("Hi"), length=999), f"{{url}} {BROKEN}: "),
         (make_answer(make_events("Hi")), f"{{url}} {BROKEN}"),
         (make_answer(make_events("Hi") + b'data: {"cho'), f"{{url}} {BROKEN}"),
-        (b"", "no server answers at {url}: "),
-        (b"SSH-2.0-x\r\n", "no server answers at {url}: "),
+        (b"", "{url} gives no answer in HTTP"),
+        (b"SSH-2.0-x\r\n", "{url} gives no answer in HTTP"),
         (make_answer(b"data: what\n"), OTHER),
         (
             make_answer(make_events("Hi", {"error": {"message": "It died."}})),

@@ -6,6 +6,7 @@ import errno
 import socket
 import ssl
 
+import h11
 import pytest
 import trio
 
@@ -63,6 +64,9 @@ def test_sentences_say_what_to_do() -> None:
     assert (
         explain_no_answer(where, error)
         == "https://a speaks no TLS: WRONG_VERSION_NUMBER"
+    )
+    assert explain_no_answer("http://a", h11.RemoteProtocolError("x")) == (
+        "http://a gives no answer in HTTP; if it speaks TLS, write https://"
     )
     untrusted = ssl.SSLCertVerificationError(1, "x")
     untrusted.verify_message = "self-signed certificate"

@@ -53,6 +53,9 @@ def explain_no_answer(where: str, error: BaseException) -> str:
         )
     if isinstance(cause, ssl.SSLError):
         return f"{where} speaks no TLS: {cause.reason}"
+    # The name in h11 and in the libraries above it.
+    if cause is None and type(error).__name__ == "RemoteProtocolError":
+        return f"{where} gives no answer in HTTP; if it speaks TLS, write https://"
     return (
         f"no server answers at {where}: {explain_connection(error)}; start one by "
         "`trioserve serve`, or name it by --url"
