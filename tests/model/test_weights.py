@@ -51,6 +51,18 @@ def test_without_a_type_they_count_as_in_the_file(folder: Path) -> None:
     assert count_weight_bytes(folder, CPU) == 60 + 7 + 14
 
 
+def test_a_file_of_more_than_the_memory_is_counted(folder: Path) -> None:
+    """The file is sparse. Libraries map such a file for torch in vain."""
+    count = 2**40
+    place = {"dtype": "BF16", "shape": [count], "data_offsets": [0, 2 * count]}
+    header = json.dumps({"a": place}).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(file.tell() + 2 * count)
+    with pytest.raises(NotEnoughMemory, match="weights take 4096.0 GiB, and cpu has"):
+        check_weights_fit(folder, CPU)
+
+
 @pytest.mark.parametrize("whole, free", [(10**9, 10**9), (10**9, 10), (10, 10)])
 def test_a_warning_if_they_may_fit_and_an_error_if_never(
     folder: Path,
