@@ -328,6 +328,8 @@ def test_the_value_none_unsets_an_option_of_the_file(
             "--max-num-seq: there is no such option; did you mean",
         ),
         (["--port"], "--port: expected one value"),
+        # As in --api-key $KEY without such a variable.
+        (["--api-key", "--port", "1"], "--api-key: expected one value"),
         (["--port", "--host", "::1"], "--port: expected one value"),
         (["--port", "high"], "--port: 'high' is not a whole number"),
         (["--port", "8000.0"], "--port: '8000.0' is not a whole number"),

@@ -116,7 +116,7 @@ def test_a_path_is_taken_in_place_of_a_port() -> None:
 
 
 def test_certificates_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match="--tls-certfile: and --tls-keyfile"):
+    with pytest.raises(InvalidConfig, match="--tls-certfile: needs --tls-keyfile"):
         BindConfig(tls_certfile="x")
     path = tmp_path / "file"
     config = BindConfig(tls_certfile=str(path), tls_keyfile=str(path))

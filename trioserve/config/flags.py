@@ -168,7 +168,8 @@ def _count_values(option: Option | None) -> tuple[int, float]:
     if get_origin(hint) is not tuple:
         return 1, 1
     items = get_args(hint)
-    return (0, math.inf) if items[-1] is ... else (len(items), len(items))
+    # Never none: `--api-key $KEY` of an empty variable would serve everybody.
+    return (1, math.inf) if items[-1] is ... else (len(items), len(items))
 
 
 def _is_flag(argument: str) -> bool:

@@ -255,6 +255,6 @@ class BindConfig:
         if self.uds is not None and (self.host, self.port) != (_HOST, _PORT):
             raise InvalidConfig("uds", "is taken in place of --host and --port")
         if (self.tls_certfile is None) != (self.tls_keyfile is None):
-            raise InvalidConfig(
-                "tls_certfile", "and --tls-keyfile are needed both, or none"
-            )
+            has_key = self.tls_keyfile is not None
+            given, other = ("key", "cert") if has_key else ("cert", "key")
+            raise InvalidConfig(f"tls_{given}file", f"needs --tls-{other}file, too")

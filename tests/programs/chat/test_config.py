@@ -47,6 +47,8 @@ def test_a_server_is_asked_for_a_model() -> None:
         ({"url": "http://x", "model": "b"}, True, "^chat: b would be loaded here"),
         ({"url": "http://x", "dtype": "float32"}, False, "^--dtype: is for a model"),
         ({"api_key": "k"}, False, "^--api-key: is for a server"),
+        ({"model": "http://x"}, True, "^chat: .* write --url http://x$"),
+        ({"model": "Who is it?"}, True, "^chat: .* write -p 'Who is it\\?'$"),
         ({"max_model_len": 0}, False, "^--max-model-len: must be at least 1"),
         ({"temperature": -1.0}, False, "^--temperature: must be between"),
         ({"top_p": 0.0}, False, "^--top-p: must be greater than 0"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+import os
 import shlex
 from typing import Annotated, Any, Literal
 
@@ -214,6 +215,8 @@ def read_chat_config(
     config = build_config(ChatConfig, values)
     if "url" not in values and "uds" not in values:
         _refuse(RemoteConfig, values, "is for a server; name it by --url")
+        if has_word:
+            _check_word(config.local.model)
         return config, Source(engine=config.local.make_engine_config())
     if has_word:
         raise StartupError(
@@ -227,6 +230,16 @@ def read_chat_config(
     )
     model = config.local.model if "model" in values else None
     return config, Source(remote=config.remote, model=model)
+
+
+def _check_word(word: str) -> None:
+    """Refuse an address or a question in the place of a model."""
+    if word.startswith(("http://", "https://")) and "huggingface" not in word:
+        raise StartupError(f"chat: an address belongs behind --url: write --url {word}")
+    if " " in word and not os.path.exists(word):
+        raise StartupError(
+            f"chat: a question belongs behind -p: write -p {shlex.quote(word)}"
+        )
 
 
 def _refuse(config_type: type, values: Mapping[str, object], reason: str) -> None:
