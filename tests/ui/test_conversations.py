@@ -140,6 +140,12 @@ def test_messages_are_edited_branched_and_deleted(
         "Four",
     ]
     texts = list_texts(page)
+    # A question whose answer is deleted is left out, and says so.
+    act(page, ".message.assistant.last", "Delete")
+    assert page.inner_text(".message.last .mark") == "not answered"
+    assert "without this one" in page.inner_text(".message.last .note")
+    page.keyboard.press("Enter")
+    assert page.locator(".mark:visible").count() == 0
     act(page, ".message.assistant >> nth=0", "Delete")
     page.get_by_text("3 messages are deleted.").wait_for()
     assert list_texts(page)[0] == "Three" and "2/2" in page.inner_text(

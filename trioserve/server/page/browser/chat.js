@@ -33,7 +33,7 @@ function showPath() {
     if (before.nextElementSibling !== node) before.after(node);
     before = node;
   }
-  views.forEach((each, i) => each.update(path[i].siblings, i === path.length - 1));
+  views.forEach((each, i) => each.update(path[i].siblings, path[i + 1]?.message));
   byId("welcome").hidden = path.length > 0;
   byId("messages").classList.toggle("many", path.length > MANY);
   byId("new").hidden = !path.length;
@@ -163,17 +163,18 @@ function changeText(message, text) {
 }
 
 function addBranch(conversation, { role, parent, images, model }, text) {
-  if (role === "user") { askQuestion(conversation, parent, text, images); return; }
+  if (role === "user") { askQuestion(conversation, parent, { text, images }); return; }
   const message = conversation.add({ role, parent, model, text, reason: "edited" });
   showPath();
   findView(conversation, message).focus("edit");
   keep(conversation, [message]);
 }
 
-function askQuestion(conversation, parent, text, images) {
+// A question that has waited under an `id` of its own stops to wait where it is kept.
+function askQuestion(conversation, parent, { text, images, id }) {
   const question = conversation.add({ role: "user", parent, text, images });
   if (conversation === shown) setAddress(conversation.id, false);
-  keep(conversation, [question]);
+  keep(conversation, [question], id ? [id] : []);
   return answer(conversation, question);
 }
 
@@ -240,6 +241,8 @@ let readsEnd = true;
 function goToEnd() {
   readsEnd = true;
   stayAtEnd();
+  // Some browsers measure what has come near a frame later.
+  requestAnimationFrame(() => requestAnimationFrame(stayAtEnd));
 }
 
 // A field that grows, a narrower window, an image that is loaded, or a message that is laid out

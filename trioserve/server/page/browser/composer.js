@@ -38,16 +38,14 @@ async function sendNext(conversation) {
   const [question] = conversation.queue, mustWait = () => conversation.run || conversation.isHeld;
   if (!question || conversation.isTaking || mustWait()) return;
   conversation.isTaking = question.isKept;
-  const isHere = !question.isKept || await takeWaiting(conversation, question);
+  const isHere = !question.isKept || await useStore((store) => store.hasWaiting(question.id)).catch(() => true);
   conversation.isTaking = false;
-  // In the meantime, an answer may have begun.
-  if (isHere && mustWait()) { keepWaiting(conversation); return; }
-  // It may have been removed, too.
+  // In the meantime, an answer may have begun, and the question may have been removed here.
+  if (isHere && mustWait()) return;
   const isMine = isHere && conversation.queue[0]?.id === question.id;
   conversation.queue = conversation.queue.filter((each) => each.id !== question.id);
   if (!isMine) { sendNext(conversation); return; }
-  const { text, images } = question;
-  askQuestion(conversation, conversation.listPath().at(-1)?.message.id ?? "", text, images);
+  askQuestion(conversation, conversation.listPath().at(-1)?.message.id ?? "", question);
   if (conversation === shown) showQueue();
 }
 
@@ -61,7 +59,7 @@ function showQueue() {
     remove.addEventListener("click", () => {
       shown.queue = queue.filter((other) => other !== each);
       shown.isHeld &&= shown.queue.length > 0;
-      takeWaiting(shown, each);
+      removeWaiting(shown, each);
       showQueue();
       byId("prompt").focus();
     });

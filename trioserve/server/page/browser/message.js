@@ -40,20 +40,22 @@ class MessageView {
     this.markdown.show(text);
   }
 
-  // Shows what is around the text. The button with the focus keeps it.
-  update(siblings, isLast) {
-    const { message, conversation: { run } } = this;
+  // Shows what is around the text, before the `next` message. The button with the focus keeps it.
+  update(siblings, next) {
+    const { message, conversation: { run } } = this, isLast = !next;
+    // It has a failure, its answer was deleted, or the page was left before its answer began.
+    const isOpen = this.isOpen = message.role === "user" && next?.role !== "assistant";
     const isBusy = run?.message === message;
     const place = siblings.indexOf(message);
     const { note, failure, reason, isWrong } = message;
-    const state = JSON.stringify([place, siblings.length, isLast, !run, isBusy, note, failure, reason, isWrong]);
+    const state = JSON.stringify([place, siblings.length, isLast, isOpen, !run, isBusy, note, failure, reason, isWrong]);
     if (state === this.state) return;
     this.state = state;
     const focused = this.node.contains(document.activeElement) ? document.activeElement.dataset.act : null;
     this.node.classList.toggle("busy", isBusy);
-    this.node.classList.toggle("refused", Boolean(failure));
+    this.node.classList.toggle("refused", isOpen);
     this.node.classList.toggle("last", isLast);
-    this.mark.hidden = !failure;
+    this.mark.hidden = !isOpen;
     this.branches.replaceChildren(...siblings.length > 1 && !run ? this.makeBranches(siblings, place) : []);
     this.below.replaceChildren(...isBusy ? [] : [...this.makeNotes(), make("div", { className: "actions", "aria-live": "off" }, ...this.makeActions(isLast))]);
     if (focused) this.focus(focused);
@@ -77,7 +79,8 @@ class MessageView {
 
   makeNotes() {
     const { note, failure, reason, isWrong } = this.message;
-    if (failure) return [make("p", { className: "note wrong" }, failure), make("p", { className: "note" }, "The next question is sent without this one.")];
+    const words = failure ? [make("p", { className: "note wrong" }, failure)] : [];
+    if (this.isOpen) return [...words, make("p", { className: "note" }, "The next question is sent without this one.")];
     const text = note ?? CONTINUED[reason];
     return text ? [make("p", { className: isWrong ? "note wrong" : "note number" }, text)] : [];
   }

@@ -92,14 +92,10 @@ class Store {
     });
   }
 
-  // Returns false if another tab has taken the question.
-  takeWaiting(id) {
-    return this.run("readwrite", async ({ images }) => {
-      const row = await images.get(id);
-      await images.delete(id);
-      return Boolean(row);
-    });
-  }
+  // Returns false if another tab has asked the question or removed it.
+  hasWaiting(id) { return this.run("readonly", async ({ images }) => Boolean(await images.get(id))); }
+
+  removeWaiting(id) { return this.run("readwrite", ({ images }) => images.delete(id)); }
 
   // Lists the conversations whose title or texts have some words, the latest first, each with
   // the place where they are.
@@ -222,18 +218,15 @@ async function keepWaiting(conversation) {
   if (!fresh.length || conversation.isGone) return;
   conversation.numWritten++;
   for (const each of fresh) {
-    // What takes it comes behind this.
+    // What asks for it comes behind this.
     each.isKept = true;
     each.isKept = await useStore((store) => store.addWaiting(conversation.id, each)).catch(() => false);
   }
   tellTabs(conversation.id);
 }
 
-// Returns false if another tab has taken the question before.
-async function takeWaiting(conversation, question) {
+function removeWaiting(conversation, { id, isKept }) {
+  if (!isKept) return;
   conversation.numWritten++;
-  const isHere = await useStore((store) => store.takeWaiting(question.id)).catch(() => true);
-  question.isKept = false;
-  tellTabs(conversation.id);
-  return isHere;
+  useStore((store) => store.removeWaiting(id)).then(() => tellTabs(conversation.id), () => {});
 }
