@@ -82,6 +82,14 @@ def test_the_composer_is_seen_on_low_screens(
     server: FakeServer, open_page: OpenPage
 ) -> None:
     page = open_page(server.url, viewport=PHONE, has_touch=True, is_mobile=True)
+    # A keyboard that leaves the height of the page as it was.
+    page.evaluate("""() => {
+            Object.defineProperty(visualViewport, "height", {value: 300, configurable: true});
+            visualViewport.dispatchEvent(new Event("resize"));
+        }""")
+    box = page.locator("#send").bounding_box()
+    assert box["y"] + box["height"] <= 300
+    page.evaluate("() => { delete visualViewport.height; fitScreen(); }")
     page.evaluate(
         """for (let i = 0; i < 30; i++) byId("messages").append(make("p", {}, "A line."))"""
     )
@@ -97,5 +105,8 @@ def test_the_composer_is_seen_on_low_screens(
         box = page.locator("#send").bounding_box()
         assert box["y"] + box["height"] <= size["height"], name
         assert page.evaluate("document.documentElement.scrollHeight") <= size["height"]
+        # A scroll bar moves neither of the two columns aside.
+        places = [page.locator(f"{each} .column") for each in ("#log", "#composer")]
+        assert len({each.first.bounding_box()["x"] for each in places}) == 1
         # Some lines of the conversation are seen, too.
         assert page.locator("#log").bounding_box()["height"] > 60, name

@@ -25,6 +25,8 @@ function fitScreen() {
   const { height, scale } = visualViewport ?? {};
   const isCovered = scale === 1 && height < innerHeight - 1;
   document.body.style.height = isCovered ? `${height}px` : "";
+  // They may have moved the page up for the field, which is in sight now.
+  if (isCovered) scrollTo(0, 0);
 }
 
 visualViewport?.addEventListener("resize", fitScreen);
