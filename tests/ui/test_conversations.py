@@ -314,8 +314,10 @@ def test_conversations_are_files_and_can_be_forgotten(
     with page.expect_download() as download:
         entries.get_by_role("button", name="Markdown").click()
     assert download.value.suggested_filename == "One.md"
-    text = Path(download.value.path()).read_text("utf-8")
-    assert text.startswith("# One\n\n## You\n\nOne\n\n## fake\n\n")
+    markdown = tmp_path / download.value.suggested_filename
+    download.value.save_as(markdown)
+    text = markdown.read_text("utf-8")
+    assert text.startswith("# One\n\n## You\n\nOne\n\n## Answer of fake\n\n")
     page.click("#forget-all")
     page.click("#forget-cancel")
     assert entries.count() == 2
@@ -338,6 +340,19 @@ def test_conversations_are_files_and_can_be_forgotten(
         page.set_input_files("#import-file", path)
         page.get_by_text(f"{expected} conversations are new here.").wait_for()
     assert entries.locator(".title").all_inner_texts() == ["One", "Two", "One"]
+    # Markdown has one branch, and headings of its own.
+    image = "![a](data:image/png;base64,AA)"
+    text = text.replace("You\n\nOne", f"You\n\n{image}\n\n## One").replace("\n", "\r\n")
+    markdown.write_text(f"{text}\r\n## You\r\n\r\nTwo\r\n", "utf-8", newline="")
+    for expected in ("1 of 1", "0 of 1"):
+        page.set_input_files("#import-file", markdown)
+        page.get_by_text(f"{expected} conversations are new here.").wait_for()
+    entries.locator("a", has_text="One").first.click()
+    wait_for(page, "shown.messages.size === 3")
+    [question, _, last] = list_texts(page)
+    assert (question, last) == ("## One", "Two")
+    assert page.locator(".message >> nth=0 >> css=.pictures img").count() == 1
+    assert page.locator(".who").all_inner_texts() == ["You", "fake", "You"]
 
 
 def test_a_file_from_elsewhere_may_have_anything_in_it(

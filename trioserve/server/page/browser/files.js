@@ -27,7 +27,7 @@ async function exportMarkdown(id) {
   const conversation = await load(id);
   if (!conversation) return;
   const parts = conversation.listPath().map(({ message: { role, model, text, images = [] } }) => [
-    `## ${role === "user" ? "You" : model || "Answer"}`, ...images.map(({ name, url }) => `![${name.replace(/[[\]\n]/g, " ")}](${url})`), text,
+    `## ${role === "user" ? "You" : model ? `Answer of ${model}` : "Answer"}`, ...images.map(({ name, url }) => `![${name.replace(/[[\]\n]/g, " ")}](${url})`), text,
   ].join("\n\n"));
   download(nameFile(conversation.title, "md"), "text/markdown", `${[`# ${conversation.title}`, ...parts].join("\n\n")}\n`);
 }
@@ -88,11 +88,26 @@ function renameMessages({ messages, chosen, ...head }, id) {
   };
 }
 
+// Reads what exportMarkdown writes: one branch. Other headings are a part of a text.
+function readMarkdown(text, name, changed) {
+  const [begin, ...parts] = text.replaceAll("\r\n", "\n").split(/^## (?=(?:You|Answer(?: of .+)?)$)/m);
+  const messages = parts.map((part, i) => {
+    const [head] = part.split("\n", 1), isQuestion = head === "You", images = [];
+    let rest = part.slice(head.length).trim();
+    for (let found; isQuestion && (found = /^!\[(.*)\]\((data:[^)]+)\)\s*/.exec(rest)); rest = rest.slice(found[0].length)) {
+      images.push({ name: found[1], url: found[2] });
+    }
+    return { id: `${i}`, parent: i ? `${i - 1}` : "", role: isQuestion ? "user" : "assistant", model: head.slice(10), text: rest, created: changed + i, images };
+  });
+  return { format: FORMAT, conversations: [{ id: name, title: /^# (.*)/.exec(begin)?.[1] ?? name, created: changed, changed, messages }] };
+}
+
 // Returns the words for what has become of it.
 async function importFile(file) {
   let read;
   try {
-    const found = JSON.parse(await file.text());
+    const text = await file.text();
+    const found = /\.md$/i.test(file.name) ? readMarkdown(text, file.name, file.lastModified) : JSON.parse(text);
     if (found?.format !== FORMAT || !Array.isArray(found.conversations)) throw new Error("it was not written by this page");
     read = found.conversations.map(readConversation);
   } catch (error) {
