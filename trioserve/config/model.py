@@ -81,7 +81,8 @@ class ModelConfig:
       quantization: Quantisation of weights when the model is loaded. int8 keeps eight
         bits of each weight, with a scale for each 64 of them; on a CPU it rounds the
         inputs of products in the same way. fp8, for GPUs, keeps float8_e4m3 with a scale
-        for each output. Both need native kernels.
+        for each output, and rounds inputs to it where the GPU multiplies them, in
+        bfloat16. Both need native kernels.
       dequantize: Load quantised weights as plain numbers, which take more memory. It is
         for weights by GPTQ, AWQ, compressed-tensors, bitsandbytes and ModelOpt. On a GPU
         most of them otherwise stay as they are.

@@ -13,6 +13,7 @@ from compiling import NUM_CORES, compile_for
 import torch
 
 from trioserve.kernels.triton.products import multiply_stored, restore_stored
+from trioserve.kernels.triton.round_inputs import round_to_codes, round_tokens
 from trioserve.kernels.triton.stored import StoredWeights
 
 NUM_OUTPUTS, NUM_INPUTS = 256, 4096
@@ -46,6 +47,11 @@ def main(capability: int, dtype: torch.dtype, *counts: int) -> None:
                 given = torch.zeros(num_tokens, NUM_INPUTS, dtype=dtype)
                 multiply_stored(given, stored, given[0, :NUM_OUTPUTS], NUM_CORES)
             restore_stored(stored, torch.zeros(stored.shape, dtype=dtype))
+    for num_inputs in (2048, 14336):
+        given = torch.zeros(3, num_inputs, dtype=torch.bfloat16)
+        for group in (0, 128):
+            round_tokens(given, group)
+            round_to_codes(given, num_inputs, group)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ LAYER_KERNELS = {
 }
 CACHE_KERNELS = {"write_cache", "attend", "merge", "rotate_and_write"}
 LATENT_KERNELS = {"write_cache", "rotate_latents", "attend_latents", "merge"}
-STORED_KERNELS = {"multiply", "add_splits", "restore"}
+STORED_KERNELS = {"multiply", "add_splits", "restore", "round_inputs"}
 STATE_KERNELS = {"convolve", "recur", "weigh_and_normalize"}
 EXPERT_KERNELS = {"route", "group_pairs", "multiply_pairs", "sum_pairs"}
 SAMPLING_KERNELS = {"find_peaks", "sum_levels", "list_tokens", "draw", "penalize"}

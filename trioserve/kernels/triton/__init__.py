@@ -6,6 +6,7 @@ convolve, recur                   the kernels of layers that keep a state
 low_rank                          the kernels of adapters
 route, grouped                    the kernels of experts
 read_tile, multiply               the kernels of weights in fewer bits than 16
+round_inputs                      inputs in eight bits, and their products by torch
 draw, penalize, choose_plain      the kernels of the sampler
 take_in                           the begin of a captured step
 paged, paged_latents              the kernels of attention, called with tensors

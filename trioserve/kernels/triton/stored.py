@@ -66,6 +66,7 @@ class StoredWeights:
       num_inputs: without the padding.
       order: (num_inputs,) int32, the input that each code of a row belongs to; None if they
         are in order
+      rounds_inputs: its product may round its inputs to the same format.
     """
 
     format: str
@@ -75,6 +76,7 @@ class StoredWeights:
     group: int
     num_inputs: int
     order: Tensor | None = None
+    rounds_inputs: bool = False
 
     @property
     def num_outputs(self) -> int:
@@ -90,7 +92,8 @@ class StoredWeights:
         types = [
             None if each is None else each.dtype for each in (self.scales, self.zeros)
         ]
-        return self.format, self.group, *types, self.order is not None
+        has_order = self.order is not None
+        return self.format, self.group, *types, has_order, self.rounds_inputs
 
     def to(self, device: torch.device) -> StoredWeights:
         """Return the same weights on a device."""
@@ -175,6 +178,7 @@ def store(
     zeros: Tensor | None = None,
     group: int,
     order: Tensor | None = None,
+    rounds_inputs: bool = False,
 ) -> StoredWeights:
     """Store codes as the kernels read them.
 
@@ -183,7 +187,7 @@ def store(
       scales: (num_outputs, num_groups)
       zeros: whole numbers of the same shape, up to 256.
       group: inputs that share a scale; 0 is all.
-      order: as in StoredWeights.
+      order, rounds_inputs: as in StoredWeights.
 
     Raises:
       NotStored
@@ -216,6 +220,7 @@ def store(
         group=group,
         num_inputs=num_inputs,
         order=None if order is None else order.to(torch.int32),
+        rounds_inputs=rounds_inputs,
     )
 
 
@@ -259,11 +264,14 @@ def quantise(weight: Tensor, format: str) -> StoredWeights:
     """
     numbers = weight.float()
     if format == "fp8":
+        # Inputs may be rounded, too, as vLLM and SGLang do by an option of the same name: only
+        # then tensor cores multiply at twice the rate. int8 is there for exact inputs.
         scales = (numbers.abs().amax(1, keepdim=True) / _LARGEST_FP8).clamp_min(1e-12)
         return store(
             *((numbers / scales).to(torch.float8_e4m3fn), scales),
             format=format,
             group=0,
+            rounds_inputs=True,
         )
     num_inputs = numbers.shape[1]
     numbers = pad(numbers, (0, -num_inputs % _INT8_GROUP))

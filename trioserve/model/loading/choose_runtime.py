@@ -146,6 +146,7 @@ def make_decoder(
     if problem := compare_decoders(
         *(expected, actual, model.dtype),
         int8=int8,
+        fp8_inputs=decoder.has_fp8_inputs,
         int8_cache=model.kv_dtype == torch.int8,
         routes=any(find_mixture(body) is not None for body in parts.bodies),
         given=given,

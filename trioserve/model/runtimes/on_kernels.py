@@ -106,7 +106,14 @@ class OnKernels(Protocol):
 
 
 class DecoderOnKernels(OnKernels, Protocol):
-    """The layers of a decoder, with packed weights."""
+    """The layers of a decoder, with packed weights.
+
+    Attributes:
+      has_fp8_inputs: the inputs of some products are rounded to FP8.
+    """
+
+    @property
+    def has_fp8_inputs(self) -> bool: ...
 
     def open(
         self,

@@ -169,6 +169,7 @@ def compare_decoders(
     dtype: torch.dtype,
     *,
     int8: bool,
+    fp8_inputs: bool = False,
     int8_cache: bool = False,
     routes: bool = False,
     given: Tensor | None = None,
@@ -177,7 +178,7 @@ def compare_decoders(
 
     Args:
       expected, actual: logits; or hidden states, if the layers read `given`.
-      int8, int8_cache, routes: as in find_difference.
+      int8, fp8_inputs, int8_cache, routes: as in find_difference.
     """
     expected, actual = expected.float(), actual.float()
     if given is not None:
@@ -188,5 +189,9 @@ def compare_decoders(
         each - each.mean(dim=-1, keepdim=True) for each in (expected, actual)
     )
     return find_difference(
-        *(expected, actual, dtype), int8=int8, int8_cache=int8_cache, routes=routes
+        *(expected, actual, dtype),
+        int8=int8,
+        fp8_inputs=fp8_inputs,
+        int8_cache=int8_cache,
+        routes=routes,
     )

@@ -141,17 +141,30 @@ _PACKED = _of_codes(
 
 
 def _scaled(
-    block: tuple[int, int] | None = None, scale: str = "weight_scale"
+    block: tuple[int, int] | None = None,
+    scale: str = "weight_scale",
+    *,
+    rounds_inputs: bool = True,
 ) -> WeightFormat:
+    """Return the format of weights of eight bits.
+
+    Args:
+      block: outputs and inputs that share a scale; None if the sizes tell.
+      scale: the name of scales.
+      rounds_inputs: inputs had eight bits, too, when the checkpoint was made.
+    """
+
     def list_parts(parts: Parts) -> tuple[Any, ...]:
         return parts["weight"], parts[scale], parts.get("weight_zero_point"), block
 
     return WeightFormat(
         required=frozenset({"weight", scale}),
-        # Inputs are not quantised here.
+        # Scales of inputs that were measured when the checkpoint was made would cut off larger
+        # inputs. Where inputs have eight bits here, each token has a scale of its own, which
+        # takes a pass over it that is needed anyway. So these are not used.
         optional=frozenset({"weight_zero_point", "input_scale", "input_zero_point"}),
         restore=lambda parts: restore_scaled(*list_parts(parts)),
-        keep=lambda parts: keep_scaled(*list_parts(parts)),
+        keep=lambda parts: keep_scaled(*list_parts(parts), rounds_inputs=rounds_inputs),
     )
 
 
@@ -175,10 +188,18 @@ def _find_compressed(settings: Mapping[str, Any]) -> tuple[WeightFormat, ...]:
     if len(blocks) > 1:
         raise NotDequantised("blocks of several sizes")
     rows, columns = next(iter(blocks), (0, 0))
-    scaled = _scaled((int(rows), int(columns)) if rows else None)
+    scaled = _scaled(
+        (int(rows), int(columns)) if rows else None,
+        rounds_inputs=all(_has_float8_inputs(group) for group in groups),
+    )
     return (_PACKED,) * ("pack-quantized" in names) + (scaled,) * bool(
         names & _SCALED_NAMES
     )
+
+
+def _has_float8_inputs(group: Mapping[str, Any]) -> bool:
+    inputs = group.get("input_activations") or {}
+    return inputs.get("num_bits") == 8 and inputs.get("type") == "float"
 
 
 def _find_modelopt(settings: Mapping[str, Any]) -> tuple[WeightFormat, ...]:
@@ -195,6 +216,7 @@ def _find_scaled(settings: Mapping[str, Any]) -> tuple[WeightFormat, ...]:
 def _find_fine_fp8(settings: Mapping[str, Any]) -> tuple[WeightFormat, ...]:
     rows, columns = settings.get("weight_block_size") or (0, 0)
     block = (int(rows), int(columns)) if rows else None
+    # Inputs have eight bits in both of its activation schemes, dynamic and static.
     return (_scaled(block, "weight_scale_inv"),)
 
 

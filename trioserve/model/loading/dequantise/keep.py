@@ -52,8 +52,13 @@ def keep_scaled(
     scale: Tensor,
     zeros: Tensor | None,
     block: tuple[int, int] | None = None,
+    *,
+    rounds_inputs: bool = False,
 ) -> StoredWeights:
     """Keep a weight of eight bits; see restore_scaled.
+
+    Args:
+      rounds_inputs: the inputs of its product had eight bits, too, when it was made.
 
     Raises:
       NotStored
@@ -70,7 +75,13 @@ def keep_scaled(
         if zero_group != group:
             raise NotStored("zeros of other groups than scales")
         zeros = zeros.to(torch.int16)
-    return store(weight, scales, format=format, zeros=zeros, group=group)
+    return store(
+        *(weight, scales),
+        format=format,
+        zeros=zeros,
+        group=group,
+        rounds_inputs=rounds_inputs and format == "fp8",
+    )
 
 
 def keep_mxfp4(blocks: Tensor, scales: Tensor) -> StoredWeights:

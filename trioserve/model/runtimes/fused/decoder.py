@@ -87,6 +87,7 @@ class FusedDecoder:
         if parts.head is not None:
             self.head = join_products([parts.head], make=low_bits, quantises=False)
         low_bits.allocate()
+        self.has_fp8_inputs = low_bits.rounds_inputs
         formats = low_bits.describe()
         self.description = f"{self.name}, {formats}" if formats else self.name
 

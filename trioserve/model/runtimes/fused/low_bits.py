@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 import logging
 import math
 
@@ -18,6 +18,11 @@ from ....kernels.triton.products import (
     SIZES,
     multiply_stored,
     restore_stored,
+)
+from ....kernels.triton.round_inputs import (
+    find_factors,
+    multiply_rounded,
+    round_tokens,
 )
 from ....kernels.triton.stored import NotStored, StoredWeights, join, quantise
 from ...self_check.compare import describe_failure, find_difference
@@ -44,10 +49,13 @@ class LowBitWeight:
 
     Args:
       has_bias: its product has one.
+      factors: of multiply_rounded, by which inputs are rounded, too, in batches of all sizes:
+        a token must have the same numbers alone and beside others. None leaves the inputs.
     """
 
     stored: StoredWeights
     has_bias: bool
+    factors: Tensor | None = None
     dtype: torch.dtype
     scratch: _Scratch
     num_cores: int
@@ -62,7 +70,11 @@ class LowBitWeight:
 
     def multiply(self, given: Tensor, bias: Tensor | None) -> Tensor:
         if len(given) < DEQUANTISED_TOKENS:
+            if self.factors is not None:
+                given = round_tokens(given, self.stored.group)
             return multiply_stored(given, self.stored, bias, self.num_cores)
+        if self.factors is not None:
+            return multiply_rounded(given, self.stored, self.factors, bias)
         weight = self.scratch.lend(self.shape)
         restore_stored(self.stored, weight)
         return linear(given, weight, bias)
@@ -85,6 +97,8 @@ class LowBits:
     format: str | None = None
     _scratch: _Scratch = field(default_factory=_Scratch)
     _made: list[LowBitWeight] = field(default_factory=list)
+    # By the kinds and shapes of weights: can the device multiply them by rounded inputs?
+    _rounds: dict[tuple[object, ...], bool] = field(default_factory=dict)
     _experts: set[str] = field(default_factory=set)
     _num_dequantised: int = 0
 
@@ -117,8 +131,28 @@ class LowBits:
             scratch=self._scratch,
             num_cores=count_cores(joined.codes.device),
         )
+        made = self._round_inputs(made)
         self._made.append(made)
         return made
+
+    def _round_inputs(self, weight: LowBitWeight) -> LowBitWeight:
+        """Let the inputs of a product be rounded, if they may and the device can do it."""
+        stored = weight.stored
+        # Rounded numbers are exact in bfloat16, and with others exact inputs are wanted.
+        if not stored.rounds_inputs or weight.dtype != torch.bfloat16:
+            return weight
+        rounding = replace(weight, factors=find_factors(stored))
+        if rounding.factors is None:
+            return weight
+        kind = *stored.kind, weight.has_bias, *weight.shape
+        if kind not in self._rounds:
+            fault = _find_fault(rounding, (1, DEQUANTISED_TOKENS))
+            self._rounds[kind] = fault is None
+            if fault is not None:
+                shape = " x ".join(map(str, weight.shape))
+                reason = f"products with FP8 weights of {shape} keep their inputs: %s"
+                logger.info(reason, fault)
+        return rounding if self._rounds[kind] else weight
 
     def _find(self, module: nn.Linear, quantises: bool) -> StoredWeights:
         stored = find_stored(module)
@@ -155,7 +189,13 @@ class LowBits:
     def describe(self) -> str:
         """Return the formats, for the log; empty without any."""
         formats = {each.stored.format for each in self._made}
-        return ", ".join(sorted(formats | self._experts))
+        described = sorted(formats | self._experts)
+        return ", ".join([*described, *["inputs in fp8"] * self.rounds_inputs])
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """True if the inputs of some products are rounded."""
+        return any(each.factors is not None for each in self._made)
 
     def allocate(self) -> None:
         """Allocate the memory for the largest product, and try the kernels.
@@ -180,23 +220,31 @@ class LowBits:
             kind = each.stored.kind, each.has_bias
             if kind not in tried:
                 tried.add(kind)
-                _check(each)
+                fault = _find_fault(each, (*SIZES, DEQUANTISED_TOKENS))
+                if fault is not None:
+                    raise OutputDiffers(fault)
 
 
-def _check(weight: LowBitWeight) -> None:
-    """Compare the kernels with dequantised weights, for all sizes of their programs."""
+def _find_fault(weight: LowBitWeight, sizes: Sequence[int]) -> str | None:
+    """Compare the kernels with dequantised weights, which multiply exact inputs.
+
+    Args:
+      sizes: numbers of tokens.
+
+    Returns:
+      a sentence; None if they differ by rounding alone
+    """
     chance = torch.Generator().manual_seed(0)
     shape = DEQUANTISED_TOKENS, weight.shape[1]
     given = torch.randn(shape, generator=chance).to(weight.device, weight.dtype)
     bias = given.new_zeros(weight.shape[0]) if weight.has_bias else None
     try:
         plain = weight.stored.restore(weight.dtype)
-        for num_tokens in (*SIZES, DEQUANTISED_TOKENS):
+        for num_tokens in sizes:
             own = given[:num_tokens]
             fault = find_difference(linear(own, plain), weight.multiply(own, bias))
             if fault is not None:
-                raise OutputDiffers(fault)
-    except OutputDiffers:
-        raise
+                return fault
     except Exception as error:
-        raise OutputDiffers(describe_failure(error)) from error
+        return describe_failure(error)
+    return None

@@ -79,6 +79,7 @@ class NativeDecoder:
         check_mixtures(parts)
         self.name = f"native {library.name}{' int8' if int8 else ''}"
         self.num_threads = num_threads
+        self.has_fp8_inputs = False
         self._sums = None if group is None else NativeSums(group)
         self._library = library
         self._pool = library.open_pool(num_threads)
