@@ -145,6 +145,25 @@ def test_inputs_may_have_another_order() -> None:
     assert torch.allclose(output, linear(given, restored), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("format, group, has_zeros", FORMATS)
+def test_some_inputs_are_taken(format: str, group: int, has_zeros: bool) -> None:
+    stored, meant = make(format, group, has_zeros, 5, 384)
+    # Cuts between groups, and in the middle of large ones.
+    for kept in range(192), range(192, 384), range(32, 300):
+        part = stored.take_inputs(kept)
+        assert part.shape == (5, len(kept))
+        assert torch.equal(part.restore(torch.float32), meant[:, [*kept]])
+
+
+def test_some_inputs_cannot_be_taken() -> None:
+    stored, _ = make("int4", 64, False, 5, 256)
+    with pytest.raises(NotStored, match="groups of 16 inputs"):
+        stored.take_inputs(range(48, 128))
+    ordered = replace(stored, order=torch.arange(256, device=DEVICE).int())
+    with pytest.raises(NotStored, match="another order"):
+        ordered.take_inputs(range(64))
+
+
 def test_products_of_one_input_are_joined_and_put_in_order() -> None:
     one, first = make("int4", 64, True, 5, 128)
     other, second = make("int4", 64, True, 4, 128)

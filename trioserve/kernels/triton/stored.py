@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+import math
 
 import torch
 from torch import Tensor
@@ -118,6 +119,31 @@ class StoredWeights:
             zeros=None if self.zeros is None else self.zeros[outputs],
         )
 
+    def take_inputs(self, kept: range) -> StoredWeights:
+        """Return the weights of some neighbouring inputs.
+
+        If a group is cut, groups are smaller, and several have the same scale.
+
+        Raises:
+          NotStored: kernels would not read such groups, or inputs are in another order.
+        """
+        if self.order is not None:
+            raise NotStored("inputs that follow each other in another order")
+        scales, zeros, group = self.scales, self.zeros, self.group
+        if group:
+            group = math.gcd(group, kept.start)
+            groups = slice(kept.start // group, -(-kept.stop // group))
+            scales = scales.repeat_interleave(self.group // group, 1)[:, groups]
+            if zeros is not None:
+                zeros = zeros.repeat_interleave(self.group // group, 1)[:, groups]
+        return store(
+            *(_list_codes(self)[:, kept.start : kept.stop], scales),
+            format=self.format,
+            zeros=zeros,
+            group=group,
+            rounds_inputs=self.rounds_inputs,
+        )
+
     def restore(self, dtype: torch.dtype) -> Tensor:
         """Dequantise by torch's operators; returns (num_outputs, num_inputs)."""
         restored = torch.empty(self.shape, dtype=dtype, device=self.codes.device)
@@ -144,19 +170,24 @@ def _restore(stored: StoredWeights) -> Tensor:
 
 def _read_codes(stored: StoredWeights) -> Tensor:
     """Return (num_outputs, padded inputs) float32."""
-    codes = stored.codes
-    if stored.format == "int8":
-        return codes.float()
-    held: Tensor = codes.view(torch.uint8).unflatten(1, (-1, _WORDS, 2, 2))
+    codes = _list_codes(stored)
     if stored.format == "fp8":
-        held = held.permute(0, 1, 4, 2, 3).flatten(1)
-        return held.view(torch.float8_e4m3fn).float()
-    pairs = torch.stack((held & 15, held >> 4), dim=-1)
-    numbers = pairs.permute(0, 1, 4, 5, 2, 3).flatten(1)
-    if stored.format == "int4":
-        return numbers.float()
+        return codes.view(torch.float8_e4m3fn).float()
+    if stored.format != "mxfp4":
+        return codes.float()
     values = torch.tensor([*_E2M1, *(-each for each in _E2M1)], device=codes.device)
-    return values[numbers.long()]
+    return values[codes.long()]
+
+
+def _list_codes(stored: StoredWeights) -> Tensor:
+    """Return (num_outputs, padded inputs), int8 or the bits of a code in uint8, in order."""
+    if stored.format == "int8":
+        return stored.codes
+    held: Tensor = stored.codes.view(torch.uint8).unflatten(1, (-1, _WORDS, 2, 2))
+    if stored.format == "fp8":
+        return held.permute(0, 1, 4, 2, 3).flatten(1)
+    pairs = torch.stack((held & 15, held >> 4), dim=-1)
+    return pairs.permute(0, 1, 4, 5, 2, 3).flatten(1)
 
 
 def _make_words(codes: Tensor, format: str) -> Tensor:

@@ -31,8 +31,6 @@ from ..runtimes.native.decoder import NativeDecoder
 from ..runtimes.native.packer import NUMBERS
 from ..runtimes.on_kernels import DecoderOnKernels, LayersOnKernels
 from ..runtimes.recognise.decoder import find_parts
-from ..runtimes.stored_experts import find_stored_experts
-from ..runtimes.stored_linear import StoredLinear
 from ..self_check.compare import describe_failure
 from ..self_check.steps import (
     NUM_CHECKED,
@@ -58,8 +56,8 @@ def load_on_kernels(
     Args:
       load: loads the modules of a model, or of one stage of it. It is called again if the
         kernels and the modules compute different numbers.
-      load_plain: is called in its place then, if `load` keeps quantised weights. Modules
-        compute with dequantised ones.
+      load_plain: is called in its place then, and wherever modules run: they compute with
+        dequantised weights. None if `load` keeps no quantised ones.
 
     Returns:
       the model, whose other products are packed for PyTorch
@@ -68,7 +66,7 @@ def load_on_kernels(
       InvalidConfig: the configuration wants native kernels, and they cannot run it.
       Any error of load.
     """
-    tried = _try_kernels(load, config)
+    tried = _try_kernels(load, config, keeps=load_plain is not None)
     # Apart, because the error that says so holds the frames in which the weights are.
     loaded, native = ((load_plain or load)(), None) if tried is None else tried
     pack_products(loaded.model)
@@ -79,20 +77,20 @@ def load_on_kernels(
 
 
 def _try_kernels(
-    load: Callable[[], Loaded], config: ModelConfig
+    load: Callable[[], Loaded], config: ModelConfig, *, keeps: bool
 ) -> tuple[Loaded, DecoderOnKernels | None] | None:
-    """Load a model and put it on the kernels; None if it must be loaded again."""
+    """Load a model and put it on the kernels; None if it must be loaded again.
+
+    Args:
+      keeps: it may have quantised weights. All processes that share its layers say the same,
+        and load again together.
+    """
     loaded = load()
     try:
         native = try_kernels(partial(_make_decoder, loaded, config), config)
     except OutputDiffers:
         return None
-    keeps = any(map(_keeps_weights, loaded.model.modules()))
     return None if native is None and keeps else (loaded, native)
-
-
-def _keeps_weights(module: nn.Module) -> bool:
-    return isinstance(module, StoredLinear) or bool(find_stored_experts(module))
 
 
 def _make_decoder(model: LoadedModel, config: ModelConfig) -> DecoderOnKernels:

@@ -11,7 +11,7 @@ import logging
 import re
 from threading import Lock
 from types import EllipsisType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +27,27 @@ from transformers.core_model_loading import (
 
 from ...kernels.triton.stored import NotStored, StoredWeights, join
 from ..runtimes.stored_experts import store_experts
-from ..runtimes.stored_linear import StoredLinear
-from .dequantise import QuantisedWeight
+from ..runtimes.stored_linear import store_linear
 
 logger = logging.getLogger(__name__)
 
 # Of the weight of all experts: (num_experts, num_outputs, num_inputs), or inputs first.
 _EXPERTS_DIMENSIONS = 3
+
+
+@runtime_checkable
+class KeepableWeight(Protocol):
+    """A quantised weight of a file, or a shard's part of it."""
+
+    def keep(self, device: torch.device) -> StoredWeights:
+        """Return the weight as kernels for GPUs read it, on its device.
+
+        Raises:
+          NotStored: they cannot.
+        """
+
+    def __getitem__(self, index: EllipsisType) -> Tensor:
+        """Dequantise it."""
 
 
 class KeptWeights:
@@ -70,10 +84,10 @@ class KeptWeights:
         weights = self._whole.state_dict()
         replaced = {}
         # By targets and the places of parts.
-        experts: dict[str, dict[int, dict[str, QuantisedWeight]]] = {}
+        experts: dict[str, dict[int, dict[str, KeepableWeight]]] = {}
         for name, tensor in tensors.items():
             replaced[name] = tensor
-            if not isinstance(tensor, QuantisedWeight):
+            if not isinstance(tensor, KeepableWeight):
                 continue
             target, pattern = rename_source_key(
                 name, renamings, converters, self._whole.base_model_prefix, weights
@@ -106,7 +120,7 @@ class KeptWeights:
         except AttributeError:
             return False
 
-    def keep(self, target: str, weights: Sequence[QuantisedWeight]) -> Tensor | None:
+    def keep(self, target: str, weights: Sequence[KeepableWeight]) -> Tensor | None:
         """Keep weights that follow each other.
 
         Returns:
@@ -130,8 +144,7 @@ class KeptWeights:
             name, _, last = target.rpartition(".")
             module = model.get_submodule(name)
             if isinstance(module, nn.Linear):
-                linear = StoredLinear(module, stored, self._dtype)
-                model.set_submodule(name, linear)
+                store_linear(module, stored, self._dtype)
             else:
                 store_experts(module, last, stored)
         formats = sorted({each.format for each in self._kept.values()})
@@ -147,7 +160,7 @@ def _only_merges(converter: WeightConverter) -> bool:
     )
 
 
-def _sort_experts(weights: Mapping[str, QuantisedWeight]) -> list[QuantisedWeight]:
+def _sort_experts(weights: Mapping[str, KeepableWeight]) -> list[KeepableWeight]:
     """Return the weights of experts in the order of the numbers in their names."""
 
     def count(name: str) -> list[int]:
@@ -159,7 +172,7 @@ def _sort_experts(weights: Mapping[str, QuantisedWeight]) -> list[QuantisedWeigh
 class _KeptWeight:
     """A weight that is kept, for transformers in place of a slice of a file."""
 
-    def __init__(self, kept: KeptWeights, target: str, weight: QuantisedWeight) -> None:
+    def __init__(self, kept: KeptWeights, target: str, weight: KeepableWeight) -> None:
         self._kept = kept
         self._target = target
         self._weight = weight
@@ -177,7 +190,7 @@ class _KeptExperts:
     """
 
     def __init__(
-        self, kept: KeptWeights, target: str, parts: list[list[QuantisedWeight]]
+        self, kept: KeptWeights, target: str, parts: list[list[KeepableWeight]]
     ) -> None:
         self._kept = kept
         self._target = target

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 import inspect
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -36,6 +37,8 @@ from .pruning import choose_class
 from .watching import watch_model
 from .weights import read_weights
 
+Loaded = TypeVar("Loaded", bound=LoadedModel)
+
 
 def load_model(folder: Path, config: ModelConfig, *, name: str) -> LoadedModel:
     """Load the model in `folder`, a folder in Hugging Face layout.
@@ -51,14 +54,32 @@ def load_model(folder: Path, config: ModelConfig, *, name: str) -> LoadedModel:
       InvalidConfig: an option does not fit the model or the machine.
       UnsupportedQuantization: its weights cannot be read, or need --dequantize.
     """
+    return load_keeping(
+        folder,
+        config,
+        lambda config, facts: load_modules(folder, config, facts, name),
+    )
+
+
+def load_keeping(
+    folder: Path,
+    config: ModelConfig,
+    load: Callable[[ModelConfig, ModelFacts], Loaded],
+) -> Loaded:
+    """Load a model; quantised weights stay as they are if the kernels run it.
+
+    Args:
+      load: loads the modules of a model, or of one stage of it.
+
+    Raises: the errors of load_model.
+    """
     facts = _check_keeping(folder, config, read_facts(folder, config))
     dequantised = replace(config, dequantize=True)
+    plain = replace(facts, keeps_weights=False)
     return load_on_kernels(
-        lambda: load_modules(folder, config, facts, name),
+        lambda: load(config, facts),
         config,
-        lambda: load_modules(
-            folder, dequantised, replace(facts, keeps_weights=False), name
-        ),
+        (lambda: load(dequantised, plain)) if facts.keeps_weights else None,
     )
 
 

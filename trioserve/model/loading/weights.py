@@ -57,11 +57,13 @@ def read_weights(
 
     Raises:
       WeightsBroken: a file cannot be read, or weights are missing.
-      InvalidConfig: transformers dequantises the weights, and cannot do so in parts.
+      InvalidConfig: the weights are split, and would be dequantised unasked.
     """
     dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
     model_config = read_config(folder)
-    formats = find_weight_formats(folder, config, keeps=keeps)
+    # transformers dequantises whole weights of some kinds, and cannot do so in parts.
+    splits = take_parts is not None and config.dequantize
+    formats = find_weight_formats(folder, config, keeps=keeps or splits)
     if formats is not None:
         dtype = forget_quantisation(model_config, dtype)
         if not keeps:
@@ -78,7 +80,8 @@ def read_weights(
         if dequantisation is not None:
             raise InvalidConfig(
                 "tensor_parallel_size",
-                f"weights quantised by {dequantisation.method} cannot be split",
+                f"weights quantised by {dequantisation.method} cannot be split without "
+                "--dequantize",
             )
         if dtype is None:
             dtype = _find_own_dtype(model_config)

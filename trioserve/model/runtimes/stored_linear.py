@@ -16,28 +16,32 @@ class StoredLinear(nn.Linear):
 
     It is the oracle of kernels that read such weights, and slow.
 
-    Args:
-      module: has the shape and the bias.
-      stored: on its device.
-
     Attributes:
       weight: tells the shape, the type and the device; it has no numbers.
       stored: None when kernels have taken the weights.
     """
 
-    def __init__(
-        self, module: nn.Linear, stored: StoredWeights, dtype: torch.dtype
-    ) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = module.in_features, module.out_features
-        empty = torch.empty((), dtype=dtype, device=stored.codes.device)
-        self.weight = nn.Parameter(empty.expand(stored.shape), requires_grad=False)
-        self.bias = module.bias
-        self.stored: StoredWeights | None = stored
+    stored: StoredWeights | None
 
     def forward(self, input: Tensor) -> Tensor:
         assert self.stored is not None, "no kernels have taken the weights"
         return linear(input, self.stored.restore(input.dtype), self.bias)
+
+
+def store_linear(module: nn.Linear, stored: StoredWeights, dtype: torch.dtype) -> None:
+    """Make a linear module a StoredLinear, with the same bias.
+
+    It stays the same object, because others know it: they add up the outputs of shards.
+
+    Args:
+      stored: on its device, in the shape of its weight.
+      dtype: of inputs and outputs.
+    """
+    module.__class__ = StoredLinear
+    assert isinstance(module, StoredLinear), "it has been told"
+    empty = torch.empty((), dtype=dtype, device=stored.codes.device)
+    module.weight = nn.Parameter(empty.expand(stored.shape), requires_grad=False)
+    module.stored = stored
 
 
 def find_stored(module: nn.Linear) -> StoredWeights | None:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...kernels.triton.stored import NotStored, StoredWeights
+
 
 class WrongShape(ValueError):
     """Raised when a file has a weight of another shape than its model."""
@@ -62,6 +64,29 @@ class Cut:
             for begin in self._list_begins(name, shape[self.axis])
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=self.axis)
+
+    def take_stored(self, name: str, whole: StoredWeights) -> StoredWeights:
+        """Return the part of a weight in fewer bits, (num_outputs, num_inputs).
+
+        Args:
+          name: for errors.
+
+        Raises:
+          NotStored: it cannot be cut there.
+          WrongShape
+        """
+        if not self.is_kept or self.axis not in (-1, -2):
+            raise NotStored("a cut that is not one of its inputs or outputs")
+        begins = self._list_begins(name, whole.shape[self.axis])
+        parts = [
+            range(begin + self.kept.start, begin + self.kept.stop) for begin in begins
+        ]
+        if self.axis == -2:
+            places = [place for part in parts for place in part]
+            # This copies: the rest of the weight shall take no memory.
+            return whole.take(torch.tensor(places, device=whole.codes.device))
+        assert len(parts) == 1, "products that read different inputs are apart"
+        return whole.take_inputs(parts[0])
 
     def _list_begins(self, name: str, size: int) -> list[int]:
         if size == self.size * self.num_parts:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import EllipsisType
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -17,6 +18,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
+from ...kernels.triton.stored import StoredWeights
 from ..attention.probe import UnfitLayer
 from .cuts import Cut
 
@@ -43,6 +45,18 @@ class PartialWeight:
         return self._cut.take(
             self._name, whole if hasattr(whole, "get_shape") else whole[...]
         )
+
+
+class PartialQuantisedWeight(PartialWeight):
+    """The part of a quantised weight; see QuantisedWeight in ../loading/dequantise."""
+
+    def keep(self, device: torch.device) -> StoredWeights:
+        """Return the part as kernels for GPUs read it.
+
+        Raises:
+          NotStored: they cannot read the weight, or not this part of it.
+        """
+        return self._cut.take_stored(self._name, self._whole.keep(device))
 
 
 def take_parts(
@@ -78,5 +92,6 @@ def take_parts(
             for operation in converter.operations
         ):
             raise UnfitLayer(f"its files hold {name} in another form than the model")
-        parts[name] = PartialWeight(name, cut, tensor)
+        kind = PartialQuantisedWeight if hasattr(tensor, "keep") else PartialWeight
+        parts[name] = kind(name, cut, tensor)
     return parts

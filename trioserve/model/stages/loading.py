@@ -16,13 +16,13 @@ from ...types.stage_place import WHOLE_LAYERS, StagePlace
 from ..attention.bridge import AttentionContext
 from ..attention.cache_memory import choose_kv_dtype
 from ..attention.probe import UnfitLayer
-from ..loading.choose_runtime import load_on_kernels
 from ..loading.files.architecture import check_causality, check_windows
 from ..loading.files.cache_outline import Outline
 from ..loading.files.facts import ModelFacts, read_facts
 from ..loading.load import (
     describe_model,
     find_deepstack,
+    load_keeping,
     make_ready,
     takes_logits_to_keep,
 )
@@ -58,13 +58,14 @@ def load_stage(
       InvalidConfig: an option does not fit the model or the machine; the model cannot be cut
         into stages, or its layers cannot be split.
     """
-    facts = read_facts(folder, config)
-    try:
-        return load_on_kernels(
-            lambda: _load(folder, config, facts, name, place, group), config
-        )
-    except UnfitLayer as error:
-        raise _refuse(facts, error, place) from None
+
+    def load(config: ModelConfig, facts: ModelFacts) -> LoadedStage:
+        try:
+            return _load(folder, config, facts, name, place, group)
+        except UnfitLayer as error:
+            raise _refuse(facts, error, place) from None
+
+    return load_keeping(folder, config, load)
 
 
 def outline_stage(
@@ -120,6 +121,7 @@ def _load(
         device=facts.device,
         attention=facts.attention,
         take_parts=None if builder is None else builder.take_parts,
+        keeps=facts.keeps_weights,
     )
     drop_unused(model, skeleton, partition)
     make_ready(model, facts)

@@ -27,7 +27,7 @@ from trioserve.model.runtimes.fused.low_bits import (  # noqa: E402
     LowBits,
     LowBitWeight,
 )
-from trioserve.model.runtimes.stored_linear import StoredLinear  # noqa: E402
+from trioserve.model.runtimes.stored_linear import store_linear  # noqa: E402
 from trioserve.model.self_check.compare import measure_distance  # noqa: E402
 from trioserve.testing.models import make_tiny_model  # noqa: E402
 
@@ -103,8 +103,8 @@ def make_weight(
     (form,) = find_format(FINE_FP8, settings)
     assert form.keep is not None
     low_bits = LowBits(dtype)
-    linear = StoredLinear(module, form.keep(parts).to(torch.device(DEVICE)), dtype)
-    made = low_bits.join([linear], None, quantises=False)
+    store_linear(module, form.keep(parts).to(torch.device(DEVICE)), dtype)
+    made = low_bits.join([module], None, quantises=False)
     assert made is not None
     return made, low_bits
 
