@@ -120,6 +120,9 @@ class PoolingInfo:
             return
         if params.task not in ("embed", "token_embed"):
             raise InvalidParameter(param, f"is not taken for the task {params.task}")
+        # Clients such as mem0 name the size that the vectors have anyway.
+        if params.task == self.task and params.dimensions == self.num_outputs:
+            return
         self._check_size(params.dimensions, model, param)
 
     def _check_size(self, size: int, model: str, param: str) -> None:

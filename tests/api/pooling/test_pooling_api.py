@@ -234,6 +234,15 @@ async def test_wrong_dimensions_are_refused_in_vllms_words(
         assert message in error["message"]
 
 
+async def test_the_models_own_size_may_be_named(client: httpx.AsyncClient) -> None:
+    [vector] = await embed(client, input=IDS, dimensions=SIZE)
+    assert vector == pytest.approx(expect(IDS))
+    # The vectors of tokens have a size of their own.
+    fields = {"task": "token_embed", "dimensions": SIZE}
+    error = await refuse(client, "/pooling", input=IDS, **fields)
+    assert error["param"] == "dimensions"
+
+
 @pytest.mark.server(matryoshka=(2, 4))
 async def test_matryoshka_vectors_are_cut(client: httpx.AsyncClient) -> None:
     [vector] = await embed(client, input=IDS, dimensions=4)
