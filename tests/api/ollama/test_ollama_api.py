@@ -214,6 +214,12 @@ async def test_calls_come_whole(server: FakeServer, client: httpx.AsyncClient) -
     assert [call["function"] for call in calls] == functions
     assert len({call["id"] for call in calls}) == 2
     assert "".join(line["content"] for line in lines).strip() == "I look."
+    # A grammar holds a model to a call that a client forces.
+    await post(client, "chat", **body, stream=False, tool_choice="required")
+    *free, forced = list_grammars(server)
+    assert not any(free) and "look" in (forced or "")
+    status, error = await refuse(client, "chat", **ASK, tool_choice="required")
+    assert status == 400 and error.startswith("tool_choice: is only taken with tools")
     # The answer ends within the last call.
     options = {"num_predict": whole["eval_count"] - 20}
     cut = await post(client, "chat", **body, stream=False, options=options)

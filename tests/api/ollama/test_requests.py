@@ -13,6 +13,7 @@ from trioserve.api.ollama.body import (
     GENERATE_BODY,
     OLLAMA_CHAT_BODY,
     OLLAMA_EMBED_BODY,
+    OLLAMA_EMBEDDING_BODY,
     SHOW_BODY,
 )
 from trioserve.api.ollama.chat import explain_fields, list_messages, locate_prompt
@@ -33,6 +34,15 @@ def decode_chat(**fields: Any) -> Any:
 
 def decode_prompt(**fields: Any) -> Any:
     return GENERATE_BODY.decode(json.dumps(PROMPT | fields).encode())
+
+
+def decode_texts(**fields: Any) -> Any:
+    return OLLAMA_EMBED_BODY.decode(json.dumps({"model": "fake", **fields}).encode())
+
+
+def decode_text(**fields: Any) -> Any:
+    body = json.dumps({"model": "fake", **fields})
+    return OLLAMA_EMBEDDING_BODY.decode(body.encode())
 
 
 def map_messages(*messages: dict[str, Any]) -> list[dict[str, Any]]:
@@ -59,7 +69,8 @@ def test_what_has_no_meaning_here_is_refused_by_name() -> None:
         (decode_chat, {"top_k": 1}, "top_k"),
         (decode_chat, {"max_output_tokens": 0}, "max_output_tokens"),
         (decode_chat, {"max_tokens": 1}, "max_tokens"),
-        (decode_chat, {"tool_choice": "required"}, "tool_choice"),
+        (decode_chat, {"tool_choice": "soon"}, "tool_choice"),
+        (decode_chat, {"_debug_render_only": True}, "_debug_render_only"),
         (decode_chat, {"truncate": True}, "truncate"),
         (decode_chat, {"shift": True}, "shift"),
         (decode_chat, {"think": "much"}, "think"),
@@ -74,6 +85,12 @@ def test_what_has_no_meaning_here_is_refused_by_name() -> None:
         (decode_prompt, {"raw": True, "system": "Be kind."}, "system"),
         (decode_prompt, {"suffix": "b", "images": ["a"]}, "images"),
         (decode_prompt, {"width": 512}, "width"),
+        (decode_prompt, {"tools": [{}]}, "tools"),
+        (decode_prompt, {"tool_choice": "required"}, "tool_choice"),
+        (decode_texts, {"prompt": "Hello"}, "prompt"),
+        (decode_text, {"input": ["Hello"]}, "input"),
+        (decode_text, {"dimensions": 4}, "dimensions"),
+        (decode_text, {"truncate": False}, "truncate"),
     ]
     for decode, fields, name in rows:
         with pytest.raises(RequestError) as caught:
@@ -94,6 +111,8 @@ def test_what_is_true_here_is_taken() -> None:
         decode_chat(keep_alive=keep_alive).check_load()
     decode_chat(truncate=False, shift=False, think=None, format="")
     decode_prompt(template="", context=[], suffix="", images=[], raw=False)
+    decode_prompt(width=0, tools=[], tool_choice="auto")
+    decode_text(input=[], truncate=True)
 
 
 def test_a_request_that_only_unloads_the_model_is_refused() -> None:
@@ -202,15 +221,13 @@ def test_images_of_megabytes_are_not_decoded() -> None:
 
 
 def test_texts_to_embed_and_names_to_show() -> None:
-    def decode(**fields: Any) -> Any:
-        return OLLAMA_EMBED_BODY.decode(json.dumps({"model": "m", **fields}).encode())
-
-    assert decode(input="a").texts == ("a",)
-    assert decode(input=["a", ""]).texts == ("a", "")
-    assert decode(input="").texts == decode(input=[]).texts == decode().texts == ()
+    assert decode_texts(input="a").texts == ("a",)
+    assert decode_texts(input=["a", ""]).texts == ("a", "")
+    for empty in ({"input": ""}, {"input": []}, {}):
+        assert decode_texts(**empty).texts == ()
     for wrong in (1, [1], {"a": 1}):
         with pytest.raises(InvalidParameter, match="^input"):
-            decode(input=wrong)
+            decode_texts(input=wrong)
     assert SHOW_BODY.decode(b'{"name": "a"}').name == "a"
     with pytest.raises(InvalidParameter, match="^model: is required"):
         SHOW_BODY.decode(b'{"verbose": true}')

@@ -17,7 +17,7 @@ from ..decode.errors import Neutral, Refused
 from ..decode.payloads import Payloads, put_back
 from ..decode.values import decode_copy
 from ..shared.refused import FOREIGN
-from ..shared.tools import decode_tools
+from ..shared.tools import decode_tool_choice, decode_tools
 from .requests import (
     GenerateRequest,
     OllamaChatRequest,
@@ -29,12 +29,17 @@ from .requests import (
 _TOO_LONG: Final = "leave out the oldest messages of a conversation that is too long"
 
 # What would be dropped where the context is full.
-_UNSUPPORTED: Final[Mapping[str, Neutral]] = {"shift": (False,), "truncate": (False,)}
+_UNSUPPORTED: Final[Mapping[str, Neutral]] = {
+    "shift": (False,),
+    "truncate": (False,),
+    "_debug_render_only": (False,),
+}
 _ADVICE: Final = {
     "shift": "an answer ends where the context does",
     "truncate": _TOO_LONG,
     "context": "send the conversation to /api/chat",
     "template": "templates are Jinja; send raw, with a prompt in the model's form",
+    "_debug_render_only": "POST /tokenize shows the tokens of a conversation",
 }
 
 _UNSUPPORTED_GENERATE: Final[Mapping[str, Neutral]] = {
@@ -42,9 +47,9 @@ _UNSUPPORTED_GENERATE: Final[Mapping[str, Neutral]] = {
     "context": ([],),
     "template": ("",),
     # Of models that make images.
-    "width": (),
-    "height": (),
-    "steps": (),
+    "width": (0,),
+    "height": (0,),
+    "steps": (0,),
 }
 
 _LOADED: Final = "the model is loaded already; the options of trioserve serve place it"
@@ -88,7 +93,6 @@ _MISPLACED: Final[Mapping[str, Refused]] = {
     "max_tokens": ("send options.num_predict", ()),
     "response_format": ("send format", ({"type": "text"},)),
     "reasoning_effort": ("send think", ()),
-    "tool_choice": ("send it to /v1/chat/completions", ("auto",)),
 }
 
 
@@ -97,13 +101,18 @@ def _place(options: Mapping[str, Refused]) -> dict[str, Refused]:
 
 
 _FOREIGN: Final = {**_MISPLACED, **_place({**_RUNNER, **_SAMPLERS})}
+_CHATS_ALONE: Final[Mapping[str, Refused]] = {
+    "messages": ("send them to /api/chat", ([],)),
+    "tools": ("send them to /api/chat", ([],)),
+    "tool_choice": ("send it to /api/chat", ("auto", "none")),
+}
 _FORMAT: Final[Mapping[str, DecodeField]] = {
     "format": partial(decode_copy, msgspec.Raw)
 }
 
 OLLAMA_CHAT_BODY: Final = BodyDecoder(
     OllamaChatRequest,
-    {**_FORMAT, "tools": decode_tools},
+    {**_FORMAT, "tools": decode_tools, "tool_choice": decode_tool_choice},
     refused=_UNSUPPORTED,
     advice=_ADVICE,
     foreign=_FOREIGN,
@@ -116,16 +125,25 @@ GENERATE_BODY: Final = BodyDecoder(
     _FORMAT,
     refused=_UNSUPPORTED_GENERATE,
     advice=_ADVICE,
-    foreign={**_FOREIGN, "messages": ("send them to /api/chat", ([],))},
+    foreign={**_FOREIGN, **_CHATS_ALONE},
     payloads=Payloads(
         keys=frozenset({b'"images"'}), put_back=partial(put_back, "images")
     ),
 )
 OLLAMA_EMBED_BODY: Final = BodyDecoder(
-    OllamaEmbedRequest, foreign=_place(_RUNNER), bounds_ids=False
+    OllamaEmbedRequest,
+    foreign={**_place(_RUNNER), "prompt": ("send input", ("",))},
+    bounds_ids=False,
 )
 OLLAMA_EMBEDDING_BODY: Final = BodyDecoder(
-    OllamaEmbeddingRequest, foreign=_place(_RUNNER), bounds_ids=False
+    OllamaEmbeddingRequest,
+    foreign={
+        **_place(_RUNNER),
+        "input": ("send prompt, or send it to /api/embed", ("", [])),
+        "dimensions": ("send it to /api/embed", (0,)),
+        "truncate": ("send it to /api/embed", (True,)),
+    },
+    bounds_ids=False,
 )
 SHOW_BODY: Final = BodyDecoder(ShowRequest, ignored=frozenset({"verbose"}))
 

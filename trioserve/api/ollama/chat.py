@@ -75,7 +75,11 @@ def to_chat_request(body: OllamaGeneration, engine: TextEngine) -> ChatRequest:
         last = body.messages[-1] if body.messages else None
         # A model goes on where the last message ends, if that is its own.
         continues = last is not None and last.role.lower() == "assistant"
-        fields |= {"tools": body.tools, "continue_final_message": continues}
+        fields |= {
+            "tools": body.tools,
+            "tool_choice": body.tool_choice,
+            "continue_final_message": continues,
+        }
     return ChatRequest(**fields)
 
 

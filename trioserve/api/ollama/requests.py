@@ -19,6 +19,7 @@ from ..decode.values import begins_with, has_value
 from ..pooling.requests import MAX_INPUTS
 from ..shared.messages import MAX_MESSAGES, MAX_PARTS
 from ..shared.structured import JsonSchemaFormat, ResponseFormat
+from ..shared.tools import ToolChoice
 
 # As Go's ParseDuration, and plain seconds.
 _DURATION: Final = re.compile(r"[-+]?((\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h)?)+")
@@ -173,12 +174,18 @@ class OllamaGeneration(OllamaRequest, frozen=True, kw_only=True):
 
 
 class OllamaChatRequest(OllamaGeneration, frozen=True, kw_only=True):
-    """The body of POST /api/chat; without messages it loads the model."""
+    """The body of POST /api/chat; without messages it loads the model.
+
+    Args:
+      tool_choice: as in chats; Ollama has nothing of the kind, but the provider of the
+        Vercel AI SDK sends it.
+    """
 
     messages: (
         Annotated[tuple[OllamaMessage, ...], Meta(max_length=MAX_MESSAGES)] | None
     ) = None
     tools: tuple[dict[str, object], ...] | None = None
+    tool_choice: ToolChoice | None = None
 
 
 class GenerateRequest(OllamaGeneration, frozen=True, kw_only=True):
