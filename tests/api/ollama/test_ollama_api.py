@@ -277,6 +277,10 @@ async def test_errors_have_one_text(
     long = {"role": "user", "content": "Hello. " * 200}
     status, error = await refuse(client, "chat", **ASK | {"messages": [long]})
     assert status == 400 and "maximum context length is 256" in error
+    status, same = await refuse(
+        client, "generate", model="fake", prompt=long["content"]
+    )
+    assert status == 400 and same == error
     for options, name in (({"top_p": 2}, "top_p"), ({"num_ctx": 257}, "num_ctx")):
         status, error = await refuse(client, "chat", **ASK, options=options)
         assert status == 400 and error.startswith(f"options.{name}: ")

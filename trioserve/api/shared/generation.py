@@ -251,8 +251,11 @@ def renaming(find_name: Callable[[str], str]) -> Iterator[None]:
         sent_as = find_name(name)
         if sent_as == name:
             raise
-        reason = str(error).removeprefix(name)
-        raise RequestError(f"{sent_as}{reason}", param=sent_as) from None
+        message = str(error)
+        # Not all messages begin with the name: a prompt is too long for the model.
+        if message.startswith(name):
+            message = f"{sent_as}{message.removeprefix(name)}"
+        raise RequestError(message, param=sent_as) from None
 
 
 def fit_max_tokens(
