@@ -387,6 +387,10 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
         # An address of TEST-NET-1: no machine has it.
         ("192.0.2.1", "Cannot assign requested address"),
         ("ä" * 64, "it is not the name of a host"),
+        (
+            "0.0.0.0:8001",
+            "Name or service not known; write --host 0.0.0.0 --port 8001",
+        ),
     ],
 )
 def test_a_host_that_cannot_be_taken_is_named(

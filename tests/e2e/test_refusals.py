@@ -5,6 +5,7 @@ The weights in these tests belong to no model: reading them raises WeightsBroken
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from pathlib import Path
@@ -44,6 +45,11 @@ def folder(tmp_path: Path) -> Path:
 async def open_engine(folder: Path, **options: Any) -> None:
     async with trioserve.open_engine(str(folder), **options):
         raise AssertionError("it is refused")
+
+
+def test_asyncio_is_told_where_to_read() -> None:
+    with pytest.raises(RuntimeError, match="runs on trio; docs/embedding.rst has"):
+        asyncio.run(open_engine(Path("nowhere")))
 
 
 async def test_the_weights_are_read_last(folder: Path) -> None:

@@ -176,7 +176,11 @@ def _explain(config: BindConfig, error: OSError | TypeError) -> InvalidConfig:
         reason = "it is not the name of a host"
         return InvalidConfig("host", f"cannot listen on {config.host}: {reason}")
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-        reason = f"cannot listen on {config.host}: {error.strerror}"
+        host, _, port = config.host.removeprefix("http://").rpartition(":")
+        # An address of IPv6 has several colons.
+        is_pair = port.isdigit() and host and ":" not in host
+        hint = f"; write --host {host} --port {port}" if is_pair else ""
+        reason = f"cannot listen on {config.host}: {error.strerror}{hint}"
         return InvalidConfig("host", reason)
     address = f"{config.host}:{config.port}"
     return InvalidConfig(

@@ -63,6 +63,7 @@ async def open_engine(
     Raises:
       StartupError: the model cannot be found, read or run, it does not generate, or an
         option is wrong.
+      RuntimeError: trio does not run here, but perhaps asyncio does.
       errors.EngineDied: the engine failed; __cause__ has the reason.
       ExceptionGroup: the engine failed, and the block raised another error. An error of
         the block passes unchanged while the engine is well.
@@ -116,6 +117,10 @@ async def _open(
       naming: entered while the model is loaded; spells the options in errors.
       origin: a name of the model for the log of its processes, if there are several.
     """
+    if not trio.lowlevel.in_trio_run():
+        raise RuntimeError(
+            "an engine runs on trio; docs/embedding.rst has two ways for asyncio programs"
+        )
     # The cores have a stack of their own, which is closed for each restart.
     async with AsyncExitStack() as stack, AsyncExitStack() as running:
         frontend = Frontend(config, model_kind, is_checked=process)
