@@ -127,6 +127,16 @@ def test_nothing_is_wider_than_a_narrow_screen(pages: tuple[Any, Any]) -> None:
     page.wait_for_selector("#list:modal")
     assert page.locator("#list").evaluate("node => node.scrollWidth <= 320")
     page.keyboard.press("Escape")
+    # A table is scrolled, and its words stay whole.
+    height = page.evaluate("""() => {
+            const root = make("div", {className: "text"});
+            byId("messages").append(root);
+            new Markdown(root).show(`${"|words".repeat(9)}|\\n${"|-".repeat(9)}|`);
+            const {height} = root.querySelector("th").getBoundingClientRect();
+            root.remove();
+            return height;
+        }""")
+    assert 0 < height < 40
     for view in ("chat", "live"):
         page.click(f"#to-{view}")
         page.wait_for_selector(f"#to-{view}[aria-current=page]")

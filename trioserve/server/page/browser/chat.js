@@ -236,7 +236,7 @@ function noteScroll() {
   byId("to-end").hidden = !isFar;
 }
 
-let readsEnd = true;
+let readsEnd = true, height = 0;
 
 function goToEnd() {
   readsEnd = true;
@@ -248,11 +248,16 @@ function goToEnd() {
 // A field that grows, a narrower window, an image that is loaded, or a message that is laid out
 // does not hide the end from those who read it.
 function stayAtEnd() {
+  height = log.clientHeight;
   if (readsEnd) log.scrollTop = log.scrollHeight;
   noteScroll();
 }
 
-log.addEventListener("scroll", () => { readsEnd = isAtEnd(60); noteScroll(); });
+log.addEventListener("scroll", () => {
+  // A window that has just become lower hides the end, and not who reads it.
+  if (log.clientHeight === height) readsEnd = isAtEnd(60);
+  noteScroll();
+});
 new ResizeObserver(stayAtEnd).observe(log);
 log.addEventListener("load", stayAtEnd, true);
 log.addEventListener("contentvisibilityautostatechange", stayAtEnd);
