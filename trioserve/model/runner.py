@@ -81,11 +81,13 @@ class ModelRunner:
         read_gguf_adapter: ReadGguf | None = None,
     ) -> None:
         self._model = model
+        # A model's modules look for theirs.
+        self._device = model.device
         self._tables = SlotTables(
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             block_size=block_size,
-            device=model.device,
+            device=self._device,
             num_checkpoints=num_checkpoints,
             has_windows=num_window_blocks is not None,
         )
@@ -144,7 +146,7 @@ class ModelRunner:
         # A state cannot be computed twice, so it must be known now which rows are skipped.
         held = self._writer.find_skipped(plan) if self._model.states else ()
         inputs = lay_out(
-            *(plan, self._tables, self._layers.order, self._model.device),
+            *(plan, self._tables, self._layers.order, self._device),
             *(held, self._images),
         )
         # Before the input is read: a later stage of a pipeline waits for it.
@@ -180,7 +182,7 @@ class ModelRunner:
         for number in self._loaded_adapters:
             self._layers.adapters.remove(number)
         del self._layers, self._adapters
-        if self._model.device.type == "cuda":
+        if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def restore_cache(self) -> None:

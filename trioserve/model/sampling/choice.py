@@ -30,6 +30,7 @@ class Choice:
     """The sampling parameters of a slot, prepared for the device.
 
     Args:
+      seed: of the sequence, its last 64 bits.
       bias_ids: (num_biases,) int64
       bias: (num_biases,) float32, added to the logits of bias_ids
       banned_ids: (num_banned,) int64, never sampled: bad words of one token
@@ -113,7 +114,7 @@ def prepare_choice(start: SlotStart, vocab_size: int, device: torch.device) -> C
         plain_from = NEVER
     return Choice(
         sampling=sampling,
-        seed=start.seed,
+        seed=start.seed % 2**64,
         bias_ids=sent[0].get(),
         bias=sent[1].get(),
         banned_ids=sent[2].get(),

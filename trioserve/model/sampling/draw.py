@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
+import numpy as np
+from numpy.typing import NDArray
 import torch
 from torch import Tensor
 
@@ -30,6 +32,26 @@ def make_key(seed: int, index: int) -> int:
     """
     key = (seed % 2**64).to_bytes(8, "little") + index.to_bytes(8, "little")
     return int.from_bytes(blake2b(key, digest_size=8).digest(), "little", signed=True)
+
+
+def make_keys(
+    seeds: NDArray[np.uint64], indices: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return make_key's numbers for many rows.
+
+    Args:
+      seeds, indices: (num_rows,); of seeds, the last 64 bits
+
+    Returns:
+      (num_rows,) int64
+    """
+    pairs = np.stack((seeds, indices.view(np.uint64)), axis=1)
+    keys = pairs.astype("<u8", copy=False).tobytes()
+    digests = [
+        blake2b(keys[begin : begin + 16], digest_size=8).digest()
+        for begin in range(0, len(keys), 16)
+    ]
+    return np.frombuffer(bytearray().join(digests), dtype="<i8")
 
 
 def drop_unlikely(logits: Tensor, min_p: Tensor) -> Tensor:

@@ -10,14 +10,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 import torch
 from torch import Tensor
 
+from ..device.numbers import StepNumbers
 from ..device.tensors import send_floats, send_ids
 from ..step.plain import PlainRows
 from ..step.scans import Scans
 from .choice import Choice
-from .draw import draw_from_best, drop_unlikely, make_key
+from .draw import draw_from_best, drop_unlikely, make_keys
+from .plain_columns import make_plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +145,7 @@ class TorchOperators:
         is_cut: bool,
     ) -> Tensor:
         samplings = [choice.sampling for choice in choices]
-        keys = send_ids(list_keys(choices, num_outputs), self._device)
+        keys = StepNumbers(self._device).add(list_keys(choices, num_outputs)).get()
         scores /= self._send_floats([s.temperature for s in samplings])[:, None]
         if any(s.min_p > 0.0 for s in samplings):
             scores = drop_unlikely(
@@ -164,17 +167,22 @@ class TorchOperators:
 
 def list_plain(choices: Sequence[Choice], num_outputs: Sequence[int]) -> PlainRows:
     """Return the numbers of rows that are plain."""
-    plain = PlainRows(
-        temperatures=np.zeros(len(choices), dtype=np.float32),
-        keys=np.zeros(len(choices), dtype=np.int64),
+    temperatures = [
+        0.0 if each.is_greedy else each.sampling.temperature for each in choices
+    ]
+    return make_plain(
+        np.array(temperatures, dtype=np.float32),
+        _list_seeds(choices),
+        np.array(num_outputs, dtype=np.int64),
     )
-    for row, (choice, count) in enumerate(zip(choices, num_outputs, strict=True)):
-        if not choice.is_greedy:
-            plain.temperatures[row] = choice.sampling.temperature
-            plain.keys[row] = make_key(choice.seed, count)
-    return plain
 
 
-def list_keys(choices: Sequence[Choice], num_outputs: Sequence[int]) -> list[int]:
-    """Return the key of each row's noise."""
-    return [make_key(c.seed, n) for c, n in zip(choices, num_outputs, strict=True)]
+def list_keys(
+    choices: Sequence[Choice], num_outputs: Sequence[int]
+) -> NDArray[np.int64]:
+    """Return the key of each row's noise, (num_rows,) int64."""
+    return make_keys(_list_seeds(choices), np.array(num_outputs, dtype=np.int64))
+
+
+def _list_seeds(choices: Sequence[Choice]) -> NDArray[np.uint64]:
+    return np.array([choice.seed for choice in choices], dtype=np.uint64)

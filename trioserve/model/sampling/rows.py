@@ -39,7 +39,10 @@ class SlotRows:
 
     def has_any(self, slots: list[int]) -> bool:
         """Return whether one of these slots has a row."""
-        return not self._row_of_slot.keys().isdisjoint(slots)
+        # Most steps have none.
+        return bool(self._row_of_slot) and not self._row_of_slot.keys().isdisjoint(
+            slots
+        )
 
     def find_places(self, slots: list[int]) -> list[int]:
         """Return the places of slots with rows among the slots of a step."""

@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from operator import le
 
+import numpy as np
+from numpy.typing import NDArray
 import torch
 from torch import Tensor
 
@@ -32,8 +34,9 @@ from .grammars import Grammars, LoadTokenizer, MaskedRows
 from .host_copy import copy_to_host
 from .launched import Sampled, SampledIds
 from .logprobs import LogprobReports
-from .operators import SamplingOperators, TorchOperators, list_plain
+from .operators import SamplingOperators, TorchOperators
 from .penalties import PenaltyCounts
+from .plain_columns import PlainColumns
 from .processors import LogitsProcessors
 from .reasoning_budget import ReasoningBudgets
 
@@ -62,6 +65,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._device = device
         self._choices: dict[int, Choice] = {}
+        self._plain = PlainColumns()
         self._penalties = PenaltyCounts(vocab_size, device)
         self._bad_words = BadWords(vocab_size, device)
         self._reasoning = ReasoningBudgets(device)
@@ -72,9 +76,9 @@ class Sampler:
 
     def start(self, start: SlotStart) -> None:
         """Take the parameters of a sequence, in place of its slot's former one."""
-        self._choices[start.slot] = prepare_choice(
-            start, self._vocab_size, self._device
-        )
+        choice = prepare_choice(start, self._vocab_size, self._device)
+        self._choices[start.slot] = choice
+        self._plain.start(start.slot, choice)
         self._penalties.start(start)
         self._bad_words.start(start)
         self._reasoning.start(start)
@@ -134,24 +138,29 @@ class Sampler:
         """Whether captured steps may choose the tokens that `find_plain` describes."""
         return self._operators.is_capturable
 
-    def find_plain(self, slots: list[int], num_outputs: list[int]) -> PlainRows | None:
+    def find_plain(
+        self, slots: NDArray[np.int64], num_outputs: NDArray[np.int64]
+    ) -> PlainRows | None:
         """Return the numbers by which rows sample; None if some need more than these.
 
         Args:
-          slots, num_outputs: as in `sample`.
+          slots, num_outputs: (num_slots,) int64, as in `sample`
         """
-        choices = [self._choices[slot] for slot in slots]
-        is_free = not self._reasoning.has_any(slots)
-        if is_free and self._is_plain(slots, choices, num_outputs):
-            return list_plain(choices, num_outputs)
-        return None
+        listed: list[int] = slots.tolist()
+        if self._reasoning.has_any(listed) or self._has_more(listed):
+            return None
+        return self._plain.find(slots, num_outputs)
 
     def _is_plain(
         self, slots: list[int], choices: list[Choice], num_outputs: list[int]
     ) -> bool:
         """Return whether each row's logits and temperature alone decide about its token."""
         begins = [choice.plain_from for choice in choices]
-        return all(map(le, begins, num_outputs)) and not (
+        return all(map(le, begins, num_outputs)) and not self._has_more(slots)
+
+    def _has_more(self, slots: list[int]) -> bool:
+        """Return whether more than the fields of a Choice decide about one of these slots."""
+        return (
             self._bad_words.has_any(slots)
             or self._processors.has_any(slots)
             or self._grammars.has_any(slots)

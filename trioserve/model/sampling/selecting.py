@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ...types.plan import StepPlan, StepRow
 from ..step.layout import StepInputs
 from ..step.plain import PlainRows
 from ..step.slots import SlotTables
+
+
+def _make_none() -> NDArray[np.int64]:
+    return np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,11 +23,15 @@ class LogitRows:
 
     Args:
       sampled: the last flat token of each row that samples, in batch order.
+      slots, num_outputs: (num_sampled,) int64, their slots, and the output tokens of each so
+        far
       prompts: row -> flat tokens whose logits give log probabilities of its prompt.
       plain: the numbers by which the layers may choose all tokens; None if they may not.
     """
 
     sampled: tuple[int, ...] = ()
+    slots: NDArray[np.int64] = field(default_factory=_make_none)
+    num_outputs: NDArray[np.int64] = field(default_factory=_make_none)
     prompts: dict[StepRow, range] = field(default_factory=dict)
     plain: PlainRows | None = None
 
@@ -54,8 +65,14 @@ class LogitSelector:
 
     def select(self, plan: StepPlan, inputs: StepInputs) -> LogitRows:
         pairs = zip(plan.rows, inputs.last_tokens)
+        sampled = [token for row, token in pairs if row.sample]
+        index = np.array(sampled, dtype=np.int64)
+        slots = inputs.slots[index]
+        prompts = self._tables.num_prompt_tokens[slots]
         return LogitRows(
-            sampled=tuple([token for row, token in pairs if row.sample]),
+            sampled=tuple(sampled),
+            slots=slots,
+            num_outputs=inputs.positions[index] + 1 - prompts,
             prompts=self._find_prompt_spans(plan, inputs),
         )
 
@@ -71,7 +88,7 @@ class LogitSelector:
             return spans
         for row, first in zip(plan.rows, inputs.first_tokens):
             if row.slot in self.num_prompt_top:
-                last_target = self._tables.num_prompt_tokens[row.slot] - 1
+                last_target = int(self._tables.num_prompt_tokens[row.slot]) - 1
                 end = min(row.end, last_target)
                 if row.start < end:
                     spans[row] = range(first, first + end - row.start)

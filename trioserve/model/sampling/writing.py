@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 
 from torch import Tensor
@@ -70,7 +70,9 @@ class SamplingWriter:
 
     def find_skipped(self, plan: StepPlan) -> Collection[int]:
         rows = [row for row in plan.rows if row.sample]
-        self._skipped = self._list_late(plan, rows)
+        self._skipped = self._list_late(
+            plan, [row.slot for row in rows], self._tables.count_outputs(rows)
+        )
         return [rows[i].slot for i in self._skipped]
 
     @property
@@ -81,10 +83,8 @@ class SamplingWriter:
         rows = self._selector.select(plan, inputs)
         if not rows.sampled or inputs.has_chunks or not self.is_capturable:
             return rows
-        sampled = [row for row in plan.rows if row.sample]
-        slots = [row.slot for row in sampled]
-        num_outputs = self._tables.count_outputs(sampled)
-        return replace(rows, plain=self._sampler.find_plain(slots, num_outputs))
+        plain = self._sampler.find_plain(rows.slots, rows.num_outputs)
+        return rows if plain is None else replace(rows, plain=plain)
 
     def write(
         self, plan: StepPlan, rows: LogitRows, output: StepOutput
@@ -93,26 +93,25 @@ class SamplingWriter:
             self._skipped = None
             return LaunchedStep(
                 step_id=plan.step_id,
-                slots=tuple([row.slot for row in plan.rows if row.sample]),
+                slots=tuple(rows.slots.tolist()),
                 sampled=Sampled(ids=SampledIds(output.token_ids)),
             )
         num_sampled = len(rows.sampled)
-        launched = self._sample(plan, output[:num_sampled])
+        launched = self._sample(plan, rows, output[:num_sampled])
         return replace(
             launched,
             prompt_reports=self._report_prompts(rows.prompts, output[num_sampled:]),
             late=self._sampler.list_waiting(launched.slots),
         )
 
-    def _sample(self, plan: StepPlan, logits: Tensor) -> LaunchedStep:
-        rows = [row for row in plan.rows if row.sample]
-        slots = [row.slot for row in rows]
-        num_outputs = self._tables.count_outputs(rows)
+    def _sample(self, plan: StepPlan, rows: LogitRows, logits: Tensor) -> LaunchedStep:
+        slots: list[int] = rows.slots.tolist()
+        num_outputs: list[int] = rows.num_outputs.tolist()
         skipped, self._skipped = self._skipped, None
         if skipped is None:
-            skipped = self._list_late(plan, rows)
+            skipped = self._list_late(plan, slots, num_outputs)
         if skipped:
-            kept = [i for i in range(len(rows)) if i not in skipped]
+            kept = [i for i in range(len(slots)) if i not in skipped]
             slots = [slots[i] for i in kept]
             num_outputs = [num_outputs[i] for i in kept]
             logits = logits[send_ids(kept, logits.device)]
@@ -120,18 +119,18 @@ class SamplingWriter:
         if slots:
             sampled = self._sampler.sample(slots, num_outputs, logits)
             self._tables.keep_sampled(
-                send_ids(slots, self._model.device), sampled.ids.on_device
+                send_ids(slots, logits.device), sampled.ids.on_device
             )
         return LaunchedStep(
             step_id=plan.step_id, slots=tuple(slots), sampled=sampled, skipped=skipped
         )
 
-    def _list_late(self, plan: StepPlan, rows: Sequence[StepRow]) -> tuple[int, ...]:
+    def _list_late(
+        self, plan: StepPlan, slots: list[int], num_outputs: list[int]
+    ) -> tuple[int, ...]:
         """Return the places of rows, among those that sample, without a mask in time."""
         return self._sampler.list_late(
-            [row.slot for row in rows],
-            self._tables.count_outputs(rows),
-            has_others=len(rows) < len(plan.rows),
+            slots, num_outputs, has_others=len(slots) < len(plan.rows)
         )
 
     def _report_prompts(

@@ -111,8 +111,10 @@ def lay_out(
       held: as in StepInputs.
       images: the images whose tokens see each other; None if layers join none.
     """
-    places = order(plan.rows)
-    rows = tuple([plan.rows[i] for i in places])
+    places, rows = order(plan.rows), plan.rows
+    is_ordered = places == [*range(len(rows))]
+    if not is_ordered:
+        rows = tuple([rows[i] for i in places])
     counts = np.array([row.num_tokens for row in rows])
     starts = np.array([row.start for row in rows])
     slots = np.array([row.slot for row in rows])
@@ -127,8 +129,9 @@ def lay_out(
         positions = starts
     tokens = tables.token_ids[slots, positions].astype(np.int64)
     tokens[lasts[is_sampled]] = SAMPLED
-    last_tokens, first_tokens = np.empty_like(ends), np.empty_like(ends)
-    last_tokens[places], first_tokens[places] = lasts, firsts
+    if not is_ordered:
+        by_place = np.argsort(places)
+        lasts, firsts = lasts[by_place], firsts[by_place]
     key_ends = None if images is None else images.find_ends(rows)
     return StepInputs(
         rows=rows,
@@ -137,8 +140,8 @@ def lay_out(
         slots=slots,
         last_token_ids=tables.last_token_ids,
         numbers=StepNumbers(device),
-        first_tokens=tuple(first_tokens.tolist()),
-        last_tokens=tuple(last_tokens.tolist()),
+        first_tokens=tuple(firsts.tolist()),
+        last_tokens=tuple(lasts.tolist()),
         held=held,
         adapters=tables.find_adapters(rows),
         key_ends=None if key_ends is None else key_ends.to(device, non_blocking=True),

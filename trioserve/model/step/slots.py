@@ -37,7 +37,7 @@ class SlotTables:
         others.
       last_token_ids: (max_num_seqs,) int64, on the device, the last token that each
         slot sampled
-      num_prompt_tokens: tokens of each slot's prompt.
+      num_prompt_tokens: (max_num_seqs,) int64, on the host, tokens of each slot's prompt
       num_tokens: (max_num_seqs,) int64, on the host, the tokens that each slot started with:
         of its prompt, and those that it had written before
     """
@@ -64,7 +64,7 @@ class SlotTables:
         self.last_token_ids = torch.zeros(
             max_num_seqs, dtype=torch.int64, device=device
         )
-        self.num_prompt_tokens = [0] * max_num_seqs
+        self.num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self._adapters = [NO_ADAPTER] * max_num_seqs
 
@@ -127,7 +127,7 @@ class SlotTables:
 
     def count_outputs(self, rows: Iterable[StepRow]) -> list[int]:
         """Return the number of output tokens of each sequence up to the end of its row."""
-        prompts = self.num_prompt_tokens
+        prompts: list[int] = self.num_prompt_tokens.tolist()
         return [row.start + row.num_tokens - prompts[row.slot] for row in rows]
 
     def find_adapters(self, rows: Sequence[StepRow]) -> tuple[int, ...]:

@@ -68,18 +68,19 @@ class DecodeInputs:
             has_states=has_states,
             has_adapters=has_adapters,
         )
-        self._names = list(padding)
-        self._packing = packing = Packing(padding.values())
-        self._padding = np.zeros(packing.num_bytes, dtype=np.uint8)
-        for array, values in zip(packing.list_arrays(self._padding), padding.values()):
-            array[...] = values
+        packing = Packing(padding.values())
+        self._step = np.zeros(packing.num_bytes, dtype=np.uint8)
+        self._arrays = dict(zip(padding, packing.list_arrays(self._step)))
+        for name, values in padding.items():
+            self._arrays[name][...] = values
+        self._padding = self._step.copy()
         device = tables.last_token_ids.device
         self._sender = find_sender(device)
         # A copy, because a CPU would share the memory.
         self._buffer = torch.from_numpy(self._padding.copy()).to(
             device, non_blocking=True
         )
-        numbers = dict(zip(self._names, packing.list_tensors(self._buffer)))
+        numbers = dict(zip(padding, packing.list_tensors(self._buffer)))
         self.numbers: Mapping[str, Tensor] = numbers
         self.tiles = Tiles(
             tables=tables.block_ids,
@@ -103,13 +104,12 @@ class DecodeInputs:
           numbers: by name, of as many rows as there are.
           vectors: (num_rows, hidden_size), if the graph gets them
         """
-        memory = self._sender.take(self._packing.num_bytes)
-        memory.bytes[:] = self._padding
-        arrays = self._packing.list_arrays(memory.bytes)
-        for name, array in zip(self._names, arrays):
-            values = numbers.get(name)
-            if values is not None:
-                array[: len(values)] = values
+        self._step[:] = self._padding
+        for name, values in numbers.items():
+            self._arrays[name][: len(values)] = values
+        # In one piece, because views of other memory in each step would cost more.
+        memory = self._sender.take(len(self._step))
+        memory.bytes[:] = self._step
         self._sender.send(memory, self._buffer)
         if vectors is not None:
             assert self.vectors is not None, "the graph gets vectors"
@@ -179,13 +179,15 @@ def list_trial(
 
 def list_tokens(inputs: StepInputs) -> dict[str, Numbers]:
     """Return the numbers of a step's tokens, one for each row."""
-    places = np.arange(len(inputs.slots))
-    tiles = places, np.ones_like(places), inputs.slots, inputs.positions
+    num_rows = len(inputs.slots)
+    tiles = np.ones((num_rows, TILE_NUMBERS), dtype=np.int32)
+    tiles[:, 0], tiles[:, 2] = np.arange(num_rows), inputs.slots
+    tiles[:, 3] = inputs.positions
     return {
         "tokens": inputs.tokens,
         "slots": inputs.slots,
         "positions": inputs.positions,
-        "decodes": np.stack(tiles, axis=1),
+        "decodes": tiles,
     }
 
 
@@ -210,6 +212,14 @@ def list_choices(
     Args:
       tokens: the flat tokens of `plain`, in the order in which tokens are chosen.
     """
+    if [*tokens] == [*range(num_rows)]:
+        # So it is in most steps.
+        places = np.arange(num_rows)
+        return {
+            "places": places,
+            "temperatures": plain.temperatures,
+            "keys": plain.keys,
+        }
     index = np.array(tokens)
     places = np.full(num_rows, _NOWHERE)
     temperatures = np.zeros(num_rows, dtype=np.float32)
