@@ -59,11 +59,12 @@ void bench_multiply(Pool* pool, const MatrixSpec* first, const MatrixSpec* secon
     auto keep_both = [&](int row, int begin, int n, const float* one, const float* other) {
       for (int k = 0; k < n; ++k) y[row * size + begin + k] = one[k] * other[k];
     };
-    Rows rows{x, stride, num_rows};
+    const Rows rows{x, stride, num_rows};
+    const Destination to{y, size};
     if (second[i].weights) {
-      multiply(*pool, buffer, rows, keep_both, first[i], second[i]);
+      multiply(*pool, buffer, rows, {keep_both, to}, first[i], second[i]);
     } else {
-      multiply(*pool, buffer, rows, keep, first[i]);
+      multiply(*pool, buffer, rows, {keep, to}, first[i]);
     }
   }
 }

@@ -14,6 +14,7 @@ namespace trioserve {
 struct Ints {
   __m512i lanes;
 
+  static Ints zero() { return {_mm512_setzero_si512()}; }
   static Ints all(int value) { return {_mm512_set1_epi32(value)}; }
   static Ints load(const void* from) { return {_mm512_loadu_si512(from)}; }
   Vec to_float() const { return {_mm512_cvtepi32_ps(lanes)}; }
@@ -26,12 +27,10 @@ inline Ints operator^(Ints a, Ints b) { return {_mm512_xor_si512(a.lanes, b.lane
 inline Ints operator&(Ints a, Ints b) { return {_mm512_and_si512(a.lanes, b.lanes)}; }
 inline Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.lanes, b.lanes)}; }
 inline Ints operator>>(Ints a, int bits) { return {_mm512_srli_epi32(a.lanes, bits)}; }
-inline Ints add_shorts(Ints a, Ints b) { return {_mm512_add_epi16(a.lanes, b.lanes)}; }
-// Products of bytes without a sign and bytes with one, and the sums of two neighbours, which
-// must fit into 16 bits.
-inline Ints multiply_bytes(Ints a, Ints b) { return {_mm512_maddubs_epi16(a.lanes, b.lanes)}; }
 // Products of 16 bits, and the sums of two neighbours.
 inline Ints multiply_shorts(Ints a, Ints b) { return {_mm512_madd_epi16(a.lanes, b.lanes)}; }
+// Products of bytes without a sign and bytes with one, and the sums of two neighbours.
+inline Ints multiply_bytes(Ints a, Ints b) { return {_mm512_maddubs_epi16(a.lanes, b.lanes)}; }
 // The lower or the upper byte of each 16 bits, as a number with a sign.
 inline Ints lower_bytes(Ints a) {
   return {_mm512_srai_epi16(_mm512_slli_epi16(a.lanes, 8), 8)};
@@ -43,6 +42,7 @@ inline Ints upper_bytes(Ints a) { return {_mm512_srai_epi16(a.lanes, 8)}; }
 struct Ints {
   __m256i lanes;
 
+  static Ints zero() { return {_mm256_setzero_si256()}; }
   static Ints all(int value) { return {_mm256_set1_epi32(value)}; }
   static Ints load(const void* from) {
     return {_mm256_loadu_si256(static_cast<const __m256i*>(from))};
@@ -57,18 +57,14 @@ inline Ints operator^(Ints a, Ints b) { return {_mm256_xor_si256(a.lanes, b.lane
 inline Ints operator&(Ints a, Ints b) { return {_mm256_and_si256(a.lanes, b.lanes)}; }
 inline Ints operator+(Ints a, Ints b) { return {_mm256_add_epi32(a.lanes, b.lanes)}; }
 inline Ints operator>>(Ints a, int bits) { return {_mm256_srli_epi32(a.lanes, bits)}; }
-inline Ints add_shorts(Ints a, Ints b) { return {_mm256_add_epi16(a.lanes, b.lanes)}; }
-inline Ints multiply_bytes(Ints a, Ints b) { return {_mm256_maddubs_epi16(a.lanes, b.lanes)}; }
 inline Ints multiply_shorts(Ints a, Ints b) { return {_mm256_madd_epi16(a.lanes, b.lanes)}; }
+inline Ints multiply_bytes(Ints a, Ints b) { return {_mm256_maddubs_epi16(a.lanes, b.lanes)}; }
 inline Ints lower_bytes(Ints a) {
   return {_mm256_srai_epi16(_mm256_slli_epi16(a.lanes, 8), 8)};
 }
 inline Ints upper_bytes(Ints a) { return {_mm256_srai_epi16(a.lanes, 8)}; }
 
 #endif
-
-// The sums of two neighbours of 16 bits.
-inline Ints add_neighbours(Ints pairs) { return multiply_shorts(pairs, Ints::all(0x00010001)); }
 
 // Of each 16 bits the four that begin at bit 4 * place, as a number without a sign.
 template <int place>
@@ -85,102 +81,35 @@ inline Ints widen_bytes(const std::int8_t* from) {
 #endif
 }
 
-// Hides a sum from the compiler. Otherwise it adds products to each other first, and has too
-// few registers for the sums of all rows.
-inline Ints seal(Ints sums) {
-  asm("" : "+v"(sums.lanes));
-  return sums;
-}
+// Additions to sums are assembly. From intrinsics GCC copies sums, adds products to each other
+// first, and keeps some of the sums in memory for want of registers.
 
 // sums += products of 16 bits; both numbers of a lane are added to its sum.
 inline Ints add_products(Ints sums, Ints a, Ints b) {
 #if defined(__AVX512VNNI__)
   asm("vpdpwssd %2, %1, %0" : "+v"(sums.lanes) : "v"(a.lanes), "v"(b.lanes));
-  return sums;
 #else
-  return seal(sums + multiply_shorts(a, b));
+  asm("vpaddd %1, %0, %0" : "+v"(sums.lanes) : "v"(multiply_shorts(a, b).lanes));
 #endif
+  return sums;
 }
 
+// sums += products of bytes without a sign and bytes with one.
 #if defined(__AVX512VNNI__)
-// sums += products of bytes without a sign and bytes with one, four to a lane. This is no
-// intrinsic, because GCC then copies each sum, and keeps half of the sums in memory.
+// Sums have 32 bits, and four products are added to each.
 inline Ints add_byte_products(Ints sums, Ints a, Ints b) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sums.lanes) : "v"(a.lanes), "v"(b.lanes));
   return sums;
 }
-#endif
-
-// Weights from -128 to 127. Sums begin at -kOffset times the sum of their inputs, because
-// the instruction for such products wants weights without a sign.
-struct SignedWeights {
-#if defined(__AVX512VNNI__)
-  static constexpr int kOffset = 128;
-  Ints shifted;
-
-  static SignedWeights load(const std::uint8_t* from) {
-    return {Ints::load(from) ^ Ints::all(static_cast<int>(0x80808080))};
-  }
-  Ints add_to(Ints sums, int inputs) const {
-    return add_byte_products(sums, shifted, Ints::all(inputs));
-  }
+inline Ints total_of_bytes(Ints sums) { return sums; }
 #else
-  static constexpr int kOffset = 0;
-  Ints magnitudes;
-#if defined(__AVX512F__)
-  __mmask64 negative;
-
-  static SignedWeights load(const std::uint8_t* from) {
-    __m512i bytes = Ints::load(from).lanes;
-    return {{_mm512_abs_epi8(bytes)}, _mm512_movepi8_mask(bytes)};
-  }
-  // Inputs with the signs of the products.
-  Ints sign(Ints x) const {
-    return {_mm512_mask_sub_epi8(x.lanes, negative, _mm512_setzero_si512(), x.lanes)};
-  }
-#else
-  Ints bytes;
-
-  static SignedWeights load(const std::uint8_t* from) {
-    Ints bytes = Ints::load(from);
-    return {{_mm256_abs_epi8(bytes.lanes)}, bytes};
-  }
-  // Inputs with the signs of the products.
-  Ints sign(Ints x) const { return {_mm256_sign_epi8(x.lanes, bytes.lanes)}; }
+// Sums have 16 bits, into which they must fit, and two products are added to each.
+inline Ints add_byte_products(Ints sums, Ints a, Ints b) {
+  asm("vpaddw %1, %0, %0" : "+v"(sums.lanes) : "v"(multiply_bytes(a, b).lanes));
+  return sums;
+}
+inline Ints total_of_bytes(Ints sums) { return multiply_shorts(sums, Ints::all(0x00010001)); }
 #endif
-  // Two products are at most 128 * 127 * 2, which 16 bits hold.
-  Ints add_to(Ints sums, int inputs) const {
-    return seal(sums + add_neighbours(multiply_bytes(magnitudes, sign(Ints::all(inputs)))));
-  }
-#endif
-};
-
-// Weights from 0 to 15. `low` are those of four inputs and `high` those of the next four.
-// At most 32 inputs may be added before `total`, because sums may have 16 bits.
-struct Nibbles {
-  Ints low, high;
-
-  static Nibbles load(const std::uint8_t* from) {
-    Ints both = Ints::load(from), mask = Ints::all(0x0f0f0f0f);
-    return {both & mask, both >> 4 & mask};
-  }
-  Ints add_to(Ints sums, int low_inputs, int high_inputs) const {
-#if defined(__AVX512VNNI__)
-    Ints added = add_byte_products(sums, low, Ints::all(low_inputs));
-    return add_byte_products(added, high, Ints::all(high_inputs));
-#else
-    Ints added = seal(add_shorts(sums, multiply_bytes(low, Ints::all(low_inputs))));
-    return seal(add_shorts(added, multiply_bytes(high, Ints::all(high_inputs))));
-#endif
-  }
-  static Ints total(Ints sums) {
-#if defined(__AVX512VNNI__)
-    return sums;
-#else
-    return add_neighbours(sums);
-#endif
-  }
-};
 
 // Stores the nearest whole numbers, which must fit.
 inline void store_rounded(Vec numbers, std::int8_t* to) {

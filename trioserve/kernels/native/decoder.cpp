@@ -110,13 +110,14 @@ void Decoder<Format>::read_inputs(Pool& pool, const SublayerSpec& sublayer, cons
     const float* scale = sublayer.inputs_scale ? sublayer.inputs_scale + begin : nullptr;
     const float* bias = sublayer.inputs_bias ? sublayer.inputs_bias + begin : nullptr;
     multiply(pool, operands_, normed(step),
-             [&](int row, int first, int count, const float* values) {
+             {[&](int row, int first, int count, const float* values) {
                float* to = &inputs_[row * width + begin + first];
                for (int j = 0; j < count; ++j) {
                  const float value = scale ? values[j] * scale[first + j] : values[j];
                  to[j] = value + (bias ? bias[first + j] : 0.0f);
                }
              },
+              {&inputs_[begin], width}},
              sublayer.inputs[i], addition);
     begin += sublayer.inputs[i].num_outputs;
     addition = addition.skip(sublayer.inputs[i].num_outputs);
@@ -319,7 +320,7 @@ void Decoder<Format>::weigh_lookups(Pool& pool, const SublayerSpec& sublayer,
 // hidden = (hidden + scale * post_norm(mixed W^T + bias)) * output_scale
 template <class Format>
 void Decoder<Format>::add_product(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step) {
-  const int size = spec_.hidden_size;
+  const std::ptrdiff_t size = spec_.hidden_size;
   const MatrixSpec& output = sublayer.output;
   const float* bias = sublayer.output_bias;
   const float scale = sublayer.scale;
@@ -328,17 +329,18 @@ void Decoder<Format>::add_product(Pool& pool, const SublayerSpec& sublayer, cons
     for (int row = 0; row < step.num_tokens; ++row) mixed_[row * row_stride(end) + end] = 0.0f;
   }
   const bool is_apart = sublayer.post_norm || spec_.sum || sublayer.output_scale != 1.0f;
+  float* const sums = is_apart ? added_.data() : step.hidden;
   const Rows mixed{mixed_.data(), row_stride(output.num_inputs), step.num_tokens};
   const Addition addition = shrink(pool, sublayer, kOutputProduct, mixed);
   multiply(pool, operands_, mixed,
-           [&](int row, int first, int count, const float* values) {
-             float* to = (is_apart ? added_.data() : step.hidden) +
-                         static_cast<std::ptrdiff_t>(row) * size + first;
+           {[&](int row, int first, int count, const float* values) {
+             float* to = sums + row * size + first;
              for (int i = 0; i < count; ++i) {
                const float value = values[i] + (bias ? bias[first + i] : 0.0f);
                to[i] = is_apart ? value : to[i] + scale * value;
              }
            },
+            {sums, size}},
            output, addition);
   if (is_apart) add_sums(pool, sublayer, step);
 }
@@ -389,7 +391,7 @@ void Decoder<Format>::write_logits(Pool& pool, const StepSpec& step) {
   wanted_.select(adapters_, step.wanted, step.num_wanted);
   const Addition addition = wanted_.shrink(pool, rows, spec_.num_sublayers * kNumProducts);
   multiply(pool, operands_, rows,
-           [&](int row, int first, int count, const float* values) {
+           {[&](int row, int first, int count, const float* values) {
              float* to = step.logits + static_cast<std::ptrdiff_t>(row) * spec_.vocab_size + first;
              if (spec_.logit_softcap > 0.0f) {
                for (int i = 0; i < count; ++i) {
@@ -399,6 +401,7 @@ void Decoder<Format>::write_logits(Pool& pool, const StepSpec& step) {
                std::copy_n(values, count, to);
              }
            },
+            {step.logits, spec_.vocab_size}},
            spec_.head, addition);
 }
 

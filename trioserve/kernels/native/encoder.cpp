@@ -60,10 +60,11 @@ void Encoder<Format>::run_layer(Pool& pool, const EncoderLayerSpec& layer,
   const Rows hidden{texts.hidden, spec_.hidden_size, texts.num_tokens};
   const std::ptrdiff_t qkv_size = 3 * attended_size();
   multiply(pool, operands_, hidden,
-           [&](int row, int first, int count, const float* values) {
+           {[&](int row, int first, int count, const float* values) {
              float* to = &qkv_[row * qkv_size + first];
              for (int i = 0; i < count; ++i) to[i] = values[i] + layer.qkv_bias[first + i];
            },
+            {qkv_.data(), qkv_size}},
            layer.qkv);
   run_tokens(pool, texts.num_tokens, [&](int token) { place_token(token); });
   attention_.run(pool, shape_, cache_.data(), queries_.data(), attended_.data(), attended_size());
@@ -93,7 +94,7 @@ void Encoder<Format>::activate_product(Pool& pool, const EncoderLayerSpec& layer
                                        const Rows& hidden) {
   const auto activation = static_cast<Activation>(spec_.activation);
   multiply(pool, operands_, hidden,
-           [&](int row, int first, int count, const float* values) {
+           {[&](int row, int first, int count, const float* values) {
              float sums[kBlock] = {};
              for (int i = 0; i < count; ++i) sums[i] = values[i] + layer.up_bias[first + i];
              for (int i = 0; i < kBlock; i += Vec::kLanes) {
@@ -101,6 +102,7 @@ void Encoder<Format>::activate_product(Pool& pool, const EncoderLayerSpec& layer
              }
              std::copy_n(sums, count, &activated_[row * row_stride(spec_.intermediate_size) + first]);
            },
+            {activated_.data(), row_stride(spec_.intermediate_size)}},
            layer.up);
 }
 
@@ -110,10 +112,11 @@ void Encoder<Format>::add_product(Pool& pool, const TextsSpec& texts, const floa
                                   const MatrixSpec& matrix, const float* bias) {
   const std::ptrdiff_t size = spec_.hidden_size;
   multiply(pool, operands_, {x, row_stride(matrix.num_inputs), texts.num_tokens},
-           [&](int row, int first, int count, const float* values) {
+           {[&](int row, int first, int count, const float* values) {
              float* to = texts.hidden + row * size + first;
              for (int i = 0; i < count; ++i) to[i] += values[i] + bias[first + i];
            },
+            {texts.hidden, size}},
            matrix);
 }
 

@@ -243,9 +243,10 @@ class Mixture {
                             const Addition& addition = {}) {
     const std::ptrdiff_t size = matrix.num_outputs;
     multiply(pool, buffer, x,
-             [&](int row, int first, int count, const float* values) {
+             {[&](int row, int first, int count, const float* values) {
                std::copy_n(values, count, to + row * size + first);
              },
+              {to, size}},
              matrix, addition);
   }
 

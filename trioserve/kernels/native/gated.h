@@ -25,19 +25,20 @@ inline void multiply_gated(Pool& pool, OperandBuffer& buffer, const Rows& x,
   };
   if (!gate.weights) {
     multiply(pool, buffer, x,
-             [&](int row, int first, int count, const float* ups) {
+             {[&](int row, int first, int count, const float* ups) {
                float product[kBlock];
                for (int i = 0; i < kBlock; i += Vec::kLanes) {
                  activate(activation, Vec::load(ups + i)).store(product + i);
                }
                put(row, first, count, product);
              },
+              {to, stride}},
              up, up_addition);
     return;
   }
   const Vec scale = Vec::all(gate_scale);
   multiply(pool, buffer, x,
-           [&](int row, int first, int count, const float* gates, const float* ups) {
+           {[&](int row, int first, int count, const float* gates, const float* ups) {
              float product[kBlock];
              for (int i = 0; i < kBlock; i += Vec::kLanes) {
                (activate(activation, Vec::load(gates + i) * scale) * Vec::load(ups + i))
@@ -45,6 +46,7 @@ inline void multiply_gated(Pool& pool, OperandBuffer& buffer, const Rows& x,
              }
              put(row, first, count, product);
            },
+            {to, stride}},
            gate, up, gate_addition, up_addition);
 }
 

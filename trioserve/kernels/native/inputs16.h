@@ -35,19 +35,19 @@ inline void add_pairs(const std::int16_t* x, std::ptrdiff_t stride, const std::u
 
 // A format of quantised weights, with inputs of 16 bits. At most 256 inputs share a scale, so
 // that sums fit into 32 bits.
-template <class Codes>
+template <int inputs>
 struct Inputs16Format {
   using Weight = std::uint8_t;
   using Operand = std::int16_t;
   static constexpr bool kIsQuantised = true;
-  static constexpr int kInputs = Codes::kInputs;
-  static constexpr int kRows = Codes::kRows;
+  static constexpr int kInputs = inputs;
+  static constexpr float kLargest = 32767.0f;
 
-  static Ints begin(std::int32_t) { return Ints::all(0); }
+  static Ints begin(std::int32_t) { return Ints::zero(); }
   static Ints total(Ints sums) { return sums; }
 };
 
-struct Int8Inputs16Format : Inputs16Format<Int8Format> {
+struct Int8Inputs16Format : Inputs16Format<4> {
   static int byte_of(int i) { return i % 2 * 2 + i / 2; }
   static bool is_upper_half(int) { return false; }
 
@@ -59,7 +59,18 @@ struct Int8Inputs16Format : Inputs16Format<Int8Format> {
   }
 };
 
-struct Int4Inputs16Format : Inputs16Format<Int4Format> {
+#if !defined(__AVX512VNNI__)
+
+// Codes from -128 to 127, with inputs of 8 bits that lie in 16; any number of them that is a
+// multiple of 4 shares a scale. A product of bytes would want one of the two without a sign, and
+// to move signs takes longer than to multiply 16 bits.
+struct Int8Format : Int8Inputs16Format {
+  static constexpr float kLargest = 127.0f;
+};
+
+#endif
+
+struct Int4Inputs16Format : Inputs16Format<8> {
   static int byte_of(int i) { return i % 2 * 2 + i / 4; }
   static bool is_upper_half(int i) { return i / 2 % 2 == 1; }
 

@@ -22,11 +22,6 @@
 
 namespace trioserve {
 
-template <int R, int V>
-inline void clear(Ints (&sums)[R][V]) {
-  for (auto& row : sums) std::fill_n(row, V, Ints::all(0));
-}
-
 // sums += x times codes, for R rows and V vectors of outputs.
 //
 //   x: R rows, `stride` codes apart; 2 * num_steps of each are read

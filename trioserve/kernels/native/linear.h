@@ -87,9 +87,10 @@ template <class Format>
 inline void multiply_rows(const Matrix<Format>& matrix, const Operands<Format>& x, int block,
                           int row, int num_rows, Ahead ahead, float* out) {
   const auto* weights = matrix.weights + block * matrix.block_size();
-  with_rows<Format::kRows>(num_rows, [&](auto constant) {
+  with_rows<kMaxRows>(num_rows, [&](auto constant) {
     constexpr int R = decltype(constant)::value;
-    Vec sums[R][kVecs] = {};
+    Vec sums[R][kVecs];
+    clear(sums);
     const auto* first = x.first + row * x.stride;
     if constexpr (Format::kIsQuantised) {
       const int num_groups = matrix.num_groups();
@@ -99,7 +100,9 @@ inline void multiply_rows(const Matrix<Format>& matrix, const Operands<Format>& 
       multiply_block<Format, R, kVecs>(first, x.stride, weights, kBlock, matrix.num_steps(),
                                        sums, ahead);
     }
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
       for (int v = 0; v < kVecs; ++v) {
         sums[r][v].store(out + r * kBlock + v * Vec::kLanes);
       }
@@ -111,7 +114,7 @@ inline void multiply_rows(const Matrix<Format>& matrix, const Operands<Format>& 
 template <class Format, class Finish, class... Matrices>
 void multiply_piece(const Piece& piece, const Operands<Format>& x, Finish&& finish,
                     const Matrix<Format>& matrix, const Matrices&... others) {
-  constexpr int kTile = Format::kRows;
+  constexpr int kTile = kMaxRows;
   const int num_tiles = (piece.last_row - piece.first_row + kTile - 1) / kTile;
   const int num_blocks = piece.last_block - piece.first_block;
   const std::ptrdiff_t block_bytes = matrix.block_size() * sizeof(typename Format::Weight);
@@ -159,7 +162,7 @@ template <class Format, class Finish, class... Matrices>
 void multiply(Pool& pool, const Operands<Format>& x, Finish&& finish,
               const Matrix<Format>& matrix, const Matrices&... others) {
   const std::ptrdiff_t block_bytes = matrix.block_size() * sizeof(typename Format::Weight);
-  Pieces pieces(matrix.num_blocks(), x.num_rows, Format::kRows,
+  Pieces pieces(matrix.num_blocks(), x.num_rows, kMaxRows,
                 block_bytes * (1 + sizeof...(others)), pool.num_threads());
   pool.run(pieces.count(), [&](int i, int) {
     const Piece piece = pieces[i];

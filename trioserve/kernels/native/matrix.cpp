@@ -23,7 +23,7 @@ Operands<Format> OperandBuffer::convert(Pool& pool, const Rows& x, const Matrix<
       const float* from = x.first + row * x.stride;
       if constexpr (Format::kIsQuantised) {
         quantise_row(from, matrix.num_inputs, matrix.group_size, stride, to + row * stride,
-                     &groups_[row * num_groups]);
+                     &groups_[row * num_groups], Format::kLargest);
       } else {
         trioserve::convert(from, static_cast<int>(stride), to + row * stride);
       }
@@ -71,6 +71,7 @@ struct FinishTile {
   const Addition& other_addition;
 
   void begin(int row, int num_rows, int first) const {
+    finish.begin(row, num_rows, first);
     addition.fetch(row, num_rows, first);
     other_addition.fetch(row, num_rows, first);
   }

@@ -63,6 +63,24 @@ class OperandBuffer {
   std::vector<InputGroup> groups_;
 };
 
+// Where the values of a product are written, `stride` numbers from row to row.
+struct Destination {
+  const float* first = nullptr;
+  std::ptrdiff_t stride = 0;
+
+  // Fetches what a tile is written to, before it is computed. A write that waits for memory
+  // holds up all that follow, and with them the next tile.
+  void fetch(int row, int num_rows, int output) const {
+    if (!first) return;
+    for (int r = row; r < row + num_rows; ++r) {
+      const float* to = first + r * stride + output;
+      for (int i = 0; i < kBlock; i += kLine) __builtin_prefetch(to + i, 1);
+      __builtin_prefetch(to + kBlock - 1, 1);
+    }
+  }
+  static constexpr int kLine = 64 / sizeof(float);
+};
+
 // Refers to what takes the values of a product; it must outlive this:
 //
 //   callable(row, first output, number of outputs, values of each matrix...)
@@ -72,7 +90,10 @@ class OperandBuffer {
 class Finish {
  public:
   template <class Callable>
-  Finish(const Callable& callable) : object_(&callable), call_(call<Callable>) {}
+  Finish(const Callable& callable, Destination to = {})
+      : object_(&callable), call_(call<Callable>), to_(to) {}
+
+  void begin(int row, int num_rows, int first) const { to_.fetch(row, num_rows, first); }
 
   void operator()(int row, int num_rows, int first, int count, const float* values,
                   const float* others) const {
@@ -95,6 +116,7 @@ class Finish {
 
   const void* object_;
   void (*call_)(const void*, int, int, int, int, const float*, const float*);
+  Destination to_;
 };
 
 // As multiply in linear.h. Two matrices have the same format and shape.

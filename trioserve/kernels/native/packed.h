@@ -30,6 +30,15 @@ constexpr int kMaxRows = 6;
 // What one step of a product reads of one output, in every format.
 constexpr int kStepBytes = 4;
 
+template <class Sum, int R, int V>
+inline void clear(Sum (&sums)[R][V]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) sums[r][v] = Sum::zero();
+  }
+}
+
 // sums += x times the weights of one input, for R rows that are `stride` numbers apart.
 template <int R, int V>
 inline void add_products(const float* x, std::ptrdiff_t stride, const Vec (&weights)[V],
@@ -46,7 +55,6 @@ struct Float32Format {
   using Weight = float;
   using Operand = float;
   static constexpr bool kIsQuantised = false;
-  static constexpr int kRows = kMaxRows;
   // Inputs that one step of the product takes.
   static constexpr int kInputs = 1;
 
@@ -65,7 +73,6 @@ struct WidenedFormat {
   using Weight = Bfloat16;
   using Operand = float;
   static constexpr bool kIsQuantised = false;
-  static constexpr int kRows = kMaxRows;
   static constexpr int kInputs = 2;
 
   template <int R, int V>
@@ -87,7 +94,6 @@ struct Bfloat16Format {
   using Weight = Bfloat16;
   using Operand = Bfloat16;
   static constexpr bool kIsQuantised = false;
-  static constexpr int kRows = kMaxRows;
   static constexpr int kInputs = 2;
 
   template <int R, int V>
@@ -147,7 +153,8 @@ inline void multiply_block(const typename Format::Operand* x, std::ptrdiff_t str
   if constexpr (R <= 2 && !std::is_same_v<Format, Float32Format>) {
     // One row has too few sums to keep the multipliers busy, so every other step gets sums
     // of its own.
-    Vec others[R][V] = {};
+    Vec others[R][V];
+    clear(others);
     for (; step + 2 <= num_steps; step += 2) {
       ahead.fetch();
       ahead.fetch();

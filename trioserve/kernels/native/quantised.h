@@ -14,7 +14,8 @@
 //
 // Inputs are quantised when a product begins, with one scale for each row and group. So the
 // products of a group are whole numbers. The inputs of the formats here have 8 bits;
-// inputs16.h has the formats for 16. Outputs and inputs beyond the matrix are 0.
+// inputs16.h has the formats for 16, and int8 for processors without VNNI. Outputs and inputs
+// beyond the matrix are 0.
 #pragma once
 
 #include <algorithm>
@@ -33,6 +34,21 @@ struct InputGroup {
   std::int32_t code_sum;
 };
 
+// sums += products of four inputs, for R rows.
+template <int R, int V>
+inline void add_quads(const std::int8_t* x, std::ptrdiff_t stride, const Ints (&weights)[V],
+                      Ints (&sums)[R][V]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    int inputs;
+    std::memcpy(&inputs, x + r * stride, sizeof inputs);
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      sums[r][v] = add_byte_products(sums[r][v], weights[v], Ints::all(inputs));
+    }
+  }
+}
+
 using Float16 = std::uint16_t;
 
 inline float widen_half(Float16 half) { return _cvtsh_ss(half); }
@@ -47,75 +63,62 @@ inline Vec load_halves(const Float16* from) {
 #endif
 }
 
+#if defined(__AVX512VNNI__)
+
 // Codes from -128 to 127; any number of inputs that is a multiple of 4 shares a scale.
 struct Int8Format {
   using Weight = std::uint8_t;
   using Operand = std::int8_t;
   static constexpr bool kIsQuantised = true;
   static constexpr int kInputs = 4;
-#if defined(__AVX512F__)
-  static constexpr int kRows = kMaxRows;
-#else
-  // Sums, weights, their magnitudes and an input fill the registers.
-  static constexpr int kRows = 4;
-#endif
+  static constexpr float kLargest = 127.0f;
 
   // The byte of a step that holds input i.
   static int byte_of(int i) { return i; }
   static bool is_upper_half(int) { return false; }
-  static Ints begin(std::int32_t sum) { return Ints::all(-SignedWeights::kOffset * sum); }
+  // The instruction wants weights without a sign, so each is 128 larger.
+  static Ints begin(std::int32_t code_sum) { return Ints::all(-128 * code_sum); }
   static Ints total(Ints sums) { return sums; }
 
   template <int R, int V>
   static inline void multiply(const Operand* x, std::ptrdiff_t stride, const Weight* w,
                               Ints (&sums)[R][V]) {
-    SignedWeights weights[V];
+    const Ints signs = Ints::all(static_cast<int>(0x80808080));
+    Ints weights[V];
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) {
-      weights[v] = SignedWeights::load(w + v * kStepBytes * Vec::kLanes);
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      int inputs;
-      std::memcpy(&inputs, x + r * stride, sizeof inputs);
-#pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) sums[r][v] = weights[v].add_to(sums[r][v], inputs);
-    }
+    for (int v = 0; v < V; ++v) weights[v] = Ints::load(w + v * kStepBytes * Vec::kLanes) ^ signs;
+    add_quads(x, stride, weights, sums);
   }
 };
 
-// Codes from 0 to 15; 32 inputs share a scale.
+#endif
+
+// Codes from 0 to 15; 32 inputs share a scale, whose sums fit into 16 bits.
 struct Int4Format {
   using Weight = std::uint8_t;
   using Operand = std::int8_t;
   static constexpr bool kIsQuantised = true;
   static constexpr int kInputs = 8;
-#if defined(__AVX512F__)
-  static constexpr int kRows = kMaxRows;
-#else
-  static constexpr int kRows = 4;
-#endif
+  static constexpr float kLargest = 127.0f;
 
   static int byte_of(int i) { return i % 4; }
   static bool is_upper_half(int i) { return i >= 4; }
-  static Ints begin(std::int32_t) { return Ints::all(0); }
-  static Ints total(Ints sums) { return Nibbles::total(sums); }
+  static Ints begin(std::int32_t) { return Ints::zero(); }
+  static Ints total(Ints sums) { return total_of_bytes(sums); }
 
   template <int R, int V>
   static inline void multiply(const Operand* x, std::ptrdiff_t stride, const Weight* w,
                               Ints (&sums)[R][V]) {
-    Nibbles weights[V];
+    const Ints mask = Ints::all(0x0f0f0f0f);
+    Ints weights[V];
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) weights[v] = Nibbles::load(w + v * kStepBytes * Vec::kLanes);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      int inputs[2];
-      std::memcpy(inputs, x + r * stride, sizeof inputs);
+    for (int v = 0; v < V; ++v) weights[v] = Ints::load(w + v * kStepBytes * Vec::kLanes) & mask;
+    add_quads(x, stride, weights, sums);
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) {
-        sums[r][v] = weights[v].add_to(sums[r][v], inputs[0], inputs[1]);
-      }
+    for (int v = 0; v < V; ++v) {
+      weights[v] = Ints::load(w + v * kStepBytes * Vec::kLanes) >> 4 & mask;
     }
+    add_quads(x + 4, stride, weights, sums);
   }
 };
 
@@ -138,8 +141,10 @@ inline void multiply_groups(const typename Format::Operand* x, std::ptrdiff_t st
     const auto* minima = scales + kBlock;
     const std::uint8_t* codes = w + 2 * kBlock * sizeof(Float16);
     Ints ints[R][V];
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      auto begin = Format::begin(groups[r * num_groups + group].code_sum);
+      const Ints begin = Format::begin(groups[r * num_groups + group].code_sum);
+#pragma GCC unroll 4
       for (int v = 0; v < V; ++v) ints[r][v] = begin;
     }
     // Scales and minima are as long as a step.
@@ -149,15 +154,19 @@ inline void multiply_groups(const typename Format::Operand* x, std::ptrdiff_t st
       Format::template multiply<R, V>(x + i, stride, codes, ints);
       codes += kBlock * kStepBytes;
     }
+    Vec scale[V], minimum[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
-      Vec scale = load_halves(scales + v * Vec::kLanes);
-      Vec minimum = load_halves(minima + v * Vec::kLanes);
+      scale[v] = load_halves(scales + v * Vec::kLanes);
+      minimum[v] = load_halves(minima + v * Vec::kLanes);
+    }
 #pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        const InputGroup& input = groups[r * num_groups + group];
-        sums[r][v] = Vec::fma(minimum, Vec::all(input.sum), sums[r][v]);
-        sums[r][v] = Vec::fma(scale * Vec::all(input.scale),
+    for (int r = 0; r < R; ++r) {
+      const InputGroup& input = groups[r * num_groups + group];
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) {
+        sums[r][v] = Vec::fma(minimum[v], Vec::all(input.sum), sums[r][v]);
+        sums[r][v] = Vec::fma(scale[v] * Vec::all(input.scale),
                               Format::total(ints[r][v]).to_float(), sums[r][v]);
       }
     }
@@ -172,7 +181,7 @@ inline void multiply_groups(const typename Format::Operand* x, std::ptrdiff_t st
 //   largest: of the codes
 template <class Code>
 inline void quantise_row(const float* x, int size, int group_size, int padded_size, Code* codes,
-                         InputGroup* groups, float largest = std::numeric_limits<Code>::max()) {
+                         InputGroup* groups, float largest) {
   for (int begin = 0; begin < padded_size; begin += group_size) {
     const int end = std::min(begin + group_size, size);
     Vec peaks = Vec::zero();

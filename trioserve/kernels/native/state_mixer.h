@@ -83,9 +83,10 @@ class StateMixer {
   static void widen(Pool& pool, OperandBuffer& buffer, const MatrixSpec& matrix, int num_tokens,
                     const float* from, std::ptrdiff_t stride, float* to) {
     multiply(pool, buffer, {from, stride, num_tokens},
-             [&](int row, int first, int count, const float* values) {
+             {[&](int row, int first, int count, const float* values) {
                std::copy_n(values, count, to + row * stride + first);
              },
+              {to, stride}},
              matrix);
   }
 
