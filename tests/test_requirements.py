@@ -24,13 +24,13 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 # Modules that hold or launch kernels for GPUs, and are imported where one is used.
-_PARTS = ("adapters", "decode_check", "decoder", "latents", "layer", "low_bits")
-_PARTS += ("mixers", "networks", "take_network", "weights")
+_PARTS = ("adapters", "decode_check", "decoder", "expert_products", "latents", "layer")
+_PARTS += ("low_bits", "mixers", "networks", "take_network", "weights")
 _KERNELS = ("activate", "attend", "attend_latents", "choose_plain", "convolve")
-_KERNELS += ("draw", "grouped", "low_rank", "multiply", "norm", "penalize")
-_KERNELS += ("read_tile", "recur", "rotate", "rotate_latents", "round_inputs")
-_KERNELS += ("route", "take_in")
-_DOORS = ("adapters", "decodes", "experts", "measure_sizes", "paged")
+_KERNELS += ("draw", "grouped", "low_rank", "multiply", "norm", "pair_changes")
+_KERNELS += ("penalize", "read_tile", "recur", "rotate", "rotate_latents")
+_KERNELS += ("round_inputs", "route", "take_in")
+_DOORS = ("adapted_pairs", "adapters", "decodes", "experts", "measure_sizes", "paged")
 _DOORS += ("paged_latents", "products")
 _DOORS += ("sampling", "states", "steps")
 NEED_TRITON = {

@@ -9,10 +9,18 @@ from __future__ import annotations
 
 import sys
 
-from compiling import compile_for
+from compiling import NUM_CORES, compile_for
 import torch
 
-from trioserve.kernels.triton.experts import Experts, Router, sum_outputs
+from trioserve.kernels.triton.adapted_pairs import PairChanges
+from trioserve.kernels.triton.adapters import count_columns
+from trioserve.kernels.triton.experts import (
+    Choices,
+    Experts,
+    Router,
+    list_rows,
+    sum_outputs,
+)
 from trioserve.kernels.triton.matrices import Matrices
 
 NUM_CHOSEN = 4
@@ -39,6 +47,24 @@ def make(
         zeros=scale if format == "int4" else None,
         group=group,
     )
+
+
+def compile_changes(experts: Experts, dtype: torch.dtype, hidden: int) -> None:
+    """Compile the kernels for steps with adapters."""
+    num_tokens = 2
+    changes = PairChanges(
+        table=torch.zeros(2, 3, count_columns(3), dtype=torch.int64)[:, 1],
+        slots=torch.zeros(num_tokens, dtype=torch.int32),
+        width=256,
+        num_cores=NUM_CORES,
+    )
+    shape = num_tokens, NUM_CHOSEN
+    choices = Choices(
+        experts=torch.zeros(shape, dtype=torch.int32), weights=torch.zeros(shape)
+    )
+    given = torch.zeros(num_tokens, hidden, dtype=dtype)
+    for rows in list_rows(dtype):
+        experts.run(given, choices, rows, (changes, changes))
 
 
 def main(
@@ -79,7 +105,10 @@ def main(
             slope=1.702,
             limit=7.0,
         )
-        experts.compile(dtype)
+        experts.compile(dtype, NUM_CHOSEN)
+        # The simplest loop, and the one with the most registers.
+        if format in ("plain", "mxfp4"):
+            compile_changes(experts, dtype, hidden)
     parts = torch.zeros(2, NUM_CHOSEN, hidden, dtype=dtype)
     sum_outputs(parts, parts[:, 0], parts[:, 0, :1])
 

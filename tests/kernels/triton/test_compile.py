@@ -21,6 +21,10 @@ KERNELS = NATIVE.parent / "triton"
 # A program cannot have more, on cards of capability 8.6 and 8.9.
 LEAST_SHARED = 99 * 1024
 
+# Bytes of a thread. With experts that adapters change, the compiler keeps a few addresses elsewhere
+# while a loop runs, though there are registers left: so one more program fits.
+PARKED = 32
+
 # `merge` is launched where decodes are split.
 LAYER_KERNELS = {
     "write_cache",
@@ -36,7 +40,7 @@ CACHE_KERNELS = {"write_cache", "attend", "merge", "rotate_and_write"}
 LATENT_KERNELS = {"write_cache", "rotate_latents", "attend_latents", "merge"}
 STORED_KERNELS = {"multiply", "add_splits", "restore", "round_inputs"}
 STATE_KERNELS = {"convolve", "recur", "weigh_and_normalize"}
-EXPERT_KERNELS = {"route", "group_pairs", "multiply_pairs", "sum_pairs"}
+EXPERT_KERNELS = {"route", "group_pairs", "multiply_pairs", "sum_pairs", "shrink_pairs"}
 SAMPLING_KERNELS = {"find_peaks", "sum_levels", "list_tokens", "draw", "penalize"}
 SAMPLING_KERNELS |= {"take_in", "scan_part", "take_best"}
 
@@ -61,10 +65,12 @@ def compile_kernels(
     return [json.loads(line) for line in lines]
 
 
-def check(kernels: list[dict[str, str | int]], names: set[str]) -> None:
+def check(
+    kernels: list[dict[str, str | int]], names: set[str], parked: int = 0
+) -> None:
     assert {kernel["name"] for kernel in kernels} == names
     assert [kernel for kernel in kernels if kernel["shared"] > LEAST_SHARED] == []
-    assert [kernel for kernel in kernels if kernel["spilled"]] == []
+    assert [kernel for kernel in kernels if int(kernel["spilled"]) > parked] == []
 
 
 def test_the_kernels_of_a_layer_compile_for_a_gpu(tmp_path: Path) -> None:
@@ -92,7 +98,11 @@ def test_the_kernels_of_states_compile_for_a_gpu(tmp_path: Path) -> None:
 def test_the_kernels_of_experts_compile_for_a_gpu(tmp_path: Path) -> None:
     """Qwen3-30B-A3B's."""
     arguments = 90, "bfloat16", 128, 2048, 768
-    check(compile_kernels(tmp_path, "compile_experts.py", *arguments), EXPERT_KERNELS)
+    check(
+        compile_kernels(tmp_path, "compile_experts.py", *arguments),
+        EXPERT_KERNELS,
+        PARKED,
+    )
 
 
 def test_the_kernels_of_the_sampler_compile_for_a_gpu(tmp_path: Path) -> None:
@@ -190,7 +200,11 @@ def test_all_kernels_of_experts_compile_for_all_gpus(
 ) -> None:
     """The sizes of Qwen3-30B-A3B, Mixtral 8x7B, gpt-oss-20b and Qwen3-Next."""
     arguments = capability, dtype, num_experts, hidden, inner
-    check(compile_kernels(tmp_path, "compile_experts.py", *arguments), EXPERT_KERNELS)
+    check(
+        compile_kernels(tmp_path, "compile_experts.py", *arguments),
+        EXPERT_KERNELS,
+        PARKED,
+    )
 
 
 @pytest.mark.matrix

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from interpreter import require_triton
 import pytest
@@ -12,13 +13,22 @@ from torch.nn import functional
 
 require_triton()
 
+from trioserve.kernels.triton.adapted_pairs import (  # noqa: E402
+    PairChanges,
+    lay_out_pairs,
+)
+from trioserve.kernels.triton.adapters import Change, count_columns  # noqa: E402
 from trioserve.kernels.triton.experts import (  # noqa: E402
     Choices,
     Experts,
     Router,
     sum_outputs,
 )
-from trioserve.kernels.triton.matrices import hold, hold_stored  # noqa: E402
+from trioserve.kernels.triton.matrices import (  # noqa: E402
+    Matrices,
+    hold,
+    hold_stored,
+)
 from trioserve.kernels.triton.stored import (  # noqa: E402
     StoredWeights,
     quantise,
@@ -225,6 +235,69 @@ def make_stored(weights: Tensor, format: str) -> StoredWeights:
     return store(codes, scales, format=format, zeros=zeros, group=32)
 
 
+# Of adapters, by their slots; the last one has more ranks than a program takes at a time.
+RANKS = 0, 3, 20
+
+
+@dataclass(frozen=True)
+class Changed:
+    """Changes of plain weights.
+
+    Args:
+      weights: with the change of each slot.
+      held: what the table points to.
+    """
+
+    changes: PairChanges
+    weights: Sequence[Matrices]
+    held: Sequence[Change]
+
+
+def change(weights: Matrices, slots: Tensor, seed: int) -> Changed:
+    """Make changes of chance; the last adapter leaves the first expert as it is."""
+    num_experts, num_outputs, num_inputs = weights.codes.shape
+    dtype = weights.codes.dtype
+    lines = torch.zeros(len(RANKS), count_columns(3), dtype=torch.int64)
+    changed, held = [weights], []
+    for slot, rank in enumerate(RANKS[1:], 1):
+        a = draw(num_experts, rank, num_inputs, seed=seed + slot) / num_inputs**0.5
+        b = draw(num_experts, num_outputs, rank, seed=seed - slot) / rank**0.5
+        matrices: list[tuple[Tensor, Tensor] | None] = [*zip(a.cpu(), b.cpu())]
+        if slot == len(RANKS) - 1:
+            matrices[0], b[0] = None, 0.0
+        held.append(lay_out_pairs(matrices, None, dtype, DEVICE))
+        lines[slot] = torch.tensor(held[-1].make_line(lines.shape[1]))
+        changed.append(hold((weights.codes.float() + b @ a).to(dtype)))
+    changes = PairChanges(
+        table=lines.to(DEVICE), slots=slots.int(), width=32, num_cores=99
+    )
+    return Changed(changes, changed, held)
+
+
+@pytest.mark.parametrize(
+    ("rows", "num_tokens", "has_gate", "activation"),
+    [(1, 5, True, "clamped"), (16, 17, True, "clamped"), (16, 17, False, "relu2")],
+)
+def test_each_pair_gets_the_change_of_its_adapter(
+    rows: int, num_tokens: int, has_gate: bool, activation: str
+) -> None:
+    """A block has pairs of all adapters; inputs are enough for two splits."""
+    experts = make_experts(3, 520, 40, has_gate=has_gate, activation=activation)
+    given = draw(num_tokens, 520, seed=7)
+    choices = choose_some(num_tokens, 2, 3)
+    slots = torch.arange(num_tokens, device=DEVICE) % len(RANKS)
+    first = change(experts.first, slots, 20)
+    second = change(experts.second, slots, 30)
+    actual = experts.run(given, choices, rows, (first.changes, second.changes))
+    real = choices.experts < 3
+    for slot, own in enumerate(zip(first.weights, second.weights)):
+        changed = replace(experts, first=own[0], second=own[1])
+        chosen = real & (slots == slot)[:, None]
+        assert is_close(actual[chosen], compute(changed, given, choices)[chosen])
+    chosen = real & (slots == 0)[:, None]
+    assert torch.equal(actual[chosen], experts.run(given, choices, rows)[chosen])
+
+
 @pytest.mark.parametrize("has_gates", [False, True])
 def test_outputs_are_added_up(has_gates: bool) -> None:
     parts, shared, gates = draw(3, 4, 11), draw(3, 11, seed=1), draw(3, 1, seed=2)
@@ -234,20 +307,23 @@ def test_outputs_are_added_up(has_gates: bool) -> None:
     assert is_close(actual, parts.sum(1) + weighed)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize(
+# Of Qwen3-30B-A3B, Mixtral 8x7B and gpt-oss-20b.
+REAL_SIZES = pytest.mark.parametrize(
     ("num_experts", "num_chosen", "hidden", "inner"),
     [(128, 8, 2048, 768), (8, 2, 4096, 14_336), (32, 4, 2880, 2880)],
 )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@REAL_SIZES
 @pytest.mark.parametrize("num_tokens", [1, 5, 64, 2048])
 def test_sizes_of_real_models(
     num_tokens: int, num_experts: int, num_chosen: int, hidden: int, inner: int
 ) -> None:
-    """Qwen3-30B-A3B, Mixtral 8x7B and gpt-oss-20b, against torch's grouped product."""
-    experts = make_experts(num_experts, hidden, inner, has_gate=True, activation="silu")
-    first, second = experts.first.bfloat16(), experts.second.bfloat16()
-    experts = replace(experts, first=first, second=second)
+    """Against torch's grouped product."""
+    experts = make_experts(num_experts, hidden, inner, dtype=torch.bfloat16)
+    first, second = experts.first.codes, experts.second.codes
     given = draw(num_tokens, hidden, seed=7).bfloat16()
     chosen = draw(num_tokens, num_experts, seed=5).topk(num_chosen).indices
     choices = Choices(
@@ -266,3 +342,28 @@ def test_sizes_of_real_models(
     actual = experts.run(given, choices).flatten(0, 1)
     error = (actual.float() - expected.float()).norm() / expected.float().norm()
     assert error < 1e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@REAL_SIZES
+@pytest.mark.parametrize("num_tokens", [3, 64, 2048])
+def test_adapters_at_sizes_of_real_models(
+    num_tokens: int, num_experts: int, num_chosen: int, hidden: int, inner: int
+) -> None:
+    """As weights with the changes in them give; rounding of weights is the difference."""
+    experts = make_experts(num_experts, hidden, inner, dtype=torch.bfloat16)
+    given = draw(num_tokens, hidden, seed=7).bfloat16()
+    choices = choose_some(num_tokens, num_chosen, num_experts)
+    # Tokens with the same adapter lie side by side.
+    slots = (torch.arange(num_tokens, device=DEVICE) * len(RANKS)) // num_tokens
+    first = change(experts.first, slots, 20)
+    second = change(experts.second, slots, 30)
+    actual = experts.run(given, choices, None, (first.changes, second.changes)).float()
+    real = choices.experts < num_experts
+    for slot, own in enumerate(zip(first.weights, second.weights)):
+        changed = replace(experts, first=own[0], second=own[1])
+        chosen = real & (slots == slot)[:, None]
+        expected = changed.run(given, choices).float()[chosen]
+        error = (actual[chosen] - expected).norm() / expected.norm()
+        assert error < 2e-2

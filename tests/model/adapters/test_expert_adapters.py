@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import functools
-from itertools import product
 import json
 from pathlib import Path
 import shutil
@@ -12,41 +11,28 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
-import torch
 
 from trioserve.errors import InvalidAdapter
 
 from ..planning import Planner, make_prompt
-from .trained import IGNORED, Adapted, train
+from .trained import (
+    DOWN,
+    EXPERTS,
+    GATE_UP,
+    IGNORED_EXPERTS,
+    Adapted,
+    train,
+    write_modules,
+)
 
-pytestmark = [
-    *IGNORED,
-    # It applies patterns to parameters all the same.
-    pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning"),
-]
-
-GATE_UP, DOWN = "experts.gate_up_proj", "experts.down_proj"
-ROUTERS = "mlp.gate.weight", "mlp.router.weight"
+pytestmark = IGNORED_EXPERTS
 
 
 @pytest.fixture(scope="module")
 def adapted_experts(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[Path], Adapted]:
-    """Train adapters of the experts of a model: of both weights, of one, and of a router."""
-    both = [GATE_UP, DOWN]
-    settings: dict[int, dict[str, Any]] = {
-        1: {"r": 4, "lora_alpha": 8, "target_parameters": both},
-        2: {
-            **{"target_modules": [], "target_parameters": [DOWN], "use_rslora": True},
-            "alpha_pattern": {"experts.down_proj": 20},
-        },
-        3: {
-            **{"r": 2, "target_modules": []},
-            "target_parameters": [*both, "q_proj.weight", *ROUTERS],
-            "rank_pattern": {r"layers\.1\..*gate_up_proj": 5, "q_proj.weight": 3},
-        },
-    }
+    """Train adapters of the experts of a model."""
 
     @functools.cache
     def train_all(base: Path) -> Adapted:
@@ -55,7 +41,7 @@ def adapted_experts(
             base,
             {
                 number: train(base, folder / str(number), seed=number, **each)
-                for number, each in settings.items()
+                for number, each in EXPERTS.items()
             },
         )
 
@@ -86,44 +72,6 @@ def test_three_adapters_of_experts_and_none_in_one_batch(
     adapted.check(*sequences)
     outputs = {tuple(each.outputs) for each in sequences}
     assert len(outputs) == len(sequences), "no adapter computes what another does"
-
-
-def write_modules(
-    base: Path,
-    folder: Path,
-    names: dict[str, tuple[str, int, int]],
-    num_experts: int = 4,
-    **fields: Any,
-) -> Path:
-    """Write an adapter of a time when each expert was a module of its own.
-
-    Args:
-      names: the homes and the numbers of outputs and inputs of products of experts, and of a
-        router, by their names.
-    """
-    chance = torch.Generator().manual_seed(7)
-    rank = fields.get("r", 4)
-    tensors = {}
-
-    def add(module: str, num_outputs: int, num_inputs: int) -> None:
-        key = f"base_model.model.model.layers.{module}"
-        a = torch.randn(rank, num_inputs, generator=chance) / 4
-        tensors[f"{key}.lora_A.weight"] = a
-        b = torch.randn(num_outputs, rank, generator=chance) / 2
-        tensors[f"{key}.lora_B.weight"] = b
-
-    for layer, (name, (home, *shape)) in product((0, 1), names.items()):
-        if name == "gate":
-            add(f"{layer}.{home}.{name}", *shape)
-            continue
-        for expert in range(num_experts):
-            add(f"{layer}.{home}.{expert}.{name}", *shape)
-    folder.mkdir()
-    save_file(tensors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 8, **fields}
-    config |= {"base_model_name_or_path": str(base), "task_type": "CAUSAL_LM"}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    return folder
 
 
 MIXTRAL, QWEN = "block_sparse_moe", "mlp.experts"

@@ -5,14 +5,15 @@ attend_latents                    the kernel of layers that keep latents
 convolve, recur                   the kernels of layers that keep a state
 low_rank                          the kernels of adapters
 route, grouped                    the kernels of experts
+pair_changes                      the kernels of adapters of experts
 read_tile, multiply               the kernels of weights in fewer bits than 16
 round_inputs                      inputs in eight bits, and their products by torch
 draw, penalize, choose_plain      the kernels of the sampler
 take_in                           the begin of a captured step
 paged, paged_latents              the kernels of attention, called with tensors
-adapters, experts, products,
-  states, steps, sampling,
-  decodes                         the other kernels, called with tensors
+adapters, adapted_pairs, experts,
+  products, states, steps,
+  sampling, decodes               the other kernels, called with tensors
 stored, matrices                  weights in fewer bits, and those of experts, as kernels read them
 tiles                             the tokens of a step, cut for the kernels
 

@@ -17,10 +17,10 @@ RANK_MULTIPLE: int = RANKS.value
 # Outputs of a program of `expand`, and inputs that `shrink` reads at a time, in bytes. Usual
 # choices, not measured on a GPU yet.
 _OUTPUTS = 128
-_INPUT_BYTES = 128
+INPUT_BYTES = 128
 
 # Parts of a product are not worth a program below this.
-_LEAST_INPUTS = 256
+LEAST_INPUTS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Change:
     @property
     def num_ranks(self) -> int:
         """The ranks of all modules, padded."""
-        return len(self.a)
+        return self.ends[-1] * RANK_MULTIPLE
 
     def make_line(self, num_columns: int) -> list[int]:
         """Return the line of the table for it."""
@@ -165,8 +165,8 @@ def change_outputs(
     """
     num_tokens, num_inputs = given.shape
     num_tiles = len(tiles.numbers)
-    step = _INPUT_BYTES // given.itemsize
-    most = max(1, num_inputs // _LEAST_INPUTS)
+    step = INPUT_BYTES // given.itemsize
+    most = max(1, num_inputs // LEAST_INPUTS)
     splits = min(most, count_splits(num_tiles * num_modules, num_cores))
     split_steps = -(-num_inputs // (splits * step))
     # The numbers of a large tile do not fit into the registers of fewer.

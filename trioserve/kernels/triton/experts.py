@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .adapted_pairs import PairBlocks, PairChanges, shrink
 from .grouped import multiply_pairs, sum_pairs
 from .matrices import Matrices
 from .route import BLOCK_COLUMNS, group_pairs, route
@@ -128,18 +129,8 @@ class Router:
         return choices
 
 
-class _Blocks(NamedTuple):
-    """The pairs of a step, cut into blocks of one expert; see `multiply_pairs`.
-
-    Attributes:
-      order: None if each pair is a block.
-      blocks: their experts alone, if each pair is a block.
-      rows: most pairs of a block.
-    """
-
-    order: Tensor | None
-    blocks: Tensor
-    rows: int
+# Of the first weights and of the second; None if no adapter changes them.
+ExpertChanges = tuple[PairChanges | None, PairChanges | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,60 +156,93 @@ class Experts:
     slope: float
     limit: float
 
-    def run(self, given: Tensor, choices: Choices, rows: int | None = None) -> Tensor:
+    def run(
+        self,
+        given: Tensor,
+        choices: Choices,
+        rows: int | None = None,
+        changes: ExpertChanges = (None, None),
+    ) -> Tensor:
         """Run the experts of each token, and weigh their outputs.
 
         Args:
           given: (num_tokens, hidden_size), contiguous
           rows: most pairs of a block; None finds a good number.
+          changes: of the first weights and of the second, by adapters
 
         Returns:
           (num_tokens, num_chosen, hidden_size); nothing that means something for tokens
           without experts
         """
-        num_chosen = choices.experts.shape[1]
-        if rows is None:
-            rows = _choose_rows(
-                choices.experts.numel(), self.first.num_experts, given.itemsize
-            )
-        blocks = self._group(choices, rows)
+        blocks = self.group(choices, given.itemsize, rows)
+        inner = self.run_first(given, choices, blocks, changes[0])
+        return self.run_second(inner, choices, blocks, changes[1])
+
+    def run_first(
+        self,
+        given: Tensor,
+        choices: Choices,
+        blocks: PairBlocks,
+        changes: PairChanges | None = None,
+    ) -> Tensor:
+        """Run the first weights and the gates; returns (num_pairs, inner_size)."""
         inner = given.new_empty((choices.experts.numel(), self.second.num_inputs))
         self._multiply(
-            *(given, self.first, self.first_bias, None, blocks, inner),
-            num_sharing=num_chosen,
-            activation=self.activation,
-            has_gate=self.has_gate,
+            *(given, self.first, self.first_bias, None, blocks, inner, changes),
+            num_chosen=choices.experts.shape[1],
+            is_first=True,
         )
-        output = given.new_empty((len(given), num_chosen, given.shape[1]))
+        return inner
+
+    def run_second(
+        self,
+        inner: Tensor,
+        choices: Choices,
+        blocks: PairBlocks,
+        changes: PairChanges | None = None,
+    ) -> Tensor:
+        """Run the second weights, and weigh the outputs; see `run`."""
+        shape = *choices.experts.shape, self.second.num_outputs
+        output = inner.new_empty(shape)
+        weights = choices.weights
         self._multiply(
-            *(inner, self.second, self.second_bias, choices.weights, blocks, output),
-            num_sharing=1,
-            activation="none",
-            has_gate=False,
+            *(inner, self.second, self.second_bias, weights, blocks, output, changes),
+            num_chosen=choices.experts.shape[1],
+            is_first=False,
         )
         return output
 
-    def compile(self, dtype: torch.dtype) -> None:
+    def compile(self, dtype: torch.dtype, num_chosen: int) -> None:
         """Compile the kernels for all sizes of steps, so that no step waits for them.
 
         Args:
           dtype: of what the experts read.
+          num_chosen: experts of a token.
         """
         device = self.first.codes.device
         choices = Choices(
-            experts=torch.zeros((1, 1), dtype=torch.int32, device=device),
-            weights=torch.zeros((1, 1), device=device),
+            experts=torch.zeros((1, num_chosen), dtype=torch.int32, device=device),
+            weights=torch.zeros((1, num_chosen), device=device),
         )
         given = torch.zeros((1, self.first.num_inputs), dtype=dtype, device=device)
-        for rows in (1, *_ROWS[given.itemsize]):
+        for rows in list_rows(dtype):
             self.run(given, choices, rows)
 
-    def _group(self, choices: Choices, rows: int) -> _Blocks:
-        """Cut the pairs of tokens and experts into blocks."""
+    def group(
+        self, choices: Choices, itemsize: int, rows: int | None = None
+    ) -> PairBlocks:
+        """Cut the pairs of tokens and experts into blocks.
+
+        Args:
+          itemsize: bytes of a number of what the experts read.
+          rows: as in `run`.
+        """
         chosen, num_experts = choices.experts, self.first.num_experts
         num_pairs = chosen.numel()
+        if rows is None:
+            rows = _choose_rows(num_pairs, num_experts, itemsize)
         if rows == 1:
-            return _Blocks(None, chosen, rows)
+            return PairBlocks(None, chosen, rows)
         num_blocks = num_pairs // rows + num_experts
         blocks = chosen.new_empty((num_blocks, int(BLOCK_COLUMNS.value)))
         order = chosen.new_empty(num_pairs)
@@ -232,7 +256,7 @@ class Experts:
             ROWS=rows,
             CHUNK=_CHUNK,
         )
-        return _Blocks(order, blocks, rows)
+        return PairBlocks(order, blocks, rows)
 
     def _multiply(
         self,
@@ -240,21 +264,24 @@ class Experts:
         weights: Matrices,
         biases: Tensor | None,
         factors: Tensor | None,
-        blocks: _Blocks,
+        blocks: PairBlocks,
         output: Tensor,
+        changes: PairChanges | None,
         *,
-        num_sharing: int,
-        activation: str,
-        has_gate: bool,
+        num_chosen: int,
+        is_first: bool,
     ) -> None:
+        has_gate = self.has_gate and is_first
+        num_sharing = num_chosen if is_first else 1
+        num_pairs = output.numel() // output.shape[-1]
+        parts = None
+        if changes is not None:
+            parts = shrink(given, blocks, changes, weights, num_pairs, num_sharing)
         num_outputs = weights.num_outputs // 2 if has_gate else weights.num_outputs
-        # A product on tensor cores has 16 rows at least.
-        rows = max(16, blocks.rows)
         is_plain = weights.format == "plain"
-        size = _choose_size(rows, given.itemsize, is_plain=is_plain)
+        size = _choose_size(blocks.width, given.itemsize, is_plain=is_plain)
         outputs = size.columns // 2 if has_gate else size.columns
-        is_grouped = blocks.order is not None
-        num_blocks = len(blocks.blocks) if is_grouped else blocks.blocks.numel()
+        num_blocks = blocks.num_blocks
         multiply_pairs[num_blocks * -(-num_outputs // outputs),](
             given,
             *(weights.codes, weights.scales, weights.zeros),
@@ -263,6 +290,13 @@ class Experts:
             blocks.order,
             blocks.blocks,
             output,
+            None if changes is None else changes.table,
+            None if changes is None else changes.slots,
+            parts,
+            0 if changes is None else changes.table.stride(0),
+            num_pairs,
+            0 if parts is None else parts.shape[2],
+            0 if parts is None else len(parts),
             num_blocks,
             self.slope,
             self.limit,
@@ -275,17 +309,25 @@ class Experts:
             GROUP=weights.group,
             HAS_ZEROS=weights.zeros is not None,
             NUM_SHARING=num_sharing,
-            ROWS=rows,
+            # The same number without adapters, so that nothing is compiled twice.
+            NUM_CHOSEN=1 if changes is None else num_chosen,
+            ROWS=blocks.width,
             OUTPUTS=outputs,
             INPUTS=size.inputs,
-            IS_GROUPED=is_grouped,
+            IS_GROUPED=blocks.order is not None,
             HAS_GATE=has_gate,
             HAS_BIASES=biases is not None,
             HAS_FACTORS=factors is not None,
-            ACTIVATION=activation,
+            HAS_CHANGES=changes is not None,
+            ACTIVATION=self.activation if is_first else "none",
             num_warps=size.warps,
             num_stages=size.stages,
         )
+
+
+def list_rows(dtype: torch.dtype) -> tuple[int, ...]:
+    """Return the most pairs of a block, for steps of all sizes; see `Experts.run`."""
+    return 1, *_ROWS[dtype.itemsize]
 
 
 def _choose_rows(num_pairs: int, num_experts: int, itemsize: int) -> int:

@@ -13,8 +13,9 @@ import triton.language as tl
 
 from .activate import activate
 from .attend import multiply_and_add
+from .pair_changes import expand_pairs
 from .read_tile import read_tile
-from .route import BLOCK_BEGIN, BLOCK_COLUMNS, BLOCK_COUNT, BLOCK_EXPERT
+from .route import read_block
 
 # Blocks of pairs whose programs run side by side: they read the same weights, if they have the
 # same expert. The usual choice, not measured on a GPU yet.
@@ -32,7 +33,7 @@ def weigh_clamped(gates, numbers, slope, limit):
     return (numbers + 1) * gates * tl.sigmoid(slope * gates)
 
 
-@triton.jit(do_not_specialize=["num_blocks"])
+@triton.jit(do_not_specialize=["num_blocks", "num_pairs", "num_splits", "slot_stride"])
 def multiply_pairs(
     given,
     codes,
@@ -43,6 +44,13 @@ def multiply_pairs(
     order,
     blocks,
     output,
+    table,
+    token_slots,
+    parts,
+    slot_stride,
+    num_pairs,
+    width,
+    num_splits,
     num_blocks,
     slope,
     limit,
@@ -52,6 +60,7 @@ def multiply_pairs(
     ROW_LENGTH: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
     NUM_SHARING: tl.constexpr,
+    NUM_CHOSEN: tl.constexpr,
     FORMAT: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
@@ -62,6 +71,7 @@ def multiply_pairs(
     HAS_GATE: tl.constexpr,
     HAS_BIASES: tl.constexpr,
     HAS_FACTORS: tl.constexpr,
+    HAS_CHANGES: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
     """Multiply one block of pairs by some rows of the weights of their expert.
@@ -75,11 +85,12 @@ def multiply_pairs(
       scales, zeros: (NUM_EXPERTS, rows, NUM_GROUPS), of the codes, as `read_tile` reads them
       biases: (NUM_EXPERTS, rows), if HAS_BIASES
       factors: (num_pairs,) float32, of the outputs, if HAS_FACTORS
-      order, blocks: as `group_pairs` writes them, if IS_GROUPED; otherwise each pair is a
-        block, and `blocks` has its expert, (num_pairs,) int32
+      order, blocks: as in `read_block`.
       output: (num_pairs, NUM_OUTPUTS)
+      table, token_slots, parts: as `shrink_pairs` has read and written them, if HAS_CHANGES
       slope, limit: as in `weigh_clamped`.
       NUM_SHARING: pairs that read the same numbers.
+      NUM_CHOSEN: pairs of a token.
       FORMAT, GROUP, HAS_ZEROS: as in `read_tile`.
       ROWS: most pairs of a block.
       OUTPUTS, INPUTS: of a program, and of a read.
@@ -89,25 +100,15 @@ def multiply_pairs(
     num_columns: tl.constexpr = (NUM_OUTPUTS + OUTPUTS - 1) // OUTPUTS
     together = tl.program_id(0) // (SIDE_BY_SIDE * num_columns)
     within = tl.program_id(0) % (SIDE_BY_SIDE * num_columns)
-    width = tl.minimum(num_blocks - together * SIDE_BY_SIDE, SIDE_BY_SIDE)
-    block = together * SIDE_BY_SIDE + within % width
-    column = within // width
-    rows = tl.arange(0, ROWS)
-    if IS_GROUPED:
-        line = blocks + block * BLOCK_COLUMNS
-        expert = tl.load(line + BLOCK_EXPERT).to(tl.int64)
-        count = tl.load(line + BLOCK_COUNT)
-        if count == 0:
-            return
-        begin = tl.load(line + BLOCK_BEGIN)
-        pairs = tl.load(order + begin + rows, mask=rows < count, other=0).to(tl.int64)
-    else:
-        expert = tl.load(blocks + block).to(tl.int64)
-        count = 1
-        if expert == NUM_EXPERTS:
-            return
-        pairs = block.to(tl.int64) + tl.zeros((ROWS,), tl.int64)
-    is_row = rows < count
+    side = tl.minimum(num_blocks - together * SIDE_BY_SIDE, SIDE_BY_SIDE)
+    block = together * SIDE_BY_SIDE + within % side
+    column = within // side
+    expert, count, pairs = read_block(
+        order, blocks, block, NUM_EXPERTS, ROWS, IS_GROUPED
+    )
+    if count == 0:
+        return
+    is_row = tl.arange(0, ROWS) < count
     outputs = column * OUTPUTS + tl.arange(0, OUTPUTS)
     # Places behind the last row read that row again: a mask would cost more.
     own = tl.minimum(outputs, NUM_OUTPUTS - 1)
@@ -117,9 +118,9 @@ def multiply_pairs(
         scales += expert * num_rows * NUM_GROUPS
     if HAS_ZEROS:
         zeros += expert * num_rows * NUM_GROUPS
-    given += (pairs // NUM_SHARING * NUM_INPUTS)[:, None]
     summed = tl.zeros((ROWS, OUTPUTS), tl.float32)
     gates = tl.zeros((ROWS, OUTPUTS), tl.float32)
+    given += (pairs // NUM_SHARING * NUM_INPUTS)[:, None]
     for start in range(0, NUM_INPUTS, INPUTS):
         inputs = start + tl.arange(0, INPUTS)
         numbers = tl.load(
@@ -162,6 +163,23 @@ def multiply_pairs(
             summed = multiply_and_add(numbers, tl.trans(second), summed)
         else:
             summed = multiply_and_add(numbers, tl.trans(first), summed)
+    if HAS_CHANGES:
+        gates, summed = expand_pairs(
+            gates,
+            summed,
+            table,
+            tl.load(token_slots + pairs // NUM_CHOSEN, mask=is_row, other=0),
+            parts + (pairs * width)[:, None],
+            expert,
+            own,
+            slot_stride,
+            num_pairs,
+            width,
+            num_splits,
+            NUM_OUTPUTS,
+            HAS_GATE,
+            given.dtype.element_ty,
+        )
     if HAS_BIASES:
         biases += expert * num_rows
         if HAS_GATE:

@@ -20,6 +20,36 @@ BLOCK_COLUMNS = tl.constexpr(3)
 
 
 @triton.jit
+def read_block(
+    order,
+    blocks,
+    block,
+    NUM_EXPERTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    IS_GROUPED: tl.constexpr,
+):
+    """Return the expert of a block of pairs, their number, and the pairs, (ROWS,) int64.
+
+    Args:
+      order, blocks: as `group_pairs` writes them, if IS_GROUPED; otherwise each pair is a
+        block, and `blocks` has its expert, (num_pairs,) int32
+    """
+    rows = tl.arange(0, ROWS)
+    if IS_GROUPED:
+        line = blocks + block * BLOCK_COLUMNS
+        expert = tl.load(line + BLOCK_EXPERT).to(tl.int64)
+        count = tl.load(line + BLOCK_COUNT)
+        places = tl.load(line + BLOCK_BEGIN) + rows
+        pairs = tl.load(order + places, mask=rows < count, other=0)
+        pairs = pairs.to(tl.int64)
+    else:
+        expert = tl.load(blocks + block).to(tl.int64)
+        count = (expert < NUM_EXPERTS).to(tl.int32)
+        pairs = block.to(tl.int64) + tl.zeros((ROWS,), tl.int64)
+    return expert, count, pairs
+
+
+@triton.jit
 def find_best(ranks, places, last):
     """Return the place of the largest rank, the first one of equals; never behind `last`."""
     best = tl.max(tl.max(ranks, 1), 0)

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
 from typing import Protocol
 
 from torch import Tensor
@@ -53,10 +51,12 @@ class AdapterTiles:
 
     Attributes:
       numbers: (num_tiles, 3) int32, as `cut_adapters` cuts them
+      slots: (num_tokens,) int32, the slots of adapters; None if no experts read these tokens
       num_tokens: most tokens of a tile.
     """
 
     numbers: Tensor
+    slots: Tensor | None = None
     num_tokens: int = _FEW_TOKENS
 
 
@@ -123,23 +123,20 @@ def count_adapter_tokens(has_chunks: bool) -> int:
     return _MANY_TOKENS if has_chunks else _FEW_TOKENS
 
 
-def cut_adapters(runs: Iterable[tuple[int, int]], num_tokens: int) -> list[int]:
+def cut_adapters(
+    runs: Iterable[tuple[int, int, int]], num_tokens: int
+) -> list[list[int]]:
     """Return the numbers of tiles whose tokens have the same adapter.
 
     Args:
-      runs: slots of adapters, and numbers of tokens, in the order of the tokens; slot 0 has
-        no adapter.
+      runs: slots of adapters, the first token, and the one behind the last
       num_tokens: most tokens of a tile.
     """
-    numbers: list[int] = []
-    begin = 0
-    for slot, group in groupby(runs, itemgetter(0)):
-        end = begin + sum(count for _, count in group)
-        if slot:
-            for first in range(begin, end, num_tokens):
-                numbers += first, min(num_tokens, end - first), slot
-        begin = end
-    return numbers
+    return [
+        [first, min(num_tokens, end - first), slot]
+        for slot, begin, end in runs
+        for first in range(begin, end, num_tokens)
+    ]
 
 
 def list_rows(rows: Sequence[Row], held: Collection[int]) -> list[tuple[int, ...]]:

@@ -12,15 +12,18 @@ sequence, such as its list of blocks, are put together on the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
 import torch
 from torch import Tensor
 
+from ...types.adapter import NO_ADAPTER
 from ...types.plan import StepPlan, StepRow
 from ..device.numbers import Sent, StepNumbers
 from .joined_images import JoinedImages
@@ -68,6 +71,11 @@ class StepInputs:
         """True if a row has several tokens."""
         return len(self.rows) < len(self.tokens)
 
+    @property
+    def counts(self) -> list[int]:
+        """The number of tokens of each row."""
+        return [row.num_tokens for row in self.rows]
+
     @cached_property
     def input_ids(self) -> Tensor:
         """(1, num_tokens) int64, on the device, ids of the tokens."""
@@ -91,6 +99,25 @@ class StepInputs:
     def _sent(self) -> tuple[Sent, Sent, Sent]:
         add = self.numbers.add
         return add(self.tokens), add(self.positions), add(self.slots)
+
+
+def list_runs(
+    adapters: Iterable[int], counts: Iterable[int]
+) -> Iterator[tuple[int, int, int]]:
+    """List the tokens that have the same adapter and follow each other.
+
+    Args:
+      adapters: numbers.
+      counts: tokens of each, in the order of the tokens.
+
+    Yields:
+      numbers of adapters, the first token, and the one behind the last
+    """
+    end = 0
+    for number, group in groupby(zip(adapters, counts), itemgetter(0)):
+        begin, end = end, end + sum(count for _, count in group)
+        if number != NO_ADAPTER:
+            yield number, begin, end
 
 
 def lay_out(

@@ -21,6 +21,7 @@ from trioserve.model.adapters.config import AdapterProblem
 from trioserve.model.adapters.description import LowRank
 from trioserve.model.loading.load import load_model
 from trioserve.model.runtimes.loaded import LoadedModel
+from trioserve.model.step.layout import list_runs
 from trioserve.types.adapter import AdapterSource
 
 from ...planning import Planner, make_prompt
@@ -72,7 +73,8 @@ class Layer:
         self, given: Tensor, runs: Sequence[tuple[int, int]], num_tokens: int
     ) -> Tensor:
         output = self.product.multiply(given)
-        numbers = torch.tensor(cut_adapters(runs, num_tokens), dtype=torch.int32)
+        cut = cut_adapters(list_runs(*zip(*runs)), num_tokens)
+        numbers = torch.tensor(cut, dtype=torch.int32)
         tiles = AdapterTiles(
             numbers=numbers.view(-1, 3).to(DEVICE), num_tokens=num_tokens
         )
@@ -160,6 +162,10 @@ def test_kernels_that_fail_on_a_device_run_no_adapter(
         layer.adapters.pack({"0": change})
 
 
+# Some of them are of experts and their routers.
+SECOND = "k_proj", "o_proj", "up_proj", "gate_up_proj", "gate", "router"
+
+
 def save(folder: Path, model: LoadedModel, rank: int, targets: Sequence[str]) -> Path:
     """Save an adapter of random numbers in peft's format."""
     chance = torch.Generator().manual_seed(rank)
@@ -201,7 +207,7 @@ def write(model: LoadedModel, folders: Sequence[Path]) -> list[list[int]]:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("model_type", ["llama", "qwen2"])
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "mixtral", "gpt_oss"])
 def test_a_gpu_runs_adapters_in_graphs(
     tiny: Callable[..., Any], tmp_path: Path, model_type: str, dtype: Any
 ) -> None:
@@ -209,7 +215,7 @@ def test_a_gpu_runs_adapters_in_graphs(
     model = tiny(model_type, DEVICE)
     folders = [
         save(tmp_path / "1", model.loaded, 4, ["q_proj", "v_proj", "down_proj"]),
-        save(tmp_path / "2", model.loaded, 19, ["k_proj", "o_proj", "up_proj"]),
+        save(tmp_path / "2", model.loaded, 19, SECOND),
     ]
     config = ModelConfig(device=DEVICE, dtype=dtype, kernels="native")
     loaded = load_model(model.folder, config, name="tiny")

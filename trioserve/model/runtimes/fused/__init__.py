@@ -9,7 +9,8 @@ checks     the parts of decoders that these layers compute
 weights    the weights of a layer; take_network takes those of its network
 networks   the networks of layers: one for all tokens, or experts
 mixers     attention, and the mixers that keep a state, with their caches
-adapters   the changes of products by adapters; adapter_check tries them
+adapters   the changes of products by adapters; adapter_check tries them, and expert_products
+           those of experts
 layer      one layer
 decoder    the decoder, and its layers with a KV cache
 graphs     decodes as graphs; decode_inputs are the numbers that they read, and decode_check

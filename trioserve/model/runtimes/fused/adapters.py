@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ....kernels.triton.adapted_pairs import PairChanges, lay_out_pairs
 from ....kernels.triton.adapters import (
     Blocks,
     Change,
@@ -37,8 +38,10 @@ from ....types.adapter import NO_ADAPTER
 from ...adapters.config import AdapterProblem
 from ...adapters.description import Changes, LowRank
 from ...device.numbers import Numbers
-from ...step.layout import StepInputs
+from ...step.layout import StepInputs, list_runs
+from ..named_products import find_name
 from .adapter_check import find_fault
+from .expert_products import ExpertProduct, find_expert_fault
 from .products import Product
 
 # Slot 0 changes nothing. As many as --max-adapters has by default.
@@ -59,15 +62,6 @@ class PackedAdapter:
 
     lines: Tensor
     changes: Mapping[int, Change]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
-    """A product, as the kernels of adapters see it."""
-
-    number: int
-    product: Product
-    blocks: Blocks
 
 
 @dataclass(slots=True)
@@ -111,13 +105,13 @@ class FusedAdapters:
 
     def __init__(
         self,
-        products: Sequence[Product],
+        products: Sequence[Product | ExpertProduct],
         names: Mapping[nn.Module, str],
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self.shapes = {
-            names[module]: (module.out_features, module.in_features)
+            find_name(module, names): (module.out_features, module.in_features)
             for product in products
             for module in product.modules
         }
@@ -126,11 +120,15 @@ class FusedAdapters:
         self._dtype = dtype
         self._device = device
         self._num_cores = count_cores(device)
-        self._places = {
-            each: _Place(number=number, product=each, blocks=_cut_blocks(each, device))
-            for number, each in enumerate(products)
+        # The places of products in a line of the table.
+        self._places = {each: place for place, each in enumerate(products)}
+        self._blocks = {
+            each: _cut_blocks(each, device)
+            for each in products
+            if isinstance(each, Product)
         }
-        columns = count_columns(max(len(each.modules) for each in products))
+        # The weights of all experts are one module for the kernels.
+        columns = count_columns(max(len(each.modules) for each in self._blocks))
         self._grown = _Grown(
             torch.zeros(
                 (_FEWEST_SLOTS, len(products), columns),
@@ -159,10 +157,10 @@ class FusedAdapters:
 
     def _find(self, name: str) -> tuple[Product, int, int]:
         """Find a module; returns its range among the outputs of the modules, too."""
-        for product in self._places:
+        for product in self._blocks:
             ends = [0, *accumulate(each.out_features for each in product.modules)]
             for module, (begin, end) in zip(product.modules, pairwise(ends)):
-                if self._names[module] == name:
+                if find_name(module, self._names) == name:
                     return product, begin, end
         raise KeyError(name)
 
@@ -174,39 +172,53 @@ class FusedAdapters:
         """
         packed: dict[int, Change] = {}
         lines = torch.zeros(self._grown.table.shape[1:], dtype=torch.int64)
-        for place in self._places.values():
-            own = [changes.get(self._names[each]) for each in place.product.modules]
+        for product, place in self._places.items():
+            names = [find_name(each, self._names) for each in product.modules]
+            own = [changes.get(each) for each in names]
             if any(own):
-                change = self._pack_product(place.product, own)
-                packed[place.number] = change
-                lines[place.number] = torch.tensor(change.make_line(lines.shape[1]))
-                self._check(place, own, change, lines[place.number])
+                change = self._lay_out(product, own)
+                packed[place] = change
+                lines[place] = torch.tensor(change.make_line(lines.shape[1]))
+                self._check(product, own, change, lines[place])
         return PackedAdapter(lines=lines.to(self._device), changes=packed)
 
     def _check(
         self,
-        place: _Place,
+        product: Product | ExpertProduct,
         own: Sequence[LowRank | None],
         change: Change,
         line: Tensor,
     ) -> None:
         """Try the kernels, once for each kind of product; see find_fault."""
-        product = place.product
-        shape, has_bias = product.weight.shape, product.bias is not None
-        kind = shape, len(product.modules), has_bias, change.scale is not None
+        kind: tuple[object, ...]
+        if isinstance(product, ExpertProduct):
+            weights = product.weights
+            kind = weights.codes.shape, weights.format, product.is_first
+            find = partial(find_expert_fault, product, self._dtype, self._num_cores)
+        else:
+            shape, has_bias = product.weight.shape, product.bias is not None
+            kind = shape, len(product.modules), has_bias, change.scale is not None
+            table = torch.stack((torch.zeros_like(line), line)).to(self._device)
+            width = _widen(self._grown.width, [change])
+            find = partial(
+                find_fault, product, own, partial(self._launch, product, table, width)
+            )
         if kind in self._checked:
             return
-        table = torch.stack((torch.zeros_like(line), line)).to(self._device)
-        width = _widen(self._grown.width, [change])
-        fault = find_fault(product, own, partial(self._launch, place, table, width))
+        fault = find()
         if fault is not None:
             raise AdapterProblem(
                 f"the kernels cannot run it: {fault}; start with --kernels torch"
             )
         self._checked.add(kind)
 
-    def _pack_product(self, product: Product, own: Sequence[LowRank | None]) -> Change:
-        """Pack the matrices for the modules of a product."""
+    def _lay_out(
+        self, product: Product | ExpertProduct, own: Sequence[LowRank | None]
+    ) -> Change:
+        """Lay out the matrices for the modules of a product."""
+        matrices = [None if each is None else (each.a, each.b) for each in own]
+        if isinstance(product, ExpertProduct):
+            return lay_out_pairs(matrices, product.order, self._dtype, self._device)
         sizes = [each.out_features for each in product.modules]
         scales = [None if each is None else each.output_scale for each in own]
         scale = None
@@ -216,13 +228,9 @@ class FusedAdapters:
                 for each, size in zip(scales, sizes)
             ]
             scale = torch.cat(parts)
+        dtype = product.weight.dtype
         return lay_out_changes(
-            [None if each is None else (each.a, each.b) for each in own],
-            scale,
-            product.order,
-            sizes,
-            self._dtype,
-            self._device,
+            matrices, scale, product.order, sizes, dtype, self._device
         )
 
     def add(self, number: int, packed: PackedAdapter) -> None:
@@ -242,18 +250,23 @@ class FusedAdapters:
 
     def list_tiles(self, inputs: StepInputs) -> Numbers:
         """Return the tiles of tokens that have the same adapter, (num_tiles, 3) int32."""
-        runs = [
-            (self._slots[number], row.num_tokens)
-            for number, row in zip(inputs.adapters, inputs.rows)
-        ]
-        return _cut(runs, count_adapter_tokens(inputs.has_chunks))
+        num_tokens = count_adapter_tokens(inputs.has_chunks)
+        return self._cut(inputs.adapters, inputs.counts, num_tokens)
+
+    def list_slots(self, inputs: StepInputs) -> Numbers:
+        """Return the slots of the adapters of tokens, (num_tokens,) int32."""
+        slots = [self._slots[number] for number in inputs.adapters]
+        return np.array(slots, dtype=np.int32).repeat(inputs.counts)
 
     def cut(self, inputs: StepInputs) -> AdapterTiles | None:
         """Cut the tokens of a step into tiles; None if no token has an adapter."""
         if not inputs.adapters:
             return None
+        tiles = inputs.numbers.add(self.list_tiles(inputs))
+        slots = inputs.numbers.add(self.list_slots(inputs))
         return AdapterTiles(
-            numbers=inputs.numbers.add(self.list_tiles(inputs)).get(),
+            numbers=tiles.get(),
+            slots=slots.get(),
             num_tokens=count_adapter_tokens(inputs.has_chunks),
         )
 
@@ -263,14 +276,24 @@ class FusedAdapters:
         """Cut the flat tokens that the head reads in the same way."""
         if not inputs.adapters:
             return None
-        ends = [*accumulate(row.num_tokens for row in inputs.rows)]
-        rows = (bisect_right(ends, token) for token in tokens)
-        runs = [(self._slots[inputs.adapters[row]], 1) for row in rows]
+        ends = [*accumulate(inputs.counts)]
+        adapters = [inputs.adapters[bisect_right(ends, token)] for token in tokens]
         num_tokens = count_adapter_tokens(False)
+        tiles = self._cut(adapters, [1] * len(adapters), num_tokens)
         return AdapterTiles(
-            numbers=inputs.numbers.add(_cut(runs, num_tokens)).get(),
-            num_tokens=num_tokens,
+            numbers=inputs.numbers.add(tiles).get(), num_tokens=num_tokens
         )
+
+    def _cut(
+        self, adapters: Sequence[int], counts: Sequence[int], num_tokens: int
+    ) -> Numbers:
+        runs = [
+            (self._slots[number], begin, end)
+            for number, begin, end in list_runs(adapters, counts)
+        ]
+        tiles = np.array(cut_adapters(runs, num_tokens), dtype=np.int32)
+        # No tiles have no columns.
+        return tiles.reshape(-1, ADAPTER_NUMBERS)
 
     def change(
         self,
@@ -287,15 +310,34 @@ class FusedAdapters:
           tiles: of these tokens; None if none has an adapter
         """
         place = self._places[product]
-        if tiles is None or place.number not in self._grown.changed:
+        if tiles is None or place not in self._grown.changed:
             return
         if len(tiles.numbers):
-            table = self._grown.table[:, place.number]
-            self._launch(place, table, self._grown.width, given, output, tiles)
+            table = self._grown.table[:, place]
+            self._launch(product, table, self._grown.width, given, output, tiles)
+
+    def find_changes(
+        self, product: ExpertProduct, tiles: AdapterTiles | None
+    ) -> PairChanges | None:
+        """Return the changes of experts in a step; None if there are none.
+
+        Args:
+          tiles: of all tokens; None if none has an adapter
+        """
+        place = self._places[product]
+        if tiles is None or place not in self._grown.changed:
+            return None
+        assert tiles.slots is not None, "experts read all tokens"
+        return PairChanges(
+            table=self._grown.table[:, place],
+            slots=tiles.slots,
+            width=self._grown.width,
+            num_cores=self._num_cores,
+        )
 
     def _launch(
         self,
-        place: _Place,
+        product: Product,
         table: Tensor,
         width: int,
         given: Tensor,
@@ -307,17 +349,12 @@ class FusedAdapters:
             output,
             table=table,
             tiles=tiles,
-            blocks=place.blocks,
-            bias=place.product.bias,
-            num_modules=len(place.product.modules),
+            blocks=self._blocks[product],
+            bias=product.bias,
+            num_modules=len(product.modules),
             width=width,
             num_cores=self._num_cores,
         )
-
-
-def _cut(runs: Sequence[tuple[int, int]], num_tokens: int) -> Numbers:
-    tiles = np.array(cut_adapters(runs, num_tokens), dtype=np.int32)
-    return tiles.reshape(-1, ADAPTER_NUMBERS)
 
 
 def _widen(width: int, changes: Iterable[Change]) -> int:

@@ -91,7 +91,11 @@ class DecodeInputs:
             chunks=numbers["decodes"][:0],
             rows=numbers.get("rows"),
             adapters=(
-                AdapterTiles(numbers=numbers["adapters"]) if has_adapters else None
+                AdapterTiles(
+                    numbers=numbers["adapters"], slots=numbers["adapter_slots"]
+                )
+                if has_adapters
+                else None
             ),
         )
 
@@ -143,6 +147,7 @@ def _make_padding(
     if has_adapters:
         # Slot 0 changes nothing.
         padding["adapters"] = make(0, ADAPTER_NUMBERS)
+        padding["adapter_slots"] = make(0).astype(np.int32)
     return padding
 
 

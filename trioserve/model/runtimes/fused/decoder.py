@@ -323,6 +323,7 @@ class FusedLayers:
             numbers["rows"] = _list_rows(inputs)
         if inputs.adapters:
             numbers["adapters"] = self.adapters.list_tiles(inputs)
+            numbers["adapter_slots"] = self.adapters.list_slots(inputs)
         if not self._chooses or not tokens:
             plain = None
         if plain is not None:

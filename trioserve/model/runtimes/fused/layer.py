@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
 
 from torch import Tensor
 
+from ....kernels.triton.adapted_pairs import PairChanges
 from ....kernels.triton.steps import Angles, normalize
-from ....kernels.triton.tiles import Tiles
+from ....kernels.triton.tiles import AdapterTiles, Tiles
 from ...shards.group import TensorGroup
 from ..description import DecoderParts
 from .adapters import FusedAdapters
+from .expert_products import ExpertProduct
 from .mixers import Mixer
 from .products import Product
 from .weights import LayerWeights
+
+
+@dataclass(frozen=True, slots=True)
+class _StepProducts:
+    """See StepProducts (networks.py)."""
+
+    adapters: FusedAdapters
+    tiles: AdapterTiles | None
+
+    def __call__(self, product: Product, given: Tensor) -> Tensor:
+        output = product.multiply(given)
+        self.adapters.change(product, given, output, self.tiles)
+        return output
+
+    def find_changes(self, product: ExpertProduct) -> PairChanges | None:
+        return self.adapters.find_changes(product, self.tiles)
 
 
 class Layer:
@@ -66,7 +84,7 @@ class Layer:
           following: None at the last layer, whose result means nothing.
         """
         weights = self._weights
-        multiply = partial(self._multiply, tiles=tiles)
+        multiply = _StepProducts(self._adapters, tiles.adapters)
         mixed = self._mixer.run(
             multiply(weights.inputs, normed), tiles, angles, multiply
         )
@@ -89,12 +107,6 @@ class Layer:
             scale=weights.mlp_scale,
         )
         return hidden if result is None else result
-
-    def _multiply(self, product: Product, given: Tensor, tiles: Tiles) -> Tensor:
-        """Run a product, with the changes of adapters."""
-        output = product.multiply(given)
-        self._adapters.change(product, given, output, tiles.adapters)
-        return output
 
     def _sum(self, added: Tensor) -> Tensor:
         """Add up the parts of all processes that share the layer."""

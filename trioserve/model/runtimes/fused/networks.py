@@ -6,12 +6,22 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
-from torch.nn.functional import linear
 
+from ....kernels.triton.adapted_pairs import PairChanges
 from ....kernels.triton.experts import Experts, Router, sum_outputs
 from ....kernels.triton.steps import weigh_gates
-from .mixers import Multiply
+from .expert_products import ExpertProduct
 from .products import Product
+
+
+class StepProducts(Protocol):
+    """The products of a layer in one step, with the changes of adapters."""
+
+    def __call__(self, product: Product, given: Tensor) -> Tensor:
+        """Run a product."""
+
+    def find_changes(self, product: ExpertProduct) -> PairChanges | None:
+        """Return the changes of experts; None if there are none in this step."""
 
 
 class Network(Protocol):
@@ -22,9 +32,9 @@ class Network(Protocol):
     """
 
     @property
-    def products(self) -> tuple[Product, ...]: ...
+    def products(self) -> tuple[Product | ExpertProduct, ...]: ...
 
-    def run(self, given: Tensor, slots: Tensor, multiply: Multiply) -> Tensor:
+    def run(self, given: Tensor, slots: Tensor, multiply: StepProducts) -> Tensor:
         """Run the network.
 
         Args:
@@ -56,7 +66,7 @@ class Dense:
     def products(self) -> tuple[Product, ...]:
         return self.inputs, self.output
 
-    def run(self, given: Tensor, slots: Tensor, multiply: Multiply) -> Tensor:
+    def run(self, given: Tensor, slots: Tensor, multiply: StepProducts) -> Tensor:
         inner = multiply(self.inputs, given)
         gates, numbers = inner.chunk(2, dim=1) if self.has_gate else (inner, None)
         return multiply(self.output, weigh_gates(gates, numbers, self.activation))
@@ -70,25 +80,30 @@ class Mixture:
     """A Network of experts.
 
     Args:
-      weight: (num_experts, hidden_size), of the router
+      scores: the product of the router
+      weights: the first of the experts and the second, as adapters change them.
       shared: a network for all tokens beside them; None if there is none
       shared_gate: of one output, whose sigmoid weighs it; None if nothing does
     """
 
-    weight: Tensor
+    scores: Product
     router: Router
     experts: Experts
+    weights: tuple[ExpertProduct, ExpertProduct]
     shared: Dense | None
     shared_gate: Product | None
 
     @property
-    def products(self) -> tuple[Product, ...]:
+    def products(self) -> tuple[Product | ExpertProduct, ...]:
         shared = () if self.shared is None else self.shared.products
-        return (*shared, *([] if self.shared_gate is None else [self.shared_gate]))
+        gate = () if self.shared_gate is None else (self.shared_gate,)
+        return self.scores, *self.weights, *shared, *gate
 
-    def run(self, given: Tensor, slots: Tensor, multiply: Multiply) -> Tensor:
-        scores = linear(given.to(self.weight.dtype), self.weight)
-        parts = self.experts.run(given, self.router.choose(scores, slots))
+    def run(self, given: Tensor, slots: Tensor, multiply: StepProducts) -> Tensor:
+        scores = multiply(self.scores, given.to(self.scores.weight.dtype))
+        first, second = map(multiply.find_changes, self.weights)
+        choices = self.router.choose(scores, slots)
+        parts = self.experts.run(given, choices, changes=(first, second))
         shared = gates = None
         if self.shared is not None:
             shared = self.shared.run(given, slots, multiply)
@@ -97,4 +112,4 @@ class Mixture:
         return sum_outputs(parts, shared, gates)
 
     def compile(self) -> None:
-        self.experts.compile(self.weight.dtype)
+        self.experts.compile(self.scores.weight.dtype, self.router.num_chosen)

@@ -12,6 +12,7 @@ from torch.nn.functional import linear
 
 from ....kernels.triton.matrices import Matrices
 from ....kernels.triton.stored import StoredWeights
+from ..named_products import NamedModule
 from ..stored_linear import find_stored
 
 TensorT = TypeVar("TensorT", Tensor, Tensor | None)
@@ -82,13 +83,13 @@ class Product:
     """Modules that read the same numbers, as one product.
 
     Args:
-      modules: they have lost their weights, but for a head.
+      modules: they have lost their weights, but for a head and a router.
       bias: (num_outputs,); None without biases
       order: (num_outputs,) int64 on the CPU, the places of the outputs among those of the
         modules, which follow each other; None if they are in order
     """
 
-    modules: tuple[nn.Linear, ...]
+    modules: tuple[NamedModule, ...]
     weight: Weight
     bias: Tensor | None = None
     order: Tensor | None = None

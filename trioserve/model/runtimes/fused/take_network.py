@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ....kernels.triton.experts import Experts, Router
 from ....kernels.triton.matrices import Matrices, hold
 from ..description import Body, MixtureParts, MlpParts, list_products, release
+from ..named_products import name_experts, name_router
 from ..stored_experts import find_stored_experts, release_stored_experts
 from ..stored_linear import release_stored
+from .expert_products import ExpertProduct
 from .networks import Dense, Mixture, Network
-from .products import MakeWeight, join_products
+from .products import (
+    MakeWeight,
+    PlainWeight,
+    Product,
+    join_products,
+)
 
 
-def take_network(body: Body, activation: str, make: MakeWeight | None) -> Network:
+def take_network(
+    body: Body,
+    activation: str,
+    make: MakeWeight | None,
+    names: Mapping[nn.Module, str],
+) -> Network:
     """Take the weights of a network, which check_parts has accepted.
 
     Args:
       make: as in join_products.
+      names: as in DecoderParts.
     """
     if isinstance(body, MlpParts):
         taken: Network = _take_dense(body, activation, make)
     else:
         assert isinstance(body, MixtureParts), "check_parts looked at it"
-        taken = _take_mixture(body, activation, make)
+        taken = _take_mixture(body, activation, make, names)
     products = list_products(body)
     release(products)
     release_stored(products)
@@ -41,11 +56,18 @@ def _take_dense(mlp: MlpParts, activation: str, make: MakeWeight | None) -> Dens
 
 
 def _take_mixture(
-    mixture: MixtureParts, activation: str, make: MakeWeight | None
+    mixture: MixtureParts,
+    activation: str,
+    make: MakeWeight | None,
+    names: Mapping[nn.Module, str],
 ) -> Mixture:
     shared, gate = mixture.shared, mixture.shared_gate
+    experts = _take_experts(mixture, activation, make)
     taken = Mixture(
-        weight=mixture.router.detach(),
+        scores=Product(
+            modules=(name_router(mixture, names),),
+            weight=PlainWeight(mixture.router.detach()),
+        ),
         router=Router(
             num_experts=len(mixture.router),
             num_chosen=mixture.num_chosen,
@@ -59,7 +81,11 @@ def _take_mixture(
             choice_bias=_to_float(mixture.choice_bias),
             expert_scales=_to_float(mixture.expert_scales),
         ),
-        experts=_take_experts(mixture, activation, make),
+        experts=experts,
+        weights=(
+            _make_product(mixture, mixture.first_name, experts, names),
+            _make_product(mixture, "down_proj", experts, names),
+        ),
         shared=None if shared is None else _take_dense(shared, activation, make),
         shared_gate=(
             None if gate is None else join_products([gate], make=make, quantises=False)
@@ -91,11 +117,33 @@ def _take_experts(
     )
 
 
+def _make_product(
+    mixture: MixtureParts, name: str, experts: Experts, names: Mapping[nn.Module, str]
+) -> ExpertProduct:
+    modules = name_experts(mixture, names, name)
+    order = None
+    if _mixes(mixture, name):
+        outputs = torch.arange(modules[0].out_features)
+        order = _put_gates_first(outputs[None])[0]
+    return ExpertProduct(
+        modules=modules,
+        experts=experts,
+        is_first=name == mixture.first_name,
+        num_chosen=mixture.num_chosen,
+        order=order,
+    )
+
+
+def _mixes(mixture: MixtureParts, name: str) -> bool:
+    """Return whether gates are among the outputs that they weigh."""
+    return mixture.is_interleaved and name == mixture.first_name
+
+
 def _take_matrices(
     mixture: MixtureParts, name: str, make: MakeWeight | None
 ) -> Matrices:
     num_experts = len(mixture.router)
-    mixes = mixture.is_interleaved and name == mixture.first_name
+    mixes = _mixes(mixture, name)
     stored = find_stored_experts(mixture.experts).get(name)
     if stored is not None:
         if mixes:
@@ -117,8 +165,7 @@ def _take_bias(mixture: MixtureParts, name: str) -> Tensor | None:
     if not mixture.has_biases:
         return None
     bias: Tensor = getattr(mixture.experts, f"{name}_bias").detach()
-    mixes = mixture.is_interleaved and name == mixture.first_name
-    return _put_gates_first(bias) if mixes else bias
+    return _put_gates_first(bias) if _mixes(mixture, name) else bias
 
 
 def _put_gates_first(numbers: Tensor) -> Tensor:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...attention.probe import LayerSpec
 from ..description import (
@@ -21,6 +21,7 @@ from ..description import (
 )
 from ..stored_linear import release_stored
 from .checks import check_parts, find_halves
+from .expert_products import ExpertProduct
 from .networks import Network
 from .products import MakeWeight, Product, join_products
 from .take_network import take_network
@@ -64,7 +65,7 @@ class LayerWeights:
     mlp_scale: float
 
     @property
-    def products(self) -> tuple[Product, ...]:
+    def products(self) -> tuple[Product | ExpertProduct, ...]:
         query = None if self.middle is None else self.middle.query
         middle = () if query is None else (query,)
         return self.inputs, *middle, self.output, *self.network.products
@@ -86,7 +87,10 @@ def take_weights(
     check_parts(parts)
     angles = _Angles()
     activation = parts.activation
-    return tuple(_take_layer(layer, angles, activation, make) for layer in parts.layers)
+    names = parts.names
+    return tuple(
+        _take_layer(layer, angles, activation, make, names) for layer in parts.layers
+    )
 
 
 def list_calls(mixers: Iterable[MixerParts]) -> list[LayerSpec]:
@@ -96,7 +100,11 @@ def list_calls(mixers: Iterable[MixerParts]) -> list[LayerSpec]:
 
 
 def _take_layer(
-    layer: LayerParts, angles: _Angles, activation: str, make: MakeWeight | None
+    layer: LayerParts,
+    angles: _Angles,
+    activation: str,
+    make: MakeWeight | None,
+    names: Mapping[nn.Module, str],
 ) -> LayerWeights:
     first, second = find_halves(layer)
     mixer = first.body
@@ -116,7 +124,7 @@ def _take_layer(
         middle=middle,
         post_mixer_norm=first.post_norm,
         mlp_norm=second.norm,
-        network=take_network(second.body, activation, make),
+        network=take_network(second.body, activation, make, names),
         post_mlp_norm=second.post_norm,
         mixer_scale=first.scale,
         mlp_scale=second.scale,

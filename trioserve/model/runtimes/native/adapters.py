@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 import ctypes
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -13,10 +13,10 @@ from torch.nn import functional
 
 from ....kernels.library import Library
 from ....kernels.structs import AdapterRun, AdditionSpec, ExpandSpec
-from ....types.adapter import NO_ADAPTER
 from ...adapters.description import Changes, LowRank
-from ...step.layout import StepInputs
-from .joined import BlockRun, JoinedProduct, NamedProduct, Product
+from ...step.layout import StepInputs, list_runs
+from ..named_products import find_name
+from .joined import BlockRun, JoinedProduct
 
 # Ranks that a step of a product reads, in every format.
 _RANKS = 2
@@ -68,7 +68,7 @@ class NativeAdapters:
     ) -> None:
         self.dtype = dtype
         self.shapes = {
-            _name(module, names): (module.out_features, module.in_features)
+            find_name(module, names): (module.out_features, module.in_features)
             for product in products.values()
             for module in product.modules
         }
@@ -104,7 +104,7 @@ class NativeAdapters:
         for product in self._products.values():
             ends = [0, *accumulate(each.out_features for each in product.modules)]
             for module, (begin, end) in zip(product.modules, pairwise(ends)):
-                if _name(module, self._names) == name:
+                if find_name(module, self._names) == name:
                     return product, begin, end
         raise KeyError(name)
 
@@ -113,7 +113,7 @@ class NativeAdapters:
         additions = (AdditionSpec * (max(self._products) + 1))()
         for place, product in self._products.items():
             changed = [
-                changes.get(_name(each, self._names)) for each in product.modules
+                changes.get(find_name(each, self._names)) for each in product.modules
             ]
             if any(changed):
                 additions[place] = self._pack_product(product, changed, held)
@@ -127,13 +127,10 @@ class NativeAdapters:
 
     def list_runs(self, inputs: StepInputs) -> ctypes.Array[AdapterRun]:
         """Return the runs of a step's tokens that have the same adapter."""
-        runs = []
-        end = 0
-        owned = zip(inputs.adapters, inputs.rows)
-        for number, group in groupby(owned, lambda each: each[0]):
-            begin, end = end, end + sum(row.num_tokens for _, row in group)
-            if number != NO_ADAPTER:
-                runs.append(self._adapters[number].make_run(begin, end - begin))
+        runs = [
+            self._adapters[number].make_run(begin, end - begin)
+            for number, begin, end in list_runs(inputs.adapters, inputs.counts)
+        ]
         return (AdapterRun * len(runs))(*runs)
 
     def _pack_product(
@@ -214,10 +211,6 @@ class NativeAdapters:
             held.append(chosen)
             spec.scales = chosen.data_ptr()
         return spec
-
-
-def _name(product: Product, names: Mapping[nn.Module, str]) -> str:
-    return product.name if isinstance(product, NamedProduct) else names[product]
 
 
 def _round_up(rank: int) -> int:

@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from ....kernels.structs import (
     AttentionSpec,
@@ -19,7 +19,6 @@ from ....kernels.structs import (
     MixtureSpec,
     SublayerSpec,
 )
-from ...adapters.products import name_expert
 from ..description import (
     BesideParts,
     Body,
@@ -28,6 +27,7 @@ from ..description import (
     MixtureParts,
     MlpParts,
 )
+from ..named_products import NamedModule, name_experts, name_router
 
 # SublayerProduct of native/adapters.h.
 INPUT, MIDDLE, OUTPUT, NUM_PRODUCTS = range(4)
@@ -36,18 +36,6 @@ INPUT, MIDDLE, OUTPUT, NUM_PRODUCTS = range(4)
 _ROUTER, _SHARED_GATE, _EXPERTS = range(3)
 
 Places = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamedProduct:
-    """A product that is not a linear module: of one expert, or of a router."""
-
-    name: str
-    out_features: int
-    in_features: int
-
-
-Product = nn.Linear | NamedProduct
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +70,7 @@ class JoinedProduct:
         kernels read; None if they are in order.
     """
 
-    modules: tuple[Product, ...]
+    modules: tuple[NamedModule, ...]
     matrices: tuple[MatrixSpec, ...]
     order: Places
     runs: tuple[BlockRun, ...]
@@ -95,7 +83,7 @@ class JoinedProduct:
 
 
 def join(
-    modules: Sequence[Product],
+    modules: Sequence[NamedModule],
     matrices: Sequence[MatrixSpec],
     block_size: int,
     *,
@@ -199,25 +187,17 @@ def list_mixture(
       spec: the mixture, packed.
       names: of modules.
     """
-    for module, name in names.items():
-        if getattr(module, "weight", None) is mixture.router:
-            router = _name_product(name, mixture.router)
-            yield _ROUTER, join([router], [spec.router], block_size)
+    router = name_router(mixture, names)
+    yield _ROUTER, join([router], [spec.router], block_size)
     if mixture.shared_gate is not None:
         gate = join([mixture.shared_gate], [spec.shared_gate], block_size)
         yield _SHARED_GATE, gate
     packed = ctypes.cast(spec.experts, ctypes.POINTER(ExpertSpec))
-    weights = mixture.first_name, "down_proj"
-    experts = names[mixture.experts]
+    inners = name_experts(mixture, names, mixture.first_name)
+    outers = name_experts(mixture, names, "down_proj")
     first: list[JoinedProduct] = []
-    for i in range(spec.num_experts):
+    for i, (inner, outer) in enumerate(zip(inners, outers)):
         expert = packed[i]
-        inner, outer = (
-            _name_product(
-                name_expert(experts, i, each), getattr(mixture.experts, each)[i]
-            )
-            for each in weights
-        )
         if not first:
             inputs = _join_gated([inner], expert.up, expert.gate, block_size)
             first = [inputs, join([outer], [expert.down], block_size)]
@@ -232,13 +212,8 @@ def list_mixture(
         yield place + 1, join([shared.output], [expert.down], block_size)
 
 
-def _name_product(name: str, weight: Tensor) -> NamedProduct:
-    num_outputs, num_inputs = weight.shape
-    return NamedProduct(name=name, out_features=num_outputs, in_features=num_inputs)
-
-
 def _join_gated(
-    modules: Sequence[Product], up: MatrixSpec, gate: MatrixSpec, block_size: int
+    modules: Sequence[NamedModule], up: MatrixSpec, gate: MatrixSpec, block_size: int
 ) -> JoinedProduct:
     """Join a network's products: what its gate weighs comes before the gate."""
     matrices = _list_gated(up, gate)
