@@ -1,6 +1,6 @@
 """Compile the kernels of attention over latents for a GPU that need not be there.
 
-    python compile_latents.py CAPABILITY DTYPE NUM_HEADS LATENT_DIM SHARED_DIM
+    python compile_latents.py CAPABILITY DTYPE NUM_HEADS LATENT_DIM SHARED_DIM [int8]
 
 Prints the lines of compiling.py.
 """
@@ -18,7 +18,13 @@ from trioserve.model.attention.probe import LayerSpec
 
 
 def main(
-    capability: int, dtype: torch.dtype, num_heads: int, dim: int, shared_dim: int
+    capability: int,
+    dtype: torch.dtype,
+    num_heads: int,
+    dim: int,
+    shared_dim: int,
+    *,
+    is_int8: bool,
 ) -> None:
     compile_for(capability)
     spec = LayerSpec(
@@ -32,8 +38,10 @@ def main(
         scaling=0.125,
         values_in_keys=True,
     )
-    cache = torch.zeros(4, 16, 1, spec.key_dim, dtype=dtype)
-    layer = LatentLayer(spec, cache, NUM_CORES)
+    kv_dtype = torch.int8 if is_int8 else dtype
+    cache = torch.zeros(4, 16, 1, spec.key_dim, dtype=kv_dtype)
+    scales = torch.zeros(1, 4, 1, 16) if is_int8 else None
+    layer = LatentLayer(spec, cache, NUM_CORES, scales=scales, dtype=dtype)
     keys = torch.zeros(2, 1, spec.key_dim, dtype=dtype)
     query = torch.zeros(2, num_heads, spec.key_dim, dtype=dtype)
     heads = torch.zeros(2, num_heads * (128 + shared_dim), dtype=dtype)
@@ -48,5 +56,6 @@ def main(
 
 
 if __name__ == "__main__":
-    capability, dtype, *sizes = sys.argv[1:]
-    main(int(capability), getattr(torch, dtype), *map(int, sizes))
+    capability, dtype, *sizes = sys.argv[1:6]
+    is_int8 = "int8" in sys.argv[6:]
+    main(int(capability), getattr(torch, dtype), *map(int, sizes), is_int8=is_int8)

@@ -150,6 +150,7 @@ def test_all_kernels_of_an_int8_cache_compile_for_all_gpus(
 )
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("cache", [(), ("int8",)])
 def test_all_kernels_of_latents_compile_for_all_gpus(
     tmp_path: Path,
     capability: int,
@@ -157,8 +158,9 @@ def test_all_kernels_of_latents_compile_for_all_gpus(
     num_heads: int,
     dim: int,
     shared_dim: int,
+    cache: tuple[str, ...],
 ) -> None:
-    arguments = capability, dtype, num_heads, dim, shared_dim
+    arguments = capability, dtype, num_heads, dim, shared_dim, *cache
     check(compile_kernels(tmp_path, "compile_latents.py", *arguments), LATENT_KERNELS)
 
 

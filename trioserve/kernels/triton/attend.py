@@ -78,6 +78,9 @@ def write_cache(
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions + token)
     slot = tl.load(slots + token)
+    # The padding of a graph has no slot.
+    if slot < 0:
+        return
     block = tl.load(tables + slot * slot_stride + position // BLOCK_SIZE)
     place = block * BLOCK_SIZE + position % BLOCK_SIZE
     heads = tl.arange(0, HEADS_WIDTH)[:, None]
@@ -94,15 +97,18 @@ def write_cache(
         numbers = quantise(numbers, peaks)
     tl.store(targets + columns, numbers, mask=inside)
 
-    columns = tl.arange(0, VALUE_WIDTH)[None, :]
-    inside = (heads < NUM_KV_HEADS) & (columns < VALUE_DIM)
-    source = value + token * value_token_stride + heads * value_head_stride + columns
-    numbers = keep_finite(tl.load(source, mask=inside, other=0.0))
-    if HAS_SCALES:
-        peaks = find_peaks(numbers)
-        tl.store(value_scales + scaled, find_scales(peaks), mask=heads < NUM_KV_HEADS)
-        numbers = quantise(numbers, peaks)
-    tl.store(targets + KEY_DIM + columns, numbers, mask=inside)
+    # Latents have no values beside their keys.
+    if VALUE_DIM > 0:
+        columns = tl.arange(0, VALUE_WIDTH)[None, :]
+        inside = (heads < NUM_KV_HEADS) & (columns < VALUE_DIM)
+        source = value + token * value_token_stride + heads * value_head_stride
+        numbers = keep_finite(tl.load(source + columns, mask=inside, other=0.0))
+        if HAS_SCALES:
+            peaks = find_peaks(numbers)
+            target_scales = value_scales + scaled
+            tl.store(target_scales, find_scales(peaks), mask=heads < NUM_KV_HEADS)
+            numbers = quantise(numbers, peaks)
+        tl.store(targets + KEY_DIM + columns, numbers, mask=inside)
 
 
 @triton.jit

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from .attend import (
+    LARGEST,
     LN_2,
     LOG2_E,
     TILE_BEGIN,
@@ -44,6 +45,7 @@ def attend_to_rows(
     places,
     there,
     cache,
+    scales,
     table,
     scaling,
     LATENT_DIM: tl.constexpr,
@@ -51,6 +53,7 @@ def attend_to_rows(
     LATENT_WIDTH: tl.constexpr,
     SHARED_WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
     """Add the rows of the cache at some places to the running softmax of a tile.
@@ -60,6 +63,7 @@ def attend_to_rows(
       summed: (rows, LATENT_WIDTH) float32, the weighted sum of the latents
       latent_queries, shared_queries: (rows, LATENT_WIDTH) and (rows, SHARED_WIDTH)
       query_positions: (rows,)
+      scales: as in `attend_latents`.
       places: (keys,), positions of the keys in the sequence, less than `there` if they count
       table: (max_blocks,) int64, blocks of the slot
       IS_MASKED: some row may not see some key, or the parts of a row are narrower than the
@@ -72,9 +76,8 @@ def attend_to_rows(
         blocks = tl.load(table + places // BLOCK_SIZE, mask=is_key, other=0)
     else:
         blocks = tl.load(table + places // BLOCK_SIZE)
-    tokens = cache + (blocks * BLOCK_SIZE + places % BLOCK_SIZE) * (
-        LATENT_DIM + SHARED_DIM
-    )
+    held = blocks * BLOCK_SIZE + places % BLOCK_SIZE
+    tokens = cache + held * (LATENT_DIM + SHARED_DIM)
     source = tokens[:, None] + latent_columns  # (keys, LATENT_WIDTH)
     shared_source = tokens[:, None] + LATENT_DIM + shared_columns
     if IS_MASKED:
@@ -85,8 +88,16 @@ def attend_to_rows(
     else:
         latents = tl.load(source)
         shared = tl.load(shared_source)
+    # Two products read latents. If each converted int8, float32 would not fit into registers.
+    latents = latents.to(latent_queries.dtype)
     scores = multiply(shared_queries, tl.trans(shared))
     scores = multiply_and_add(latent_queries, tl.trans(latents), scores)
+    if HAS_SCALES:
+        if IS_MASKED:
+            factors = tl.load(scales + held, mask=is_key, other=0.0)
+        else:
+            factors = tl.load(scales + held)
+        scores *= factors[None, :]
     scores *= scaling * LOG2_E
     if IS_MASKED:
         seen = is_key[None, :] & (places[None, :] <= query_positions[:, None])
@@ -98,10 +109,15 @@ def attend_to_rows(
         base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
     weights = tl.exp2(scores - base[:, None])
     fading = tl.exp2(peak - base)
+    total = total * fading + tl.sum(weights, 1)
+    if HAS_SCALES:
+        # As in attend.py.
+        weights *= factors[None, :] * LARGEST
+    weights = weights.to(latent_queries.dtype)
     return (
         new_peak,
-        total * fading + tl.sum(weights, 1),
-        multiply_and_add(weights.to(latents.dtype), latents, summed * fading[:, None]),
+        total,
+        multiply_and_add(weights, latents, summed * fading[:, None]),
     )
 
 
@@ -112,6 +128,7 @@ def attend_latents(
     sums,
     peaks,
     cache,
+    scales,
     tables,
     tiles,
     scaling,
@@ -125,6 +142,7 @@ def attend_latents(
     LATENT_WIDTH: tl.constexpr,
     SHARED_WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
@@ -136,7 +154,8 @@ def attend_latents(
       output: one split: (num_tokens, NUM_HEADS, LATENT_DIM); several: what `merge` reads,
         (num_tiles, NUM_HEADS, NUM_SPLITS, LATENT_DIM) float32
       sums, peaks: (num_tiles, NUM_HEADS, NUM_SPLITS) float32, of several splits
-      cache: (num_blocks, BLOCK_SIZE, 1, LATENT_DIM + SHARED_DIM)
+      cache: (num_blocks, BLOCK_SIZE, 1, LATENT_DIM + SHARED_DIM); int8 if HAS_SCALES
+      scales: (num_blocks, 1, BLOCK_SIZE) float32, the factors of rows, if HAS_SCALES
       tables, tiles: as in `attend`.
       PART_HEADS: heads of one program.
       LATENT_WIDTH, SHARED_WIDTH: the dims, rounded up to a power of two.
@@ -200,6 +219,7 @@ def attend_latents(
                 start + tl.arange(0, TILE_KEYS),
                 there,
                 cache,
+                scales,
                 tables + slot * slot_stride,
                 scaling,
                 LATENT_DIM,
@@ -207,8 +227,11 @@ def attend_latents(
                 LATENT_WIDTH,
                 SHARED_WIDTH,
                 BLOCK_SIZE,
+                HAS_SCALES,
                 is_masked,
             )
+    if HAS_SCALES:
+        summed /= LARGEST
 
     if NUM_SPLITS == 1:
         # Rows without a token have seen no key.

@@ -19,6 +19,7 @@ class LatentLayer(PagedLayer):
 
     Args:
       cache: (num_blocks, block_size, 1, key_dim)
+      scales: (1, num_blocks, 1, block_size) float32, the factors of int8 rows; None for others
     """
 
     @cached_property
@@ -29,7 +30,7 @@ class LatentLayer(PagedLayer):
     @property
     def chunk_queries(self) -> int:
         """Most tokens of a tile of a chunk."""
-        return max(1, count_latent_rows(self.cache.itemsize) // self.spec.num_heads)
+        return max(1, count_latent_rows(self.itemsize) // self.spec.num_heads)
 
     @property
     def num_parts(self) -> int:
@@ -38,7 +39,12 @@ class LatentLayer(PagedLayer):
 
     @property
     def _part_heads(self) -> int:
-        return min(self.spec.num_heads, count_latent_rows(self.cache.itemsize))
+        return min(self.spec.num_heads, count_latent_rows(self.itemsize))
+
+    @cached_property
+    def both_scales(self) -> tuple[Tensor | None, Tensor | None]:
+        """The scales of rows, of which keys and values are parts."""
+        return (None, None) if self.scales is None else (self.scales[0], None)
 
     def _launch(
         self,
@@ -54,13 +60,16 @@ class LatentLayer(PagedLayer):
         spec, table = self.spec, tiles.get_table(self.is_windowed)
         shared_dim = spec.key_dim - spec.value_dim
         rows = round_side(num_queries * self._part_heads)
-        size = choose_latent_size(rows, self.cache.itemsize)
+        size = choose_latent_size(
+            rows, self.itemsize, has_scales=self.scales is not None
+        )
         attend_latents[len(chosen), self.num_parts, splits](
             query,
             output,
             sums,
             peaks,
             self.cache,
+            self.both_scales[0],
             table,
             chosen,
             spec.scaling,
@@ -73,6 +82,7 @@ class LatentLayer(PagedLayer):
             LATENT_WIDTH=round_side(spec.value_dim),
             SHARED_WIDTH=round_side(shared_dim),
             BLOCK_SIZE=self.cache.shape[1],
+            HAS_SCALES=self.scales is not None,
             NUM_SPLITS=splits,
             TILE_ROWS=rows,
             TILE_KEYS=size.keys,
@@ -101,11 +111,15 @@ class LatentLayer(PagedLayer):
         spec, table = self.spec, tiles.get_table(self.is_windowed)
         shared_dim = spec.key_dim - spec.value_dim
         rotary_dim = angles.cos.shape[1]
+        rows = None
+        if self.scales is not None:
+            # A row has one scale, which is known when all of it is.
+            rows = query.new_empty((len(heads), 1, spec.key_dim))
         rotate_latents[len(heads), 2](
             heads,
             low,
             query,
-            self.cache,
+            self.cache if rows is None else rows,
             table,
             tiles.slots,
             tiles.positions,
@@ -127,4 +141,7 @@ class LatentLayer(PagedLayer):
             HALF_WIDTH=round_up(rotary_dim // 2),
             REST_WIDTH=round_up(shared_dim - rotary_dim),
             BLOCK_SIZE=self.cache.shape[1],
+            IS_PAGED=rows is None,
         )
+        if rows is not None:
+            self.write(rows, rows, tiles)

@@ -37,6 +37,7 @@ def rotate_latents(
     HALF_WIDTH: tl.constexpr,
     REST_WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    IS_PAGED: tl.constexpr,
 ):
     """Rotate one token's queries of shared keys, and write its latent; the grid is (tokens, 2).
 
@@ -49,7 +50,8 @@ def rotate_latents(
       low: (num_tokens, low_stride): the latent, and the shared key behind it
       query: (num_tokens, NUM_HEADS, LATENT_DIM + SHARED_DIM); of each head, the numbers for
         the shared key are written
-      cache: (num_blocks, BLOCK_SIZE, LATENT_DIM + SHARED_DIM)
+      cache: (num_blocks, BLOCK_SIZE, LATENT_DIM + SHARED_DIM) if IS_PAGED; else the rows of the
+        tokens, (num_tokens, LATENT_DIM + SHARED_DIM)
       tables, slots, positions, cos, sin, angles: as in `rotate_and_write`.
       latent_norm: (LATENT_DIM,) float32
       LATENT_WIDTH: LATENT_DIM, rounded up to a power of two.
@@ -82,9 +84,12 @@ def rotate_latents(
         slot = tl.load(slots + token)
         if slot < 0:
             return
-        position = tl.load(positions + token)
-        block = tl.load(tables + slot * slot_stride + position // BLOCK_SIZE)
-        target = cache + (block * BLOCK_SIZE + position % BLOCK_SIZE) * key_dim
+        row = token
+        if IS_PAGED:
+            position = tl.load(positions + token)
+            block = tl.load(tables + slot * slot_stride + position // BLOCK_SIZE)
+            row = block * BLOCK_SIZE + position % BLOCK_SIZE
+        target = cache + row * key_dim
         source = low + token * low_stride
         columns = tl.arange(0, LATENT_WIDTH)
         inside = columns < LATENT_DIM

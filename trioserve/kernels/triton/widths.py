@@ -124,8 +124,10 @@ def count_latent_rows(itemsize: int) -> int:
     return 32 if itemsize <= 2 else _LEAST_SIDE
 
 
-def choose_latent_size(rows: int, itemsize: int) -> AttendSize:
+def choose_latent_size(
+    rows: int, itemsize: int, *, has_scales: bool = False
+) -> AttendSize:
     """Return the size of a program of `attend_latents`, as `choose_size` does."""
     if itemsize > 2:
         return AttendSize(16, 8, 1)
-    return AttendSize(32, 8 if rows > _LEAST_SIDE else 4, 2)
+    return AttendSize(32, 8 if rows > _LEAST_SIDE or has_scales else 4, 2)

@@ -74,10 +74,6 @@ class TritonAttention:
             return "it needs a GPU"
         if model.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             return "it needs float32, float16 or bfloat16, by --dtype"
-        if model.kv_dtype == torch.int8 and any(
-            layer.values_in_keys for layer in model.layers
-        ):
-            return "it does not read latents of eight bits"
         misfits = map(_find_misfit, model.layers)
         return next((each for each in misfits if each is not None), None)
 

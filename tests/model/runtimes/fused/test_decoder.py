@@ -36,7 +36,7 @@ TYPES = (
     ),
 )
 
-ROUNDED = ("qwen3", "gemma3_text", "gemma2")
+ROUNDED = ("qwen3", "gemma3_text", "gemma2", "deepseek_v3")
 
 
 @pytest.mark.parametrize("model_type", TYPES)
