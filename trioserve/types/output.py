@@ -129,9 +129,9 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Join successive deltas of one sequence; at least one."""
         return msgspec.structs.replace(
             deltas[-1],
-            token_ids=_chain(delta.token_ids for delta in deltas),
-            logprobs=_chain(delta.logprobs for delta in deltas),
-            prompt_logprobs=_chain(delta.prompt_logprobs for delta in deltas),
+            token_ids=_chain([delta.token_ids for delta in deltas]),
+            logprobs=_chain([delta.logprobs for delta in deltas]),
+            prompt_logprobs=_chain([delta.prompt_logprobs for delta in deltas]),
         )
 
 

@@ -53,6 +53,9 @@ class Writer(Protocol):
         """Write `data`; a task of the connection writes what the kernel does not take at once."""
 
 
+_CHUNK: Final = b"%x\r\n%b\r\n"
+
+
 class ChunkSender:
     """Sends the parts of a chunked answer of HTTP/1.
 
@@ -70,15 +73,11 @@ class ChunkSender:
 
     async def send(self, data: bytes) -> None:
         """Send a part, which is not empty, and wait until the client has taken it."""
-        await self._writer.write(_frame(data))
+        await self._writer.write(_CHUNK % (len(data), data))
 
     def send_now(self, data: bytes) -> None:
         """Send a part, which is not empty."""
-        self._writer.write_soon(_frame(data))
-
-
-def _frame(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data)
+        self._writer.write_soon(_CHUNK % (len(data), data))
 
 
 def mark_answered(stream: HTTPStream | WSStream | None) -> None:

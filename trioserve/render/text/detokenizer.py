@@ -95,7 +95,7 @@ class Detokenizer:
         """
         if self._finished:
             return self._end("")
-        text = self._decode(b"", is_last=True)
+        text = self._read((), is_last=True)
         if self._scanner is not None:
             text = self._scan(text, self._scanner)
             text += self._scanner.release()
@@ -114,14 +114,11 @@ class Detokenizer:
                 return self._end("".join(released), token_ids[:num_tokens])
         return TextDelta(text="".join(released), token_ids=tuple(token_ids))
 
-    def _read(self, token_ids: Sequence[int]) -> str:
+    def _read(self, token_ids: Sequence[int], *, is_last: bool = False) -> str:
         data = b"".join(map(self._spell, token_ids))
         if self._at_start and data:
             self._at_start = False
             data = data.removeprefix(b" ")
-        return self._decode(data)
-
-    def _decode(self, data: bytes, *, is_last: bool = False) -> str:
         data = self._half + data
         text, num_read = codecs.utf_8_decode(data, "replace", is_last)
         self._half = data[num_read:]
