@@ -206,24 +206,37 @@ class QueryTile {
 
   // scores = q K^T for the keys of blocks [block, last)
   void score(const Weight* cache, const StepRow& row, int kv_head, int block, int last) {
-    const int num_steps = shape_.key_dim / Format::kInputs;
     for (int r = 0; r < num_rows_; r += kMaxRows) {
       gather_queries(r);
       with_rows(std::min(kMaxRows, num_rows_ - r), [&](auto constant) {
         constexpr int R = decltype(constant)::value;
         for (int b = block; b < last; ++b) {
           const Weight* keys = find_head(cache, row, kv_head, b);
+          float* to = &scores_[r * keys_ + (b - block) * shape_.block_size];
           // The padding behind a block's scores is overwritten by the next block's.
-          for (int t = 0; t < shape_.block_size; t += Vec::kLanes) {
-            Vec sums[R][1] = {};
-            multiply_block<Format, R, 1>(gathered_.data(), shape_.key_dim,
-                                         keys + t * Format::kInputs, shape_.token_width(),
-                                         num_steps, sums);
-            float* to = &scores_[r * keys_ + (b - block) * shape_.block_size + t];
-            for (int i = 0; i < R; ++i) sums[i][0].store(to + i * keys_);
+          int t = 0;
+          for (; t + kBlock <= shape_.token_width(); t += kBlock) {
+            score_tokens<R, kVecs>(keys + t * Format::kInputs, to + t);
+          }
+          for (; t < shape_.block_size; t += Vec::kLanes) {
+            score_tokens<R, 1>(keys + t * Format::kInputs, to + t);
           }
         }
       });
+    }
+  }
+
+  // The scores of V vectors of tokens.
+  template <int R, int V>
+  void score_tokens(const Weight* keys, float* to) {
+    Vec sums[R][V];
+    trioserve::clear(sums);
+    multiply_block<Format, R, V>(gathered_.data(), shape_.key_dim, keys, shape_.token_width(),
+                                 shape_.key_dim / Format::kInputs, sums);
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i) {
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) sums[i][v].store(to + i * keys_ + v * Vec::kLanes);
     }
   }
 
@@ -362,7 +375,9 @@ class QueryTile {
                    int r, int d) {
     Vec sums[R][V];
     float* to = &sums_[r * shape_.value_width() + d];
+#pragma GCC unroll 16
     for (int i = 0; i < R; ++i) {
+#pragma GCC unroll 4
       for (int v = 0; v < V; ++v) {
         sums[i][v] = Vec::load(to + i * shape_.value_width() + v * Vec::kLanes);
       }
@@ -375,7 +390,9 @@ class QueryTile {
                                    round_up(shape_.block_size, Format::kInputs) / Format::kInputs,
                                    sums);
     }
+#pragma GCC unroll 16
     for (int i = 0; i < R; ++i) {
+#pragma GCC unroll 4
       for (int v = 0; v < V; ++v) sums[i][v].store(to + i * shape_.value_width() + v * Vec::kLanes);
     }
   }
