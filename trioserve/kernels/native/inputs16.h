@@ -13,26 +13,6 @@
 
 namespace trioserve {
 
-// sums += products of two inputs, for R rows.
-//
-//   take: gives the two weights of each output from its four bytes
-template <int R, int V, class Take>
-inline void add_pairs(const std::int16_t* x, std::ptrdiff_t stride, const std::uint8_t* w,
-                      Take&& take, Ints (&sums)[R][V]) {
-  Ints weights[V];
-#pragma GCC unroll 4
-  for (int v = 0; v < V; ++v) weights[v] = take(Ints::load(w + v * kStepBytes * Vec::kLanes));
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-    int inputs;
-    std::memcpy(&inputs, x + r * stride, sizeof inputs);
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) {
-      sums[r][v] = add_products(sums[r][v], weights[v], Ints::all(inputs));
-    }
-  }
-}
-
 // A format of quantised weights, with inputs of 16 bits. At most 256 inputs share a scale, so
 // that sums fit into 32 bits.
 template <int inputs>
@@ -54,8 +34,8 @@ struct Int8Inputs16Format : Inputs16Format<4> {
   template <int R, int V>
   static inline void multiply(const Operand* x, std::ptrdiff_t stride, const Weight* w,
                               Ints (&sums)[R][V]) {
-    add_pairs(x, stride, w, [](Ints bytes) { return lower_bytes(bytes); }, sums);
-    add_pairs(x + 2, stride, w, [](Ints bytes) { return upper_bytes(bytes); }, sums);
+    add_inputs(x, stride, w, [](Ints bytes) { return lower_bytes(bytes); }, sums);
+    add_inputs(x + 2, stride, w, [](Ints bytes) { return upper_bytes(bytes); }, sums);
   }
 };
 
@@ -77,10 +57,10 @@ struct Int4Inputs16Format : Inputs16Format<8> {
   template <int R, int V>
   static inline void multiply(const Operand* x, std::ptrdiff_t stride, const Weight* w,
                               Ints (&sums)[R][V]) {
-    add_pairs(x, stride, w, [](Ints halves) { return nibbles<0>(halves); }, sums);
-    add_pairs(x + 2, stride, w, [](Ints halves) { return nibbles<1>(halves); }, sums);
-    add_pairs(x + 4, stride, w, [](Ints halves) { return nibbles<2>(halves); }, sums);
-    add_pairs(x + 6, stride, w, [](Ints halves) { return nibbles<3>(halves); }, sums);
+    add_inputs(x, stride, w, [](Ints halves) { return nibbles<0>(halves); }, sums);
+    add_inputs(x + 2, stride, w, [](Ints halves) { return nibbles<1>(halves); }, sums);
+    add_inputs(x + 4, stride, w, [](Ints halves) { return nibbles<2>(halves); }, sums);
+    add_inputs(x + 6, stride, w, [](Ints halves) { return nibbles<3>(halves); }, sums);
   }
 };
 

@@ -34,17 +34,26 @@ struct InputGroup {
   std::int32_t code_sum;
 };
 
-// sums += products of four inputs, for R rows.
-template <int R, int V>
-inline void add_quads(const std::int8_t* x, std::ptrdiff_t stride, const Ints (&weights)[V],
-                      Ints (&sums)[R][V]) {
+// sums += products of the inputs in four bytes of each of R rows.
+//
+//   take: gives the weights of these inputs from the four bytes of each output
+template <class Code, int R, int V, class Take>
+inline void add_inputs(const Code* x, std::ptrdiff_t stride, const std::uint8_t* w, Take&& take,
+                       Ints (&sums)[R][V]) {
+  Ints weights[V];
+#pragma GCC unroll 4
+  for (int v = 0; v < V; ++v) weights[v] = take(Ints::load(w + v * kStepBytes * Vec::kLanes));
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
     int inputs;
     std::memcpy(&inputs, x + r * stride, sizeof inputs);
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
-      sums[r][v] = add_byte_products(sums[r][v], weights[v], Ints::all(inputs));
+      if constexpr (sizeof(Code) == 1) {
+        sums[r][v] = add_byte_products(sums[r][v], weights[v], Ints::all(inputs));
+      } else {
+        sums[r][v] = add_products(sums[r][v], weights[v], Ints::all(inputs));
+      }
     }
   }
 }
@@ -84,10 +93,7 @@ struct Int8Format {
   static inline void multiply(const Operand* x, std::ptrdiff_t stride, const Weight* w,
                               Ints (&sums)[R][V]) {
     const Ints signs = Ints::all(static_cast<int>(0x80808080));
-    Ints weights[V];
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) weights[v] = Ints::load(w + v * kStepBytes * Vec::kLanes) ^ signs;
-    add_quads(x, stride, weights, sums);
+    add_inputs(x, stride, w, [&](Ints bytes) { return bytes ^ signs; }, sums);
   }
 };
 
@@ -110,15 +116,8 @@ struct Int4Format {
   static inline void multiply(const Operand* x, std::ptrdiff_t stride, const Weight* w,
                               Ints (&sums)[R][V]) {
     const Ints mask = Ints::all(0x0f0f0f0f);
-    Ints weights[V];
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) weights[v] = Ints::load(w + v * kStepBytes * Vec::kLanes) & mask;
-    add_quads(x, stride, weights, sums);
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) {
-      weights[v] = Ints::load(w + v * kStepBytes * Vec::kLanes) >> 4 & mask;
-    }
-    add_quads(x + 4, stride, weights, sums);
+    add_inputs(x, stride, w, [&](Ints both) { return both & mask; }, sums);
+    add_inputs(x + 4, stride, w, [&](Ints both) { return both >> 4 & mask; }, sums);
   }
 };
 
