@@ -175,42 +175,8 @@ class Experts:
           without experts
         """
         blocks = self.group(choices, given.itemsize, rows)
-        inner = self.run_first(given, choices, blocks, changes[0])
-        return self.run_second(inner, choices, blocks, changes[1])
-
-    def run_first(
-        self,
-        given: Tensor,
-        choices: Choices,
-        blocks: PairBlocks,
-        changes: PairChanges | None = None,
-    ) -> Tensor:
-        """Run the first weights and the gates; returns (num_pairs, inner_size)."""
-        inner = given.new_empty((choices.experts.numel(), self.second.num_inputs))
-        self._multiply(
-            *(given, self.first, self.first_bias, None, blocks, inner, changes),
-            num_chosen=choices.experts.shape[1],
-            is_first=True,
-        )
-        return inner
-
-    def run_second(
-        self,
-        inner: Tensor,
-        choices: Choices,
-        blocks: PairBlocks,
-        changes: PairChanges | None = None,
-    ) -> Tensor:
-        """Run the second weights, and weigh the outputs; see `run`."""
-        shape = *choices.experts.shape, self.second.num_outputs
-        output = inner.new_empty(shape)
-        weights = choices.weights
-        self._multiply(
-            *(inner, self.second, self.second_bias, weights, blocks, output, changes),
-            num_chosen=choices.experts.shape[1],
-            is_first=False,
-        )
-        return output
+        inner = self.run_part(given, choices, blocks, changes[0], is_first=True)
+        return self.run_part(inner, choices, blocks, changes[1], is_first=False)
 
     def compile(self, dtype: torch.dtype, num_chosen: int) -> None:
         """Compile the kernels for all sizes of steps, so that no step waits for them.
@@ -258,26 +224,37 @@ class Experts:
         )
         return PairBlocks(order, blocks, rows)
 
-    def _multiply(
+    def run_part(
         self,
         given: Tensor,
-        weights: Matrices,
-        biases: Tensor | None,
-        factors: Tensor | None,
+        choices: Choices,
         blocks: PairBlocks,
-        output: Tensor,
-        changes: PairChanges | None,
+        changes: PairChanges | None = None,
         *,
-        num_chosen: int,
         is_first: bool,
-    ) -> None:
+    ) -> Tensor:
+        """Run the first weights and the gates, or the second, and weigh their outputs.
+
+        Args:
+          given: what the weights read, contiguous
+          blocks: of `group`.
+          changes: of these weights, by adapters
+
+        Returns:
+          (num_tokens, num_chosen, outputs); see `run`
+        """
+        num_pairs, num_chosen = choices.experts.numel(), choices.experts.shape[1]
+        if is_first:
+            weights, biases, factors = self.first, self.first_bias, None
+        else:
+            weights, biases, factors = self.second, self.second_bias, choices.weights
         has_gate = self.has_gate and is_first
         num_sharing = num_chosen if is_first else 1
-        num_pairs = output.numel() // output.shape[-1]
         parts = None
         if changes is not None:
             parts = shrink(given, blocks, changes, weights, num_pairs, num_sharing)
         num_outputs = weights.num_outputs // 2 if has_gate else weights.num_outputs
+        output = given.new_empty((*choices.experts.shape, num_outputs))
         is_plain = weights.format == "plain"
         size = _choose_size(blocks.width, given.itemsize, is_plain=is_plain)
         outputs = size.columns // 2 if has_gate else size.columns
@@ -323,6 +300,7 @@ class Experts:
             num_warps=size.warps,
             num_stages=size.stages,
         )
+        return output
 
 
 def list_rows(dtype: torch.dtype) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ....kernels.triton.adapted_pairs import PairBlocks, PairChanges, lay_out_pairs
+from ....kernels.triton.adapted_pairs import PairChanges, lay_out_pairs
 from ....kernels.triton.adapters import RANK_MULTIPLE, count_columns
 from ....kernels.triton.experts import Choices, Experts, list_rows
 from ....kernels.triton.matrices import Matrices
@@ -43,17 +43,6 @@ class ExpertProduct:
     def weights(self) -> Matrices:
         return self.experts.first if self.is_first else self.experts.second
 
-    def run(
-        self,
-        given: Tensor,
-        choices: Choices,
-        blocks: PairBlocks,
-        changes: PairChanges | None = None,
-    ) -> Tensor:
-        """Run these weights alone; see run_first and run_second of Experts."""
-        run = self.experts.run_first if self.is_first else self.experts.run_second
-        return run(given, choices, blocks, changes)
-
 
 def find_expert_fault(
     product: ExpertProduct, dtype: torch.dtype, num_cores: int
@@ -64,6 +53,7 @@ def find_expert_fault(
     """
     weights, num_ranks = product.weights, RANK_MULTIPLE + 1
     device, num_chosen = weights.codes.device, product.num_chosen
+    is_first = product.is_first
     slots = torch.tensor(_SLOTS[: weights.num_experts // num_chosen], dtype=torch.int32)
     # Each pair has an expert of its own, whose biases are its change.
     num_pairs = len(slots) * num_chosen
@@ -72,7 +62,7 @@ def find_expert_fault(
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=chance)
 
-    num_rows = len(slots) if product.is_first else num_pairs
+    num_rows = len(slots) if is_first else num_pairs
     given = draw(num_rows, weights.num_inputs).to(dtype)
     a = draw(num_pairs, num_ranks, weights.num_inputs) / weights.num_inputs**0.5
     b = draw(num_pairs, weights.num_outputs, num_ranks) / num_ranks**0.5
@@ -98,8 +88,8 @@ def find_expert_fault(
         blocks = product.experts.group(choices, dtype.itemsize, rows)
         own = given.to(device), choices, blocks
         try:
-            actual = product.run(*own, changes)
-            expected = replace(product, experts=biased).run(*own)
+            actual = product.experts.run_part(*own, changes, is_first=is_first)
+            expected = biased.run_part(*own, is_first=is_first)
             fault = find_difference(expected.cpu(), actual.cpu(), dtype)
         except Exception as error:
             fault = describe_failure(error)
