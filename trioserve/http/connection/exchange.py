@@ -53,9 +53,6 @@ class Writer(Protocol):
         """Write `data`; a task of the connection writes what the kernel does not take at once."""
 
 
-_CHUNK: Final = b"%x\r\n%b\r\n"
-
-
 class ChunkSender:
     """Sends the parts of a chunked answer of HTTP/1.
 
@@ -73,11 +70,15 @@ class ChunkSender:
 
     async def send(self, data: bytes) -> None:
         """Send a part, which is not empty, and wait until the client has taken it."""
-        await self._writer.write(_CHUNK % (len(data), data))
+        await self._writer.write(_frame(data))
 
     def send_now(self, data: bytes) -> None:
         """Send a part, which is not empty."""
-        self._writer.write_soon(_CHUNK % (len(data), data))
+        self._writer.write_soon(_frame(data))
+
+
+def _frame(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def mark_answered(stream: HTTPStream | WSStream | None) -> None:

@@ -188,9 +188,7 @@ class GuardedServer(TCPServer):
         """Write `data` in any task, while `is_free`; see Writer."""
         self._pace.count_written(len(data))
         try:
-            num_sent = self.write_now(data)
-        except BlockingIOError:
-            num_sent = 0
+            num_sent = self._write_nowait(data)
         except OSError:
             mark_lost(self._stream)
             self.drop()
