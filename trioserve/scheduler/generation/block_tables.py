@@ -225,11 +225,20 @@ class BlockTables:
             if self._windows is not None:
                 self._windows.extend(sequence)
 
-    def register(self, sequence: Sequence) -> None:
+    def register(self, sequences: Iterable[Sequence]) -> None:
         """Let other sequences find the full blocks whose tokens are known and planned."""
+        if not self._prefix_caching:
+            return
+        size = self._block_size
+        for each in sequences:
+            # Most tokens fill no block.
+            if each.num_tokens >= size * (each.num_registered_blocks + 1):
+                self._register(each)
+
+    def _register(self, sequence: Sequence) -> None:
         num_tokens = min(sequence.num_computed, sequence.num_tokens)
         first, end = sequence.num_registered_blocks, num_tokens // self._block_size
-        if first >= end or not self._prefix_caching:
+        if first >= end:
             return
         for index in range(first, end):
             block_hash = sequence.hashes.get(index, self._block_size)

@@ -109,9 +109,11 @@ class Draft:
         return self._cost.count_tokens(context, self.seconds, self.size)
 
     def add_decoding(self, sequences: list[Sequence]) -> None:
-        """Count rows of one token; `add` adds each of them."""
+        """Add a row of one token for each sequence."""
         self.num_tokens -= len(sequences)
         self.size.add_decoding(len(sequences), count_context(sequences))
+        for sequence in sequences:
+            self.add(sequence, 1)
 
     def add_chunk(self, sequence: Sequence, num_tokens: int) -> None:
         """Count a chunk of a prompt; `add` adds its row."""

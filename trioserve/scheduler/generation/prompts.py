@@ -70,7 +70,7 @@ class PromptPlanner:
             num_tokens, saves = self._blocks.cut_chunk(sequence, num_tokens)
             draft.add_chunk(sequence, num_tokens)
             draft.add(sequence, num_tokens, saves)
-            self._blocks.register(sequence)
+            self._blocks.register([sequence])
 
     def _leave_to_shorter(
         self, sequence: Sequence, limit: int, line: deque[Sequence], draft: Draft

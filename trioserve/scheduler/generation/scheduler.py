@@ -55,7 +55,7 @@ from collections.abc import Iterable
 import math
 
 from ...types.ids import SequenceId
-from ...types.output import StepResult, TokenDelta
+from ...types.output import StepResult, TokenDelta, TokenLogprobs
 from ...types.plan import SlotStart, StepPlan, StepRow
 from ..step_cost import StepCost, StepRates, StepSize
 from .block_tables import BlockTables
@@ -233,6 +233,7 @@ class Scheduler:
                 delta = self._update_sequence(sequence, row, token_ids, result)
                 if delta is not None:
                     deltas.append(delta)
+        self._blocks.register([each for each in sequences if each.slot is not None])
         return deltas
 
     def list_started(self, plan: StepPlan) -> list[TokenDelta]:
@@ -350,9 +351,7 @@ class Scheduler:
             draft.add_decoding(decoding)
             if waiting.shares.are_shared:
                 waiting.charge_decoding(decoding)
-            for sequence in decoding:
-                draft.add(sequence, 1)
-                self._blocks.register(sequence)
+            self._blocks.register(decoding)
             if prompts or waiting.num_sequences:
                 self._prompts.plan(prompts, draft, self._step_seconds)
             # If preemptions have left the step empty, other sequences may use the freed
@@ -426,38 +425,44 @@ class Scheduler:
         token_ids: tuple[int, ...],
         result: StepResult,
     ) -> TokenDelta | None:
-        prompt_logprobs = result.prompt_logprobs.get(row.slot, ())
-        if prompt_logprobs:
-            prompt_logprobs = sequence.list_new_logprobs(row.start, prompt_logprobs)
-        end = row.start + row.num_tokens
+        # Most steps have none of these.
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+        if result.prompt_logprobs and row.slot in result.prompt_logprobs:
+            prompt_logprobs = sequence.list_new_logprobs(
+                row.start, result.prompt_logprobs[row.slot]
+            )
+        num_known, end = sequence.num_tokens, row.start + row.num_tokens
         # A row behind a gap was computed with a token that never came.
-        if row.slot in result.errors and end <= sequence.num_tokens:
+        if result.errors and row.slot in result.errors and end <= num_known:
             self._end(sequence)
             return TokenDelta(
                 sequence_id=sequence.sequence_id,
                 index=sequence.index,
                 error=result.errors[row.slot],
             )
-        first = max(0, sequence.num_tokens - end)
         new = sequence.list_new(end, token_ids)
-        if row.sample and sequence.num_tokens + len(new) == end:
-            self._take_back(sequence)
-        is_read = sequence.writes_nothing and end == sequence.num_tokens
-        if not new and not prompt_logprobs and not is_read:
-            return None
+        is_read = False
+        if not new:
+            if row.sample and num_known == end:
+                self._take_back(sequence)
+            is_read = sequence.writes_nothing and num_known == end
+            if not (prompt_logprobs or is_read):
+                return None
         num_taken, reason, stop_token_id = sequence.append_all(new)
         if is_read:
             reason = "length"
         self._num_sampled_tokens += num_taken
         if reason is not None:
             self._end(sequence)
-        elif sequence.slot is not None:
-            self._blocks.register(sequence)
+        if result.logprobs and row.slot in result.logprobs:
+            first = max(0, num_known - end)
+            logprobs = result.logprobs[row.slot][first : first + num_taken]
         return TokenDelta(
             sequence_id=sequence.sequence_id,
             index=sequence.index,
             token_ids=new[:num_taken],
-            logprobs=result.logprobs.get(row.slot, ())[first : first + num_taken],
+            logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=sequence.num_cached_tokens,
             finish_reason=reason,

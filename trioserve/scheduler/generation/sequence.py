@@ -113,6 +113,7 @@ class Sequence:
       adapter: see plan.SlotStart.
 
     Attributes:
+      stop_token_ids: end the sequence: these, and those of the request.
       num_tokens: tokens whose ids are known.
       num_planned: known tokens and placeholders.
       max_num_tokens: the sequence ends at this length. The scheduler lowers it to the
@@ -171,6 +172,7 @@ class Sequence:
         "slot",
         "spans",
         "started_in",
+        "stop_token_ids",
         "window_begin",
         "window_ids",
         "writes_nothing",
@@ -211,6 +213,7 @@ class Sequence:
         self.flow = flow or Flow()
         self.place: float | None = None
         self.eos_token_ids = frozenset() if sampling.ignore_eos else eos_token_ids
+        self.stop_token_ids = self.eos_token_ids | set(sampling.stop_token_ids)
         self.slot: int | None = None
         self.block_ids: list[BlockId] = []
         self.window_ids: list[BlockId] = []
@@ -333,23 +336,22 @@ class Sequence:
           The number of appended tokens; the reason if the last one ends the sequence; and
           its id if the request named it as a stop token.
         """
-        detects = self.sampling.repetition_detection is not None
-        for num_taken, token_id in enumerate(token_ids, 1):
-            self.output_token_ids.append(token_id)
-            self.num_tokens += 1
+        sampling, outputs, num_taken = self.sampling, self.output_token_ids, 0
+        for token_id in token_ids:
+            outputs.append(token_id)
+            num_taken += 1
+            self.num_tokens = num_tokens = self.num_tokens + 1
             # It fills the first placeholder, if there is one.
-            if self.num_planned < self.num_tokens:
-                self.num_planned = self.num_tokens
-            if len(self.output_token_ids) >= self.sampling.min_tokens:
-                if token_id in self.eos_token_ids:
-                    return num_taken, "stop", None
-                if token_id in self.sampling.stop_token_ids:
-                    return num_taken, "stop", token_id
-            if self.num_tokens >= self.max_num_tokens:
+            if self.num_planned < num_tokens:
+                self.num_planned = num_tokens
+            if token_id in self.stop_token_ids and len(outputs) >= sampling.min_tokens:
+                is_named = token_id not in self.eos_token_ids
+                return num_taken, "stop", token_id if is_named else None
+            if num_tokens >= self.max_num_tokens:
                 return num_taken, "length", None
-            if detects and self._is_repeating():
+            if sampling.repetition_detection is not None and self._is_repeating():
                 return num_taken, "repetition", None
-        return len(token_ids), None, None
+        return num_taken, None, None
 
     def _is_repeating(self) -> bool:
         rule = self.sampling.repetition_detection
@@ -398,7 +400,7 @@ class Sequence:
             output_token_ids=tuple(self.output_token_ids),
             sampling=self.sampling,
             seed=self.seed,
-            stop_token_ids=self.eos_token_ids | set(self.sampling.stop_token_ids),
+            stop_token_ids=self.stop_token_ids,
             embedded=self.embedded,
             restores=self.checkpoint,
             first_window_block=self.window_begin,
@@ -421,9 +423,11 @@ class Sequence:
 
     def take_new_block_ids(self) -> tuple[BlockId, ...]:
         """Return the blocks that no plan has named since the sequence started."""
-        new = self.block_ids[self._num_planned_blocks :]
-        self._num_planned_blocks = len(self.block_ids)
-        return tuple(new)
+        num_planned, end = self._num_planned_blocks, len(self.block_ids)
+        if num_planned == end:
+            return ()
+        self._num_planned_blocks = end
+        return tuple(self.block_ids[num_planned:])
 
     def take_new_window_ids(self) -> tuple[BlockId, ...]:
         """Return the window blocks that no plan has named since the sequence started."""
