@@ -23,6 +23,7 @@ from ..types.plan import SlotStart, StepPlan, StepRow
 from ..types.sampling import SamplingParams
 from .adapters.part import ModelPart
 from .adapters.read import AdapterReader, ReadGguf
+from .device.choose import on_device
 from .device.torch_threads import torch_threads
 from .ends.protocols import StepEnds
 from .ends.whole import WholeModelEnds
@@ -96,7 +97,8 @@ class ModelRunner:
         extensions = Extensions(
             logits_processors=logits_processors, load_tokenizer=load_tokenizer
         )
-        self._writer = ends.make_writer(model, self._tables, extensions)
+        with on_device(self._device):
+            self._writer = ends.make_writer(model, self._tables, extensions)
         self._grid = _make_grid(model)
         joins_images = any(layer.joins_images for layer in model.layers)
         self._images = JoinedImages() if joins_images else None
@@ -123,10 +125,11 @@ class ModelRunner:
         Call it in one thread at a time, in the order of the plans. Earlier steps need not
         be finished.
         """
-        if self._model.native is None:
-            return self._launch(plan)
-        with torch_threads(1):
-            return self._launch(plan)
+        with on_device(self._device):
+            if self._model.native is None:
+                return self._launch(plan)
+            with torch_threads(1):
+                return self._launch(plan)
 
     def _launch(self, plan: StepPlan) -> LaunchedStep:
         self._reader.begin(plan)
@@ -165,11 +168,13 @@ class ModelRunner:
         Raises:
           InvalidAdapter: its files are wrong, or the layers cannot run it.
         """
-        return self._adapters.read(source)
+        with on_device(self._device):
+            return self._adapters.read(source)
 
     def add_adapter(self, number: int, weights: Any) -> None:
         """Let the rows of later plans use an adapter; between two steps."""
-        self._layers.adapters.add(number, weights)
+        with on_device(self._device):
+            self._layers.adapters.add(number, weights)
         self._loaded_adapters[number] = weights
 
     def remove_adapter(self, number: int) -> None:
@@ -228,9 +233,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _prepare(self) -> None:
-        self._layers.prepare(
-            len(self._tables.last_token_ids), chooses=self._writer.is_capturable
-        )
+        with on_device(self._device):
+            self._layers.prepare(
+                len(self._tables.last_token_ids), chooses=self._writer.is_capturable
+            )
 
     def _read(self, plan: StepPlan, inputs: StepInputs) -> dict[str, Tensor]:
         """Return the model's arguments, besides the tokens of the step at their places."""
@@ -259,16 +265,17 @@ def _make_layers(
     Raises:
       InvalidConfig: the attention backend that the options name cannot run it.
     """
-    if model.native is None:
-        return ModuleLayers(
-            model, tables, num_blocks, num_window_blocks=num_window_blocks
+    with on_device(model.device):
+        if model.native is None:
+            return ModuleLayers(
+                model, tables, num_blocks, num_window_blocks=num_window_blocks
+            )
+        layers = model.native.open(
+            tables,
+            num_blocks=num_blocks,
+            num_window_blocks=num_window_blocks,
+            kv_dtype=model.kv_dtype,
         )
-    layers = model.native.open(
-        tables,
-        num_blocks=num_blocks,
-        num_window_blocks=num_window_blocks,
-        kv_dtype=model.kv_dtype,
-    )
     return KernelLayers(model, layers)
 
 

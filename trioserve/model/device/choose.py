@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 from ...config import ModelConfig
@@ -27,6 +29,15 @@ def resolve_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise InvalidConfig("device", _explain(name, error)) from None
     return device
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Let this thread launch Triton's kernels on a device, and capture graphs there.
+
+    Operators of torch run where their tensors are. Triton and graphs take the device of the
+    thread, which is the first GPU in each new one.
+    """
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _explain(name: str, error: Exception) -> str:

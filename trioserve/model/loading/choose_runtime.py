@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ...config import ModelConfig
 from ...kernels.library import open_library
 from ..attention.gather import GatherAttention
+from ..device.choose import on_device
 from ..runtimes.choice import NotRecognised, OutputDiffers, try_kernels
 from ..runtimes.consensus import agreeing, pack_together
 from ..runtimes.deepstack import ADDED
@@ -96,7 +97,8 @@ def _try_kernels(
 def _make_decoder(model: LoadedModel, config: ModelConfig) -> DecoderOnKernels:
     with agreeing(model.tensor_group, model.device):
         pack = _choose_kernels(model, config)
-    return make_decoder(model, pack, int8=config.quantization != "none")
+    with on_device(model.device):
+        return make_decoder(model, pack, int8=config.quantization != "none")
 
 
 @torch.inference_mode()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from trioserve.model import runner as runner_module
 from trioserve.model.runner import ModelRunner
 from trioserve.model.sampling import writing
 from trioserve.model.sampling.launched import LaunchedStep
@@ -112,6 +114,34 @@ def test_plain_rows_cost_one_copy_and_are_chosen_in_the_graph(
     for names in recorded[:2]:
         # The first steps pin memory.
         assert [name for name in names if name != "empty"] == expected_names
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="watches the interpreter's launches")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_threads_launch_kernels_on_the_device_of_the_model(
+    tiny: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each thread's own device is the first GPU at first, whichever the model has."""
+    from triton.runtime.interpreter import GridExecutor
+
+    devices: list[torch.device] = []
+    launched: list[bool] = []
+
+    @contextmanager
+    def on_device(device: torch.device) -> Iterator[None]:
+        devices.append(device)
+        yield
+        devices.pop()
+
+    def launch(executor: Any, *args: Any, **constants: Any) -> None:
+        launched.append(bool(devices))
+        original(executor, *args, **constants)
+
+    original = GridExecutor.__call__
+    monkeypatch.setattr(GridExecutor, "__call__", launch)
+    monkeypatch.setattr(runner_module, "on_device", on_device)
+    Planner(load(tiny("qwen2", DEVICE)), max_num_seqs=1).runner.warm_up()
+    assert launched and all(launched)
 
 
 def test_kernels_are_tried_before_they_read_and_choose_tokens(
