@@ -9,6 +9,7 @@ Prints the lines of compiling.py.
 
 from __future__ import annotations
 
+from itertools import product
 import sys
 
 from compiling import NUM_CORES, compile_for, make_tiles
@@ -72,15 +73,21 @@ def main(
     normalize(hidden, factors, 1e-5)
     normalize(hidden, factors, 1e-5, added=hidden, added_weight=added_weight)
     normalize(hidden, None, 1e-5, added=hidden)
+    if has_all:
+        # Llama 405B's.
+        wide = torch.zeros(2, 16_384, dtype=dtype)
+        normalize(wide, factors, 1e-5, added=wide, added_weight=factors)
     gates, numbers = torch.zeros(2, 4 * size, dtype=dtype).chunk(2, dim=1)
     others = ("gelu_tanh", "gelu", "relu", "sigmoid") if has_all else ()
     for activation in ("silu", *others):
         weigh_gates(gates, numbers, activation)
-    for has_chunks in (False, True):
+    # A table of one product, as when an adapter is tried; and one of two.
+    tables = torch.zeros(2, 6, dtype=torch.int64), torch.zeros(2, 16, dtype=torch.int64)
+    for has_chunks, table in product((False, True), tables):
         change_outputs(
             hidden,
             qkv,
-            table=torch.zeros(2, 8, dtype=torch.int64),
+            table=table,
             tiles=AdapterTiles(
                 numbers=torch.zeros(1, 3, dtype=torch.int32),
                 num_tokens=count_adapter_tokens(has_chunks),

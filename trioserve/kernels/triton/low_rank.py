@@ -46,7 +46,8 @@ ENDS = tl.constexpr(3)
 RANKS = tl.constexpr(16)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "split_steps"])
+# The adapters that are tried first have a table of their own, with another stride.
+@triton.jit(do_not_specialize=["slot_stride", "num_tokens", "split_steps"])
 def shrink(
     given,
     parts,
@@ -111,7 +112,7 @@ def shrink(
         tl.store(target, summed, mask=is_row[:, None])
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_splits"])
+@triton.jit(do_not_specialize=["slot_stride", "num_tokens", "num_splits"])
 def expand(
     output,
     parts,

@@ -17,6 +17,9 @@ from .widths import round_side, round_up
 # Numbers of one program of `weigh`; the usual choice. Not measured on a GPU yet.
 _WEIGH_BLOCK = 1024
 
+# Numbers of `add_and_normalize` that stay in the registers of four warps.
+_NORM_WIDTH = 8192
+
 
 def normalize(
     hidden: Tensor,
@@ -53,6 +56,7 @@ def normalize(
         HAS_ADDED=added is not None,
         HAS_ADDED_NORM=added_weight is not None,
         HAS_OUTPUT=output is not None,
+        num_warps=4 if size <= _NORM_WIDTH else 8,
     )
     return output
 
