@@ -62,6 +62,7 @@ def run_recurrence(
         skip=None if is_delta else heads,
         norm=torch.zeros(value_dim if is_delta else num_values),
         num_norm_groups=num_heads if is_delta else 1,
+        has_gate_behind=is_delta,
         epsilon=1e-6,
     )
     recurrence.run(convolution.run(inputs, tiles), inputs, tiles)

@@ -67,6 +67,7 @@ class Runner:
             step_limits=(0.1, 2.0),
             norm=layer.norm.to(DEVICE) if layer.has_norm else None,
             num_norm_groups=sizes.value_heads if is_delta else sizes.key_heads,
+            has_gate_behind=is_delta or layer.has_gate_behind,
             epsilon=EPSILON,
         )
 

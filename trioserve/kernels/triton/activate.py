@@ -37,6 +37,7 @@ def weigh(
     output,
     gates_stride,
     numbers_stride,
+    scale,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -48,13 +49,14 @@ def weigh(
       gates, numbers: (num_tokens, SIZE), whose tokens are a stride apart; the gates alone
         without HAS_NUMBERS
       output: (num_tokens, SIZE)
+      scale: factor of gates before the activation.
       ACTIVATION: as in `activate`.
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < SIZE
     gate = tl.load(gates + row * gates_stride + columns, mask=inside, other=0.0)
-    gate = activate(gate.to(tl.float32), ACTIVATION)
+    gate = activate(scale * gate.to(tl.float32), ACTIVATION)
     if HAS_NUMBERS:
         numbers += row * numbers_stride
         gate *= tl.load(numbers + columns, mask=inside, other=0.0).to(tl.float32)

@@ -151,15 +151,17 @@ def weigh_and_normalize(
     WIDTH: tl.constexpr,
     GATES_FIRST: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    IS_SHARED: tl.constexpr,
 ):
     """Normalise a group of a token's numbers, with gates; the grid is (tokens, NUM_GROUPS).
 
     Args:
       numbers, output: (num_tokens, NUM_GROUPS * SIZE)
       gates: (num_tokens, gates_stride), whose SiLU weighs the numbers
-      weight: float32, if HAS_NORM: (NUM_GROUPS * SIZE,) of a norm behind the gates, if
-        GATES_FIRST, or (SIZE,) of a norm before them, which all groups share
+      weight: float32, of the norm, if HAS_NORM: (NUM_GROUPS * SIZE,), or (SIZE,) if all
+        groups share it (IS_SHARED)
       WIDTH: SIZE, rounded up to a power of two.
+      GATES_FIRST: the gates are before the norm.
     """
     token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, WIDTH)
@@ -173,7 +175,7 @@ def weigh_and_normalize(
     if GATES_FIRST:
         result *= gate
     if HAS_NORM:
-        factors = weight + columns if GATES_FIRST else weight + columns - group * SIZE
+        factors = weight + columns - group * SIZE if IS_SHARED else weight + columns
         factors = tl.load(factors, mask=inside, other=0.0)
         result = normalize(result, factors, epsilon, SIZE)
     if not GATES_FIRST:

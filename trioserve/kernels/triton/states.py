@@ -92,9 +92,10 @@ class Recurrence:
       decay, decay_bias: (num_heads,) float32; the first is negative
       skip: (num_heads,) float32, of Mamba-2; None is the delta rule
       step_limits: the least and the largest step, of Mamba-2.
-      norm: float32: (value_dim,), before the gates of each head, of the delta rule;
-        (num_heads * value_dim,), behind the gates, of Mamba-2, or None without a norm
+      norm: float32: (value_dim,), of each head, of the delta rule; (num_heads * value_dim,)
+        of Mamba-2, or None without a norm
       num_norm_groups: parts of a token that are normalised by themselves.
+      has_gate_behind: the gates are behind the norm.
     """
 
     states: Tensor
@@ -105,6 +106,7 @@ class Recurrence:
     step_limits: tuple[float, float] = (0.0, 0.0)
     norm: Tensor | None
     num_norm_groups: int
+    has_gate_behind: bool
     epsilon: float
 
     def run(self, mixed: Tensor, inputs: Tensor, tiles: Tiles) -> Tensor:
@@ -163,7 +165,8 @@ class Recurrence:
             NUM_GROUPS=self.num_norm_groups,
             SIZE=size,
             WIDTH=width,
-            GATES_FIRST=self.skip is not None,
+            GATES_FIRST=not self.has_gate_behind,
             HAS_NORM=self.norm is not None,
+            IS_SHARED=self.skip is None,
             num_warps=min(8, max(1, width // _WARP_NUMBERS)),
         )

@@ -61,13 +61,16 @@ def normalize(
     return output
 
 
-def weigh_gates(gates: Tensor, numbers: Tensor | None, activation: str) -> Tensor:
+def weigh_gates(
+    gates: Tensor, numbers: Tensor | None, activation: str, *, scale: float = 1.0
+) -> Tensor:
     """Multiply numbers by their activated gates.
 
     Args:
       gates, numbers: (num_tokens, size); they may be parts of wider rows. None leaves the
         activated gates alone.
       activation: as in recognise/formulas.py, or "sigmoid".
+      scale: factor of gates before the activation.
 
     Returns:
       (num_tokens, size)
@@ -81,6 +84,7 @@ def weigh_gates(gates: Tensor, numbers: Tensor | None, activation: str) -> Tenso
         output,
         gates.stride(0),
         0 if numbers is None else numbers.stride(0),
+        scale,
         SIZE=size,
         BLOCK=block,
         ACTIVATION=activation,

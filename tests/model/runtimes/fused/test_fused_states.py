@@ -36,24 +36,35 @@ from .graphs import DEVICE, GRAPHS, capture, check_on_gpu
 
 require_triton()
 
-# Gated DeltaNet beside attention with gates, short convolutions, and Mamba-2 beside attention
-# without rotation.
-TYPES = [
-    *("qwen3_5_text", "lfm2"),
-    pytest.param("granitemoehybrid", marks=pytest.mark.matrix),
-]
-
+# Gated DeltaNet beside attention with gates; short convolutions; layers of one part, which is
+# Mamba-2, attention, a network, or experts behind a narrow product; Mamba-2 and attention
+# side by side, with factors; and Mamba-2 beside attention without rotation, or alone.
+TYPES = ["qwen3_5_text", "lfm2", "nemotron_h", "falcon_h1"]
+MORE = ["granitemoehybrid", "bamba", "mamba2"]
+OTHERS = [*TYPES[1:], *MORE]
+ALL = [*TYPES, *(pytest.param(each, marks=pytest.mark.matrix) for each in MORE)]
 
 # Tiny beside the sizes of other tests: the interpreter takes a millisecond for each token and
 # head.
-MAMBA2: dict[str, Any] = {
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "layer_types": ["linear_attention", "full_attention"],
-    "mamba_n_heads": 4,
-    "mamba_n_groups": 2,
-    # Experts have tests of their own (test_decoder.py).
-    "num_local_experts": 0,
+_FEW_HEADS = {"mamba_n_heads": 4, "mamba_n_groups": 2}
+_TINY: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2}
+MAMBA2: dict[str, dict[str, Any]] = {
+    "nemotron_h": {"hidden_size": 32, "mamba_num_heads": 4, "num_hidden_layers": None},
+    "falcon_h1": {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "mamba_d_ssm": 32,
+        "mamba_n_heads": 2,
+        "mamba_n_groups": 2,
+    },
+    "granitemoehybrid": {
+        **(_TINY | _FEW_HEADS),
+        "layer_types": ["linear_attention", "full_attention"],
+        # Experts have tests of their own (test_decoder.py).
+        "num_local_experts": 0,
+    },
+    "bamba": {**(_TINY | _FEW_HEADS), "attn_layer_indices": [1]},
+    "mamba2": {**_TINY, "num_heads": 4},
 }
 
 
@@ -65,10 +76,11 @@ def build(
 
     @functools.cache
     def build(model_type: str) -> Tiny:
-        if model_type != "granitemoehybrid":
+        if model_type not in MAMBA2:
             model = tiny(model_type, DEVICE)
             return replace(model, loaded=_load(model.folder))
-        folder = save(model_type, tmp_path_factory.mktemp(model_type), **MAMBA2)
+        changes = MAMBA2[model_type]
+        folder = save(model_type, tmp_path_factory.mktemp(model_type), **changes)
         oracle = load_oracle(AutoModelForCausalLM, folder, DEVICE)
         return Tiny(folder=folder, loaded=_load(folder), oracle=oracle)
 
@@ -89,7 +101,7 @@ def _load(folder: Path) -> LoadedModel:
     return replace(loaded, native=decoder)
 
 
-@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("model_type", ALL)
 def test_a_model_writes_what_generate_writes(
     build: Callable[[str], Any], model_type: str
 ) -> None:
@@ -155,10 +167,17 @@ def make_row(slot: int, begin: int, end: int, **others: Any) -> StepRow:
 
 # Padding computes with what its memory held before.
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        "qwen3_5_text",
+        *(pytest.param(each, marks=pytest.mark.matrix) for each in OTHERS),
+    ],
+)
 def test_graphs_leave_states_of_held_rows_and_of_padding_and_copies_move_them(
-    build: Callable[[str], Tiny],
+    build: Callable[[str], Tiny], model_type: str
 ) -> None:
-    loaded = build("qwen3_5_text").loaded
+    loaded = build(model_type).loaded
     expected = Steps(loaded, 4).run(make_row(0, 0, 4))
     steps = Steps(loaded, 4)
     steps.layers.prepare(2)
@@ -213,7 +232,7 @@ def test_rows_that_are_not_sampled_choose_nothing() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("model_type", ALL)
 def test_a_gpu_runs_the_kernels_in_graphs(
     build: Callable[[str], Tiny], model_type: str, dtype: Any
 ) -> None:

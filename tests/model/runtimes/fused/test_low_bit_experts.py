@@ -134,5 +134,5 @@ def test_plain_experts_are_quantised(tmp_path: Path, format: str) -> None:
     # It compares the logits with those of the modules.
     make = partial(FusedDecoder, quantization=format)
     decoder = make_decoder(loaded, make, int8=True)
-    networks = [layer.network for layer in decoder.weights]
+    networks = [layer[-1].body for layer in decoder.weights]
     assert {each.experts.first.format for each in networks} == {format}

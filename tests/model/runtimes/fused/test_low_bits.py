@@ -186,7 +186,8 @@ def test_plain_weights_are_quantised_but_for_the_head(
     decoder = make_decoder(loaded, make, int8=True)
     assert decoder.description == f"native triton, {format}"
     assert decoder.head is not None and isinstance(decoder.head.weight, PlainWeight)
-    for product in decoder.weights[0].products:
+    mixing, network = decoder.weights[0]
+    for product in (*mixing.products, *network.products):
         assert isinstance(product.weight, LowBitWeight)
 
 
@@ -230,7 +231,7 @@ def test_modules_of_different_formats_are_dequantised_together(
     loaded = load_kept(tmp_path)
     # It compares the logits with those of the modules.
     decoder = make_decoder(loaded, FusedDecoder, int8=False)
-    assert isinstance(decoder.weights[0].inputs.weight, PlainWeight)
+    assert isinstance(decoder.weights[0][0].products[0].weight, PlainWeight)
     assert decoder.description == "native triton, int4, int8"
     assert "1 products are dequantised: their modules differ in formats" in caplog.text
 

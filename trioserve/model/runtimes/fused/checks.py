@@ -8,17 +8,12 @@ from ...attention.probe import LayerSpec
 from ..choice import NotRecognised
 from ..description import (
     AttentionParts,
-    Body,
+    BesideParts,
     DecoderParts,
     DeltaParts,
     LatentParts,
     LayerParts,
     LookupParts,
-    Mamba2Parts,
-    MixtureParts,
-    MlpParts,
-    ShortConvParts,
-    SublayerParts,
 )
 
 
@@ -26,7 +21,7 @@ def check_parts(parts: DecoderParts) -> None:
     """Refuse decoders with parts that the kernels do not compute.
 
     Raises:
-      NotRecognised: a layer has wide heads, other heads than the first, or norms, factors and
+      NotRecognised: a layer has wide heads, other heads than the first, or norms, states and
         networks that are not supported.
     """
     for layer in parts.layers:
@@ -42,43 +37,20 @@ def _list_sizes(call: LayerSpec) -> tuple[int, ...]:
 
 
 def _check_layer(layer: LayerParts) -> None:
-    first, second = find_halves(layer)
-    mixer, mlp = first.body, second.body
-    _check_network(mlp)
     if layer.output_scale != 1.0:
         raise NotRecognised("it scales the output of layers")
-    if isinstance(mixer, AttentionParts):
-        _check_attention(mixer)
-    elif isinstance(mixer, LatentParts):
-        _check_latents(mixer.call)
-    else:
-        _check_state(mixer)
-
-
-def find_halves(layer: LayerParts) -> tuple[SublayerParts, SublayerParts]:
-    """Return the sublayer that mixes tokens, and the network behind it.
-
-    Raises:
-      NotRecognised
-    """
-    if any(isinstance(each.body, LookupParts) for each in layer.sublayers):
-        raise NotRecognised("every layer looks up the tokens again")
-    if len(layer.sublayers) != 2 or any(each.norm is None for each in layer.sublayers):
-        raise NotRecognised("its layers are not a mixer of tokens and a network")
-    first, second = layer.sublayers
-    return first, second
-
-
-def _check_state(mixer: Body) -> None:
-    match mixer:
-        case DeltaParts():
-            is_known = mixer.widen_decays is None
-        case Mamba2Parts():
-            is_known = mixer.inputs_scale is None and not mixer.has_gate_behind
-        case _:
-            is_known = isinstance(mixer, ShortConvParts)
-    if not is_known:
-        raise NotRecognised("its layers keep states of a kind that they do not know")
+    for sublayer in layer.sublayers:
+        match sublayer.body:
+            case AttentionParts() as mixer:
+                _check_attention(mixer)
+            case LatentParts() as mixer:
+                _check_latents(mixer.call)
+            case DeltaParts(widen_decays=decays) if decays is not None:
+                raise NotRecognised("each number of its keys has a decay of its own")
+            case LookupParts():
+                raise NotRecognised("every layer looks up the tokens again")
+            case BesideParts():
+                raise NotRecognised("its experts stand beside another network")
 
 
 def _check_latents(call: LayerSpec) -> None:
@@ -91,8 +63,6 @@ def _check_latents(call: LayerSpec) -> None:
 
 def _check_attention(mixer: AttentionParts) -> None:
     call = mixer.call
-    if mixer.inputs_scale is not None:
-        raise NotRecognised("it scales queries and keys")
     if call.shares is not None:
         raise NotRecognised("some layers read the keys and values of others")
     if max(call.key_dim, call.value_dim) > MAX_DIM:
@@ -101,18 +71,3 @@ def _check_attention(mixer: AttentionParts) -> None:
         raise NotRecognised("it normalises values")
     if (mixer.query_norm is None) != (mixer.key_norm is None):
         raise NotRecognised("it normalises queries or keys alone")
-
-
-def _check_network(body: Body) -> None:
-    if isinstance(body, MixtureParts):
-        if body.output is not None:
-            raise NotRecognised(
-                "its experts read fewer numbers than hidden states have"
-            )
-        networks = [] if body.shared is None else [body.shared]
-    elif isinstance(body, MlpParts):
-        networks = [body]
-    else:
-        raise NotRecognised("its experts stand beside another network")
-    if any(each.gate_scale != 1.0 for each in networks):
-        raise NotRecognised("its networks scale their gates")

@@ -41,11 +41,11 @@ from .decode_inputs import (
 )
 from .graphs import Capture, DecodeGraphs, GraphOutput, list_sizes
 from .latents import LatentAttention
-from .layer import Layer
+from .layer import Layer, Sublayer
 from .low_bits import LowBits
 from .mixers import Attention, Mixer, make_state_mixer
 from .products import join_products
-from .weights import LayerWeights, list_calls, take_weights
+from .weights import MixerWeights, SublayerWeights, list_calls, take_weights
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,12 @@ class FusedLayers:
         self._sizes: list[int] = []
         self._embed: Callable[[Tensor], Tensor] | None = None
         self._chooses = False
-        calls = list_calls(layer.mixer for layer in decoder.weights)
+        calls = list_calls(
+            each.body.parts
+            for layer in decoder.weights
+            for each in layer
+            if isinstance(each.body, MixerWeights)
+        )
         self._attention = TritonAttention(
             PagedModel(
                 layers=tuple(calls),
@@ -148,8 +153,13 @@ class FusedLayers:
             ),
             tables,
         )
-        made = self._make_mixers(decoder.weights)
-        products = [each for layer in decoder.weights for each in layer.products]
+        paged = iter(self._attention.layers)
+        made = [
+            [Sublayer(each, self._make_mixer(each, paged)) for each in layer]
+            for layer in decoder.weights
+        ]
+        everywhere = [each for layer in made for each in layer]
+        products = [each for own in everywhere for each in own.weights.products]
         self.adapters = FusedAdapters(
             [*products, *([] if self._head is None else [self._head])],
             parts.names,
@@ -160,27 +170,31 @@ class FusedLayers:
         capture = WeakMethod(self._capture_adapted)
         self.adapters.on_growth = lambda: _call(capture)
         self._layers = tuple(
-            Layer(weights, mixer, parts, self.adapters, decoder.group)
-            for weights, mixer in zip(decoder.weights, made)
+            Layer(sublayers, parts, self.adapters, decoder.group) for sublayers in made
         )
-        states = [each for mixer in made for each in mixer.states]
+        mixers = (each.mixer for each in everywhere)
+        states = [
+            each for mixer in mixers if mixer is not None for each in mixer.states
+        ]
         copies = StateCopies(states, first=len(tables.last_token_ids))
         self.copies = copies if states else None
 
-    def _make_mixers(self, layers: Sequence[LayerWeights]) -> list[Mixer]:
-        """Make the mixers of all layers, with their caches."""
-        paged = iter(self._attention.layers)
-        return [self._make_mixer(layer, paged) for layer in layers]
-
-    def _make_mixer(self, layer: LayerWeights, paged: Iterator[PagedLayer]) -> Mixer:
-        mixer, epsilon = layer.mixer, self._parts.epsilon
+    def _make_mixer(
+        self, sublayer: SublayerWeights, paged: Iterator[PagedLayer]
+    ) -> Mixer | None:
+        """Make what mixes tokens, with its cache; None if nothing does."""
+        weights, epsilon = sublayer.body, self._parts.epsilon
+        if not isinstance(weights, MixerWeights):
+            return None
+        mixer = weights.parts
         if isinstance(mixer, AttentionParts):
             return Attention(mixer, next(paged), epsilon)
         if isinstance(mixer, LatentParts):
-            latents, middle = next(paged), layer.middle
+            latents, projection = next(paged), weights.projection
             assert isinstance(latents, LatentLayer), "its values are in its keys"
-            assert middle is not None, "it has products between"
-            return LatentAttention(mixer, middle.projection, middle.query, latents)
+            assert projection is not None, "it has latents"
+            query = weights.between[0] if weights.between else None
+            return LatentAttention(mixer, projection, query, latents)
         num_places = len(self._tables.last_token_ids) + self._tables.num_checkpoints
         return make_state_mixer(mixer, num_places, self._dtype, epsilon)
 

@@ -1,7 +1,8 @@
-"""One layer of a decoder: a mixer and a feed-forward network, with their norms."""
+"""One layer of a decoder: mixers of tokens and feed-forward networks, with their norms."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -14,8 +15,9 @@ from ..description import DecoderParts
 from .adapters import FusedAdapters
 from .expert_products import ExpertProduct
 from .mixers import Mixer
+from .networks import StepProducts
 from .products import Product
-from .weights import LayerWeights
+from .weights import MixerWeights, SublayerWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +30,39 @@ class _StepProducts:
     def __call__(self, product: Product, given: Tensor) -> Tensor:
         output = product.multiply(given)
         self.adapters.change(product, given, output, self.tiles)
+        if product.scale is not None:
+            output *= product.scale
         return output
 
     def find_changes(self, product: ExpertProduct) -> PairChanges | None:
         return self.adapters.find_changes(product, self.tiles)
+
+
+@dataclass(frozen=True, slots=True)
+class Sublayer:
+    """A part of a layer that adds to the hidden states.
+
+    Args:
+      mixer: None if it does not mix tokens.
+    """
+
+    weights: SublayerWeights
+    mixer: Mixer | None
+
+    def run(
+        self,
+        normed: Tensor,
+        tiles: Tiles,
+        angles: Angles | None,
+        multiply: StepProducts,
+    ) -> Tensor:
+        """Return what it adds, (num_tokens, hidden_size); see Layer.run."""
+        body = self.weights.body
+        if not isinstance(body, MixerWeights):
+            return body.run(normed, tiles.slots, multiply)
+        assert self.mixer is not None, "it mixes tokens"
+        inputs = multiply(body.inputs, normed)
+        return multiply(body.output, self.mixer.run(inputs, tiles, angles, multiply))
 
 
 class Layer:
@@ -45,26 +76,26 @@ class Layer:
 
     def __init__(
         self,
-        weights: LayerWeights,
-        mixer: Mixer,
+        sublayers: Sequence[Sublayer],
         parts: DecoderParts,
         adapters: FusedAdapters,
         group: TensorGroup | None,
     ) -> None:
-        self._weights = weights
-        self._mixer = mixer
+        self._sublayers = tuple(sublayers)
         self._adapters = adapters
         self._group = group
         self._epsilon = parts.epsilon
 
     def compile(self) -> None:
         """Compile kernels that depend on the number of tokens."""
-        self._weights.network.compile()
+        for sublayer in self._sublayers:
+            if not isinstance(sublayer.weights.body, MixerWeights):
+                sublayer.weights.body.compile()
 
     def enter(self, hidden: Tensor) -> Tensor:
         """Normalise the input of the first layer."""
-        normed = normalize(hidden, self._weights.input_norm, self._epsilon)
-        assert normed is not None, "there is a norm"
+        normed = normalize(hidden, self._sublayers[0].weights.norm, self._epsilon)
+        assert normed is not None, "the first sublayer has a norm"
         return normed
 
     def run(
@@ -83,30 +114,22 @@ class Layer:
           angles: of the tokens; None if they are at their places.
           following: None at the last layer, whose result means nothing.
         """
-        weights = self._weights
         multiply = _StepProducts(self._adapters, tiles.adapters)
-        mixed = self._mixer.run(
-            multiply(weights.inputs, normed), tiles, angles, multiply
-        )
-        middle = normalize(
-            hidden,
-            weights.mlp_norm,
-            self._epsilon,
-            added=self._sum(multiply(weights.output, mixed)),
-            added_weight=weights.post_mixer_norm,
-            scale=weights.mixer_scale,
-        )
-        assert middle is not None, "there is a norm"
-        added = weights.network.run(middle, tiles.slots, multiply)
-        result = normalize(
-            hidden,
-            None if following is None else following._weights.input_norm,
-            self._epsilon,
-            added=self._sum(added),
-            added_weight=weights.post_mlp_norm,
-            scale=weights.mlp_scale,
-        )
-        return hidden if result is None else result
+        nexts = [None] if following is None else following._sublayers[:1]
+        for each, behind in zip(self._sublayers, (*self._sublayers[1:], *nexts)):
+            weights = each.weights
+            added = each.run(normed, tiles, angles, multiply)
+            result = normalize(
+                hidden,
+                None if behind is None else behind.weights.norm,
+                self._epsilon,
+                added=self._sum(added),
+                added_weight=weights.post_norm,
+                scale=weights.scale,
+            )
+            # Without a norm, the next one reads what this one has read.
+            normed = normed if result is None else result
+        return normed
 
     def _sum(self, added: Tensor) -> Tensor:
         """Add up the parts of all processes that share the layer."""

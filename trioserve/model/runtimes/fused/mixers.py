@@ -148,6 +148,7 @@ def _make_recurrence(
             decay_bias=parts.decay_bias,
             norm=parts.norm,
             num_norm_groups=num_heads,
+            has_gate_behind=True,
             epsilon=epsilon,
         )
     return Recurrence(
@@ -159,5 +160,6 @@ def _make_recurrence(
         step_limits=parts.step_limits,
         norm=parts.norm,
         num_norm_groups=parts.num_norm_groups,
+        has_gate_behind=parts.has_gate_behind,
         epsilon=epsilon,
     )

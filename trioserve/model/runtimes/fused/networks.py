@@ -55,11 +55,13 @@ class Dense:
 
     Args:
       inputs: the gates first, if it has gates.
+      gate_scale: factor of gates before their activation.
     """
 
     inputs: Product
     output: Product
     has_gate: bool
+    gate_scale: float
     activation: str
 
     @property
@@ -69,7 +71,8 @@ class Dense:
     def run(self, given: Tensor, slots: Tensor, multiply: StepProducts) -> Tensor:
         inner = multiply(self.inputs, given)
         gates, numbers = inner.chunk(2, dim=1) if self.has_gate else (inner, None)
-        return multiply(self.output, weigh_gates(gates, numbers, self.activation))
+        active = weigh_gates(gates, numbers, self.activation, scale=self.gate_scale)
+        return multiply(self.output, active)
 
     def compile(self) -> None:
         pass
@@ -82,6 +85,7 @@ class Mixture:
     Args:
       scores: the product of the router
       weights: the first of the experts and the second, as adapters change them.
+      inputs, output: before and behind the experts; None if they read and write hidden states.
       shared: a network for all tokens beside them; None if there is none
       shared_gate: of one output, whose sigmoid weighs it; None if nothing does
     """
@@ -90,26 +94,31 @@ class Mixture:
     router: Router
     experts: Experts
     weights: tuple[ExpertProduct, ExpertProduct]
+    inputs: Product | None
+    output: Product | None
     shared: Dense | None
     shared_gate: Product | None
 
     @property
     def products(self) -> tuple[Product | ExpertProduct, ...]:
         shared = () if self.shared is None else self.shared.products
-        gate = () if self.shared_gate is None else (self.shared_gate,)
-        return self.scores, *self.weights, *shared, *gate
+        others = self.inputs, self.output, self.shared_gate
+        own = [each for each in others if each is not None]
+        return self.scores, *self.weights, *shared, *own
 
     def run(self, given: Tensor, slots: Tensor, multiply: StepProducts) -> Tensor:
         scores = multiply(self.scores, given.to(self.scores.weight.dtype))
         first, second = map(multiply.find_changes, self.weights)
         choices = self.router.choose(scores, slots)
-        parts = self.experts.run(given, choices, changes=(first, second))
+        low = given if self.inputs is None else multiply(self.inputs, given)
+        parts = self.experts.run(low, choices, changes=(first, second))
         shared = gates = None
         if self.shared is not None:
             shared = self.shared.run(given, slots, multiply)
         if self.shared_gate is not None:
             gates = multiply(self.shared_gate, given)
-        return sum_outputs(parts, shared, gates)
+        mixed = sum_outputs(parts, shared, gates)
+        return mixed if self.output is None else multiply(self.output, mixed)
 
     def compile(self) -> None:
         self.experts.compile(self.scores.weight.dtype, self.router.num_chosen)

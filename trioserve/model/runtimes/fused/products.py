@@ -87,19 +87,22 @@ class Product:
       bias: (num_outputs,); None without biases
       order: (num_outputs,) int64 on the CPU, the places of the outputs among those of the
         modules, which follow each other; None if they are in order
+      scale: (num_outputs,) float32, factors of the outputs, behind the changes of adapters;
+        None if there are none
     """
 
     modules: tuple[NamedModule, ...]
     weight: Weight
     bias: Tensor | None = None
     order: Tensor | None = None
+    scale: Tensor | None = None
 
     def get_order(self) -> Tensor:
         """Return the order, also if there is none."""
         return torch.arange(self.weight.shape[0]) if self.order is None else self.order
 
     def multiply(self, given: Tensor) -> Tensor:
-        """Multiply (num_tokens, num_inputs)."""
+        """Multiply (num_tokens, num_inputs), without the factors of outputs."""
         return self.weight.multiply(given, self.bias)
 
 
@@ -109,6 +112,7 @@ def join_products(
     *,
     make: MakeWeight | None = None,
     quantises: bool = True,
+    scale: Tensor | None = None,
 ) -> Product:
     """Join modules to one product; they keep their weights.
 
@@ -116,6 +120,7 @@ def join_products(
       order: as in Product, on any device.
       make: is asked first for a weight.
       quantises: `make` may quantise.
+      scale: as in Product, on any device.
     """
     order = None if order is None else order.cpu()
     weight = None if make is None else make.join(modules, order, quantises=quantises)
@@ -128,6 +133,7 @@ def join_products(
         weight=weight,
         bias=_put_in_order(_join_biases(modules), order),
         order=order,
+        scale=None if scale is None else scale.to(weight.device),
     )
 
 

@@ -51,6 +51,7 @@ def _take_dense(mlp: MlpParts, activation: str, make: MakeWeight | None) -> Dens
         inputs=join_products(mlp.inputs, make=make),
         output=join_products([mlp.output], make=make),
         has_gate=mlp.has_gate,
+        gate_scale=mlp.gate_scale,
         activation=activation,
     )
 
@@ -61,7 +62,7 @@ def _take_mixture(
     make: MakeWeight | None,
     names: Mapping[nn.Module, str],
 ) -> Mixture:
-    shared, gate = mixture.shared, mixture.shared_gate
+    shared, gate, output = mixture.shared, mixture.shared_gate, mixture.output
     experts = _take_experts(mixture, activation, make)
     taken = Mixture(
         scores=Product(
@@ -86,6 +87,8 @@ def _take_mixture(
             _make_product(mixture, mixture.first_name, experts, names),
             _make_product(mixture, "down_proj", experts, names),
         ),
+        inputs=join_products(mixture.inputs, make=make) if mixture.inputs else None,
+        output=None if output is None else join_products([output], make=make),
         shared=None if shared is None else _take_dense(shared, activation, make),
         shared_gate=(
             None if gate is None else join_products([gate], make=make, quantises=False)

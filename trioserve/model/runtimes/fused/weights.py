@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...attention.probe import LayerSpec
 from ..description import (
     AttentionParts,
     DecoderParts,
     LatentParts,
-    LayerParts,
+    Mamba2Parts,
     MixerParts,
     StateParts,
+    SublayerParts,
     list_products,
     release,
 )
 from ..stored_linear import release_stored
-from .checks import check_parts, find_halves
+from .checks import check_parts
 from .expert_products import ExpertProduct
 from .networks import Network
 from .products import MakeWeight, Product, join_products
@@ -28,47 +29,43 @@ from .take_network import take_network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatentProducts:
-    """The products between the first product and the last of attention over latents.
+class MixerWeights:
+    """The products of a mixer. They have the model's type.
 
     Args:
-      query: None if queries are among the inputs.
-      projection: (num_heads * (key_dim + value_dim), rank), of latents
+      parts: the rest of the mixer's parts; its products have lost their weights.
+      inputs: in the order that the mixer reads.
+      between: the products between the first and the last, in the order of list_products.
+      projection: (num_heads * (key_dim + value_dim), rank), of latents; None if it has none
     """
 
-    query: Product | None
-    projection: Tensor
+    parts: MixerParts
+    inputs: Product
+    between: tuple[Product, ...]
+    output: Product
+    projection: Tensor | None
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        return self.inputs, *self.between, self.output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerWeights:
-    """One layer. Norms are float32, the other weights have the model's type.
+class SublayerWeights:
+    """A part of a layer that adds to the hidden states; see SublayerParts (description.py)."""
 
-    Args:
-      mixer: the rest of the mixer's parts; its products have lost their weights.
-      inputs: of the mixer, in the order that it reads.
-      middle: the products of latents; None if the mixer has none
-      network: reads the hidden states behind the mixer.
-      mixer_scale, mlp_scale: factors of what is added to the hidden states.
-    """
-
-    input_norm: Tensor
-    mixer: MixerParts
-    inputs: Product
-    output: Product
-    middle: LatentProducts | None
-    post_mixer_norm: Tensor | None
-    mlp_norm: Tensor
-    network: Network
-    post_mlp_norm: Tensor | None
-    mixer_scale: float
-    mlp_scale: float
+    norm: Tensor | None
+    body: MixerWeights | Network
+    post_norm: Tensor | None
+    scale: float
 
     @property
     def products(self) -> tuple[Product | ExpertProduct, ...]:
-        query = None if self.middle is None else self.middle.query
-        middle = () if query is None else (query,)
-        return self.inputs, *middle, self.output, *self.network.products
+        return self.body.products
+
+
+# In their order.
+LayerWeights = tuple[SublayerWeights, ...]
 
 
 def take_weights(
@@ -86,11 +83,21 @@ def take_weights(
     """
     check_parts(parts)
     angles = _Angles()
-    activation = parts.activation
-    names = parts.names
-    return tuple(
-        _take_layer(layer, angles, activation, make, names) for layer in parts.layers
-    )
+
+    def take(sublayer: SublayerParts) -> SublayerWeights:
+        body = sublayer.body
+        return SublayerWeights(
+            norm=sublayer.norm,
+            body=(
+                _take_mixer(body, angles, make)
+                if isinstance(body, MixerParts)
+                else take_network(body, parts.activation, make, parts.names)
+            ),
+            post_norm=sublayer.post_norm,
+            scale=sublayer.scale,
+        )
+
+    return tuple(tuple(map(take, layer.sublayers)) for layer in parts.layers)
 
 
 def list_calls(mixers: Iterable[MixerParts]) -> list[LayerSpec]:
@@ -99,44 +106,29 @@ def list_calls(mixers: Iterable[MixerParts]) -> list[LayerSpec]:
     return [mixer.call for mixer in mixers if isinstance(mixer, kinds)]
 
 
-def _take_layer(
-    layer: LayerParts,
-    angles: _Angles,
-    activation: str,
-    make: MakeWeight | None,
-    names: Mapping[nn.Module, str],
-) -> LayerWeights:
-    first, second = find_halves(layer)
-    mixer = first.body
-    assert isinstance(mixer, MixerParts), "check_parts looked at it"
-    assert first.norm is not None and second.norm is not None, "as find_halves found"
-    inputs = join_products(mixer.inputs, mixer.order, make=make)
-    output = join_products([mixer.output], make=make)
-    middle = _take_latents(mixer, make) if isinstance(mixer, LatentParts) else None
-    taken_from = list_products(mixer)
-    release(taken_from)
-    release_stored(taken_from)
-    return LayerWeights(
-        input_norm=first.norm,
-        mixer=mixer if isinstance(mixer, StateParts) else angles.share(mixer),
-        inputs=inputs,
-        output=output,
-        middle=middle,
-        post_mixer_norm=first.post_norm,
-        mlp_norm=second.norm,
-        network=take_network(second.body, activation, make, names),
-        post_mlp_norm=second.post_norm,
-        mixer_scale=first.scale,
-        mlp_scale=second.scale,
+def _take_mixer(
+    mixer: MixerParts, angles: _Angles, make: MakeWeight | None
+) -> MixerWeights:
+    between: list[Product] = []
+    projection = None
+    if isinstance(mixer, LatentParts):
+        if mixer.query is not None:
+            between.append(join_products([mixer.query], mixer.query_order, make=make))
+        projection = mixer.projection.weight.detach()
+        release([mixer.projection])
+    scale = None
+    if isinstance(mixer, AttentionParts | Mamba2Parts):
+        scale = mixer.inputs_scale
+    taken = MixerWeights(
+        parts=mixer if isinstance(mixer, StateParts) else angles.share(mixer),
+        inputs=join_products(mixer.inputs, mixer.order, make=make, scale=scale),
+        between=tuple(between),
+        output=join_products([mixer.output], make=make),
+        projection=projection,
     )
-
-
-def _take_latents(mixer: LatentParts, make: MakeWeight | None) -> LatentProducts:
-    query = None
-    if mixer.query is not None:
-        query = join_products([mixer.query], mixer.query_order, make=make)
-    taken = LatentProducts(query=query, projection=mixer.projection.weight.detach())
-    release([mixer.projection])
+    products = list_products(mixer)
+    release(products)
+    release_stored(products)
     return taken
 
 
