@@ -42,3 +42,25 @@ def test_rows_are_plain_from_their_first_outputs_on() -> None:
     assert plain is not None
     assert plain.temperatures.tolist() == [0.5, 0.0, 0.5]
     assert plain.keys.tolist() == [make_key(-1, 4), 0, make_key(5, 3)]
+    assert plain.settings is None
+
+
+def test_rows_with_rules_have_settings() -> None:
+    columns = PlainColumns()
+    cut = replace(DRAWN, top_p=0.9, top_k=4)
+    for slot, sampling in enumerate(
+        (cut, GREEDY, replace(DRAWN, min_p=0.1), replace(DRAWN, logprobs=1))
+    ):
+        start = make_start(sampling, slot, seed=slot)
+        columns.start(slot, prepare_choice(start, 9, torch.device("cpu")))
+    counts = np.array([5, 0, 2])
+    plain = columns.find(np.arange(3), counts)
+    assert plain is not None and plain.settings is not None
+    keys = [make_key(slot, count) % 2**64 for slot, count in enumerate(counts.tolist())]
+    assert plain.settings.tolist() == [
+        [0.5, 0.9, 4, 2, keys[0] % 2**32, keys[0] // 2**32, 0],
+        [0, 1, 9, 0, 0, 0, 0],
+        [0.5, 1, 9, 1, keys[2] % 2**32, keys[2] // 2**32, 0.1],
+    ]
+    # Its logits are needed.
+    assert columns.find(np.array([3]), np.array([0])) is None

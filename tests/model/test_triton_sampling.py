@@ -83,12 +83,11 @@ def draw_with(
     """Draw from one row's logits, once with each key."""
     count = len(keys)
     is_cut = top_k is not None or top_p < 1.0
+    way, limit = 2 if is_cut else 1, top_k or len(logits)
     rows = [
-        *([each] * count for each in (1.0, top_p, top_k or len(logits))),
-        [2 if is_cut else 1] * count,
-        *([key // each % 2**32 for key in keys] for each in (1, 2**32)),
+        [1.0, top_p, limit, way, key % 2**32, key // 2**32 % 2**32, min_p]
+        for key in keys
     ]
-    rows.append(torch.full((count,), min_p).log().tolist())
     settings = torch.tensor(rows, dtype=torch.float64, device=DEVICE)
     chosen: list[int] = choose_tokens(
         logits.expand(count, -1).contiguous(), settings, has_cut=is_cut
@@ -144,11 +143,13 @@ def test_rows_of_mixed_settings_get_the_tokens_of_torch(vocab_size: int) -> None
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("vocab_size", [1, 257, 4099])
+@pytest.mark.parametrize(
+    "samplings", [(GREEDY, MIXED[1], GREEDY, SamplingParams()), MIXED[:4]]
+)
 def test_plain_rows_get_the_tokens_of_torch(
-    vocab_size: int, dtype: torch.dtype
+    vocab_size: int, dtype: torch.dtype, samplings: tuple[SamplingParams, ...]
 ) -> None:
     """In 16 bits many logits are equal, and the first of them wins."""
-    samplings = GREEDY, MIXED[1], GREEDY, SamplingParams()
     logits = draw_logits(4, vocab_size).to(dtype)
     choices, counts = prepare(samplings, vocab_size), [3] * 4
     chosen = TritonOperators(DEVICE).choose_plain(logits, choices, counts)
@@ -168,6 +169,14 @@ def test_tokens_of_a_captured_step_go_to_their_places_and_slots() -> None:
     )
     none = torch.zeros(4, device=DEVICE)
     chosen = choose_plain(logits, none, none.long(), kept)
+    assert chosen[:2].tolist() == [best[2], best[0]]
+    assert last.tolist() == [-7, -7, -7, best[2], -7, best[0]]
+    # One is cut to the likeliest token, and one is greedy.
+    settings = torch.zeros(4, 7, dtype=torch.float64, device=DEVICE)
+    settings[2] = torch.tensor([1.0, 1.0, 1.0, 2.0, 3.0, 4.0, 0.0])
+    last.fill_(-7)
+    chosen = choose_tokens(logits.bfloat16(), settings, has_cut=True, kept=kept)
+    best = logits.bfloat16().argmax(dim=-1).tolist()
     assert chosen[:2].tolist() == [best[2], best[0]]
     assert last.tolist() == [-7, -7, -7, best[2], -7, best[0]]
 

@@ -25,7 +25,7 @@ def main(capability: int, vocab_size: int) -> None:
     compile_for(capability)
     for num_rows in (1, 2, 3, 16):
         scores = torch.zeros(num_rows, vocab_size)
-        settings = torch.zeros(7, num_rows, dtype=torch.float64)
+        settings = torch.zeros(num_rows, 7, dtype=torch.float64)
         choose_tokens(scores, settings, has_cut=True)
         # As rows.py sends them.
         places, rows = torch.zeros(2, num_rows, dtype=torch.int64)
@@ -38,6 +38,7 @@ def main(capability: int, vocab_size: int) -> None:
         take_tokens(slots[:num_rows], slots, last, [new])
         kept = Kept(places=slots.int(), slots=slots, last_tokens=last)
         choose_plain(scores.bfloat16(), penalties[0], slots, kept)
+        choose_tokens(scores.bfloat16(), settings, has_cut=True, kept=kept)
 
 
 if __name__ == "__main__":

@@ -111,7 +111,8 @@ def test_the_kernels_of_the_sampler_compile_for_a_gpu(tmp_path: Path) -> None:
     """Once, for batches of all sizes: no step waits for a compiler."""
     kernels = compile_kernels(tmp_path, "compile_sampling.py", 90, 1000)
     check(kernels, SAMPLING_KERNELS)
-    assert len({kernel["hash"] for kernel in kernels}) == len(SAMPLING_KERNELS)
+    # Four of them are compiled for captured steps, too.
+    assert len({kernel["hash"] for kernel in kernels}) == len(SAMPLING_KERNELS) + 4
 
 
 def test_the_kernels_of_weights_in_fewer_bits_compile_for_a_gpu(tmp_path: Path) -> None:

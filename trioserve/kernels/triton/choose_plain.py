@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .draw import add_noise, find_first, scale
+from .draw import add_noise, find_first, has_token, keep_token, scale
 
 
 @triton.jit
@@ -39,10 +39,7 @@ def scan_part(
       best: (num_rows, num_parts) int32, the first token with it
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    has_token = True
-    if HAS_PLACES:
-        has_token = tl.load(places + row) >= 0
-    if has_token:
+    if has_token(places, row, HAS_PLACES):
         temperature = tl.load(temperatures + row)
         tokens = part * PART + tl.arange(0, PART)
         inside = tokens < VOCABULARY
@@ -77,24 +74,16 @@ def take_best(
 
     Args:
       peaks, best: (num_rows, NUM_PARTS), as scan_part writes them
-      places: (num_rows,) int32, of the rows' tokens in chosen; below 0 for rows without one
-      slots: (num_rows,) int64
-      last_tokens: (num_slots,) int64, gets the tokens by slots
-      chosen: (num_rows,) int64
+      places, slots, last_tokens, chosen: see keep_token
     """
     row = tl.program_id(0).to(tl.int64)
-    place = row
-    if HAS_PLACES:
-        place = tl.load(places + row).to(tl.int64)
-    if place >= 0:
+    if has_token(places, row, HAS_PLACES):
         parts = tl.arange(0, WIDTH)
         inside, sources = parts < NUM_PARTS, row * NUM_PARTS + parts
         found = tl.load(peaks + sources, mask=inside, other=float("-inf"))
         tokens = tl.load(best + sources, mask=inside, other=VOCABULARY)
         # Parts are in the order of the vocabulary, so the smallest token is the first.
         _, token = find_first(found, tokens, VOCABULARY)
-        # Broken logits still give a token.
-        token = tl.minimum(token, VOCABULARY - 1).to(tl.int64)
-        tl.store(chosen + place, token)
-        if HAS_PLACES:
-            tl.store(last_tokens + tl.load(slots + row), token)
+        keep_token(
+            token, row, places, slots, last_tokens, chosen, VOCABULARY, HAS_PLACES
+        )

@@ -6,6 +6,8 @@
     list_tokens  (row, part)  the tokens of the first level that top-k and top-p cannot leave
     draw         (row,)       the token
 
+In a captured step some rows have no token, and tokens go to their slots, too.
+
 The key of a row and the id of a token determine noise for the token. Among the tokens that may
 come, the one with the largest sum of scaled logit and noise is drawn. The noise comes
 from model/step/scans.py, so a seed gives the token that sampling/draw.py draws.
@@ -26,14 +28,14 @@ import triton.language as tl
 # 2**42: the weights of 2**20 tokens fit into 63 bits.
 ONE = tl.constexpr(4398046511104.0)
 
-# Rows of the tensor of settings.
+# Numbers of each row of the settings.
+SETTINGS = tl.constexpr(7)
 TEMPERATURE = tl.constexpr(0)
 TOP_P = tl.constexpr(1)
 TOP_K = tl.constexpr(2)
 WAY = tl.constexpr(3)
 KEY_LOW = tl.constexpr(4)
 KEY_HIGH = tl.constexpr(5)
-# The logarithm of min-p, as torch computes it.
 MIN_P = tl.constexpr(6)
 
 # The ways of a row: the likeliest token, one of all, or one of the rest after top-k and top-p.
@@ -74,16 +76,24 @@ def from_key(key):
 
 
 @triton.jit
-def read_word(settings, row):
-    """Return one half of a row's key, uint32."""
-    return tl.load(settings + row).to(tl.int64).to(tl.uint32)
+def has_token(places, row, HAS_PLACES: tl.constexpr):
+    """Return whether a row gets a token."""
+    has = True
+    if HAS_PLACES:
+        has = tl.load(places + row) >= 0
+    return has
 
 
 @triton.jit
-def read_key(settings, row, num_rows):
+def read_word(setting):
+    """Return one half of a row's key, uint32."""
+    return tl.load(setting).to(tl.int64).to(tl.uint32)
+
+
+@triton.jit
+def read_key(settings):
     """Return both halves of a row's key."""
-    low = read_word(settings, KEY_LOW * num_rows + row)
-    return low, read_word(settings, KEY_HIGH * num_rows + row)
+    return read_word(settings + KEY_LOW), read_word(settings + KEY_HIGH)
 
 
 @triton.jit
@@ -117,26 +127,64 @@ def find_first(values, tokens, LIMIT: tl.constexpr):
 
 
 @triton.jit
+def keep_token(
+    token,
+    row,
+    places,
+    slots,
+    last_tokens,
+    chosen,
+    VOCABULARY: tl.constexpr,
+    HAS_PLACES: tl.constexpr,
+):
+    """Store the token of a row that gets one.
+
+    Args:
+      places: (num_rows,) int32, of the rows' tokens in chosen, if HAS_PLACES; then tokens go
+        to last_tokens, too
+      slots: (num_rows,) int64
+      last_tokens: (num_slots,) int64, gets the tokens by slots
+      chosen: (num_rows,) int64
+    """
+    # Broken logits still give a token.
+    token = tl.minimum(token, VOCABULARY - 1).to(tl.int64)
+    place = row
+    if HAS_PLACES:
+        place = tl.load(places + row).to(tl.int64)
+        tl.store(last_tokens + tl.load(slots + row), token)
+    tl.store(chosen + place, token)
+
+
+@triton.jit
 def find_peaks(
-    scores, peaks, best, row_stride, VOCABULARY: tl.constexpr, PART: tl.constexpr
+    scores,
+    places,
+    peaks,
+    best,
+    row_stride,
+    VOCABULARY: tl.constexpr,
+    PART: tl.constexpr,
+    HAS_PLACES: tl.constexpr,
 ):
     """Find the likeliest token of one part; the grid is (rows, parts).
 
     Args:
-      scores: (num_rows, VOCABULARY) float32, rows row_stride apart
+      scores: (num_rows, VOCABULARY) of any float type, rows row_stride apart
+      places: (num_rows,) int32, below 0 for rows without a token, if HAS_PLACES
       peaks: (num_rows, num_parts) float32, its logit; NaN counts as infinity
       best: (num_rows, num_parts) int32, the first token with that logit
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    tokens = part * PART + tl.arange(0, PART)
-    inside = tokens < VOCABULARY
-    source = scores + row * row_stride + tokens
-    logits = tl.load(source, mask=inside, other=float("-inf"))
-    logits = tl.where(logits != logits, float("inf"), logits)
-    peak, token = find_first(logits, tokens, VOCABULARY)
-    place = row * tl.num_programs(1) + part
-    tl.store(peaks + place, peak)
-    tl.store(best + place, token)
+    if has_token(places, row, HAS_PLACES):
+        tokens = part * PART + tl.arange(0, PART)
+        inside = tokens < VOCABULARY
+        source = scores + row * row_stride + tokens
+        logits = tl.load(source, mask=inside, other=float("-inf")).to(tl.float32)
+        logits = tl.where(logits != logits, float("inf"), logits)
+        peak, token = find_first(logits, tokens, VOCABULARY)
+        place = row * tl.num_programs(1) + part
+        tl.store(peaks + place, peak)
+        tl.store(best + place, token)
 
 
 @triton.jit
@@ -154,7 +202,7 @@ def read_part(scores, tokens, temperature, peak, limit, VOCABULARY: tl.constexpr
     """Return the scaled logits of tokens, and whether they are as likely as min-p wants."""
     inside = tokens < VOCABULARY
     logits = tl.load(scores + tokens, mask=inside, other=float("-inf"))
-    scaled = scale(logits, temperature)
+    scaled = scale(logits.to(tl.float32), temperature)
     return scaled, inside & ~(scaled < peak + limit)
 
 
@@ -164,17 +212,17 @@ def find_lowest(peak, level, LEVELS: tl.constexpr):
     return tl.where(level == LEVELS - 1, float("-inf"), peak - (1 << level))
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit
 def sum_levels(
     scores,
     settings,
+    limits,
     peaks,
     best,
     raced,
     counts,
     sums,
     row_stride,
-    num_rows,
     VOCABULARY: tl.constexpr,
     PART: tl.constexpr,
     NUM_PARTS: tl.constexpr,
@@ -187,35 +235,40 @@ def sum_levels(
     weights. If not, this finds the token with the largest sum of scaled logit and noise.
 
     Args:
-      settings: (7, num_rows) float64, see TEMPERATURE and the others
+      settings: (num_rows, SETTINGS) float64, see TEMPERATURE and the others; rows without a
+        token are greedy
+      limits: (num_rows,) float32, the logarithms of MIN_P, as torch computes them
       best, raced: (num_rows, NUM_PARTS) int32 and float32, this token and its sum
       counts, sums: (num_rows, LEVELS, NUM_PARTS) int64
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    temperature = tl.load(settings + TEMPERATURE * num_rows + row).to(tl.float32)
-    peak = read_peak(peaks, row, temperature, NUM_PARTS, WIDTH)
-    tokens = part * PART + tl.arange(0, PART)
-    limit = tl.load(settings + MIN_P * num_rows + row).to(tl.float32)
-    scaled, is_kept = read_part(
-        scores + row * row_stride, tokens, temperature, peak, limit, VOCABULARY
-    )
-    way = tl.load(settings + WAY * num_rows + row)
-    if way == ALL:
-        low, high = read_key(settings, row, num_rows)
-        values = add_noise(scaled, is_kept, tokens, low, high)
-        largest, token = find_first(values, tokens, VOCABULARY)
-        tl.store(raced + row * NUM_PARTS + part, largest)
-        tl.store(best + row * NUM_PARTS + part, token)
-    if way == CUT:
-        weights = weigh(scaled, peak)
-        for level in tl.static_range(LEVELS):
-            is_in = is_kept
-            if level < LEVELS - 1:
-                # find_lowest, without a call: Triton's interpreter takes milliseconds for one.
-                is_in = is_kept & (scaled >= peak - (1 << level))
-            place = (row * LEVELS + level) * NUM_PARTS + part
-            tl.store(counts + place, tl.sum(is_in.to(tl.int64), 0))
-            tl.store(sums + place, tl.sum(tl.where(is_in, weights, 0), 0))
+    settings += row * SETTINGS
+    way = tl.load(settings + WAY)
+    if way != BEST:
+        temperature = tl.load(settings + TEMPERATURE).to(tl.float32)
+        peak = read_peak(peaks, row, temperature, NUM_PARTS, WIDTH)
+        tokens = part * PART + tl.arange(0, PART)
+        limit = tl.load(limits + row)
+        scaled, is_kept = read_part(
+            scores + row * row_stride, tokens, temperature, peak, limit, VOCABULARY
+        )
+        if way == ALL:
+            low, high = read_key(settings)
+            values = add_noise(scaled, is_kept, tokens, low, high)
+            largest, token = find_first(values, tokens, VOCABULARY)
+            tl.store(raced + row * NUM_PARTS + part, largest)
+            tl.store(best + row * NUM_PARTS + part, token)
+        else:
+            weights = weigh(scaled, peak)
+            for level in tl.static_range(LEVELS):
+                is_in = is_kept
+                if level < LEVELS - 1:
+                    # find_lowest, without a call: Triton's interpreter takes milliseconds
+                    # for one.
+                    is_in = is_kept & (scaled >= peak - (1 << level))
+                place = (row * LEVELS + level) * NUM_PARTS + part
+                tl.store(counts + place, tl.sum(is_in.to(tl.int64), 0))
+                tl.store(sums + place, tl.sum(tl.where(is_in, weights, 0), 0))
 
 
 @triton.jit
@@ -268,17 +321,17 @@ def choose_level(
     return level, tl.sum(count, 0), tl.sum(weight, 0), total
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit
 def list_tokens(
     scores,
     settings,
+    limits,
     peaks,
     counts,
     sums,
     keys,
     listed,
     row_stride,
-    num_rows,
     VOCABULARY: tl.constexpr,
     PART: tl.constexpr,
     NUM_PARTS: tl.constexpr,
@@ -294,10 +347,11 @@ def list_tokens(
       keys: the same shape, int32, their keys
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    if tl.load(settings + WAY * num_rows + row) == CUT:
-        temperature = tl.load(settings + TEMPERATURE * num_rows + row).to(tl.float32)
-        top_k = tl.load(settings + TOP_K * num_rows + row).to(tl.int64)
-        top_p = tl.load(settings + TOP_P * num_rows + row)
+    settings += row * SETTINGS
+    if tl.load(settings + WAY) == CUT:
+        temperature = tl.load(settings + TEMPERATURE).to(tl.float32)
+        top_k = tl.load(settings + TOP_K).to(tl.int64)
+        top_p = tl.load(settings + TOP_P)
         level, _, _, _ = choose_level(
             counts, sums, row, top_k, top_p, VOCABULARY, NUM_PARTS, WIDTH, LEVELS
         )
@@ -305,14 +359,14 @@ def list_tokens(
         begin = tl.sum(tl.where(tl.arange(0, WIDTH) < part, before, 0), 0)
         peak = read_peak(peaks, row, temperature, NUM_PARTS, WIDTH)
         tokens = part * PART + tl.arange(0, PART)
-        limit = tl.load(settings + MIN_P * num_rows + row).to(tl.float32)
+        limit = tl.load(limits + row)
         scaled, is_kept = read_part(
             scores + row * row_stride, tokens, temperature, peak, limit, VOCABULARY
         )
         is_in = is_kept & (scaled >= find_lowest(peak, level, LEVELS))
-        places = row * VOCABULARY + begin + tl.cumsum(is_in.to(tl.int32), 0) - 1
-        tl.store(keys + places, to_key(scaled).to(tl.int32), mask=is_in)
-        tl.store(listed + places, tokens, mask=is_in)
+        targets = row * VOCABULARY + begin + tl.cumsum(is_in.to(tl.int32), 0) - 1
+        tl.store(keys + targets, to_key(scaled).to(tl.int32), mask=is_in)
+        tl.store(listed + targets, tokens, mask=is_in)
 
 
 @triton.jit
@@ -383,8 +437,6 @@ def race_listed(
     key,
     num_equal,
     settings,
-    row,
-    num_rows,
     BLOCK: tl.constexpr,
 ):
     """Return the winner of the listed tokens with larger keys, and the first with this key."""
@@ -399,7 +451,7 @@ def race_listed(
         is_equal = (inside & (here == key)).to(tl.int64)
         is_kept = (is_equal > 0) & (before + tl.cumsum(is_equal, 0) <= num_equal)
         is_kept = is_kept | (inside & (here > key))
-        low, high = read_key(settings, row, num_rows)
+        low, high = read_key(settings)
         value = add_noise(from_key(here), is_kept, token, low, high)
         # Tokens are listed in the order of the vocabulary, so the first of equals stays.
         is_larger = value > values
@@ -418,7 +470,6 @@ def draw_from_listed(
     sums,
     settings,
     row,
-    num_rows,
     peak,
     VOCABULARY: tl.constexpr,
     NUM_PARTS: tl.constexpr,
@@ -426,9 +477,13 @@ def draw_from_listed(
     LEVELS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Draw one of the tokens that top-k and top-p leave."""
-    top_k = tl.load(settings + TOP_K * num_rows + row).to(tl.int64)
-    top_p = tl.load(settings + TOP_P * num_rows + row)
+    """Draw one of the tokens that top-k and top-p leave.
+
+    Args:
+      settings: of the row.
+    """
+    top_k = tl.load(settings + TOP_K).to(tl.int64)
+    top_p = tl.load(settings + TOP_P)
     level, count, weight, total = choose_level(
         counts, sums, row, top_k, top_p, VOCABULARY, NUM_PARTS, WIDTH, LEVELS
     )
@@ -444,14 +499,15 @@ def draw_from_listed(
     key, above = find_key(keys, count, needed, low, high, peak, BLOCK, False)
     each = tl.maximum(weigh(from_key(key), peak), 1)
     num_equal = tl.cdiv(needed - above, each)
-    return race_listed(
-        keys, tokens, count, key, num_equal, settings, row, num_rows, BLOCK
-    )
+    return race_listed(keys, tokens, count, key, num_equal, settings, BLOCK)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit
 def draw(
     settings,
+    places,
+    slots,
+    last_tokens,
     peaks,
     best,
     raced,
@@ -460,46 +516,48 @@ def draw(
     keys,
     listed,
     chosen,
-    num_rows,
     VOCABULARY: tl.constexpr,
     NUM_PARTS: tl.constexpr,
     WIDTH: tl.constexpr,
     LEVELS: tl.constexpr,
     BLOCK: tl.constexpr,
+    HAS_PLACES: tl.constexpr,
 ):
     """Choose the token of one row; the grid is (rows,).
 
     Args:
-      chosen: (num_rows,) int64
+      places, slots, last_tokens, chosen: see keep_token
     """
     row = tl.program_id(0).to(tl.int64)
-    way = tl.load(settings + WAY * num_rows + row)
-    token = tl.full((), 0, tl.int32)
-    if way == CUT:
-        temperature = tl.load(settings + TEMPERATURE * num_rows + row).to(tl.float32)
-        token = draw_from_listed(
-            keys + row * VOCABULARY,
-            listed + row * VOCABULARY,
-            counts,
-            sums,
-            settings,
-            row,
-            num_rows,
-            read_peak(peaks, row, temperature, NUM_PARTS, WIDTH),
-            VOCABULARY,
-            NUM_PARTS,
-            WIDTH,
-            LEVELS,
-            BLOCK,
+    settings += row * SETTINGS
+    if has_token(places, row, HAS_PLACES):
+        way = tl.load(settings + WAY)
+        token = tl.full((), 0, tl.int32)
+        if way == CUT:
+            temperature = tl.load(settings + TEMPERATURE).to(tl.float32)
+            token = draw_from_listed(
+                keys + row * VOCABULARY,
+                listed + row * VOCABULARY,
+                counts,
+                sums,
+                settings,
+                row,
+                read_peak(peaks, row, temperature, NUM_PARTS, WIDTH),
+                VOCABULARY,
+                NUM_PARTS,
+                WIDTH,
+                LEVELS,
+                BLOCK,
+            )
+        else:
+            parts = tl.arange(0, WIDTH)
+            inside, sources = parts < NUM_PARTS, row * NUM_PARTS + parts
+            found = tl.load(peaks + sources, mask=inside, other=float("-inf"))
+            if way == ALL:
+                found = tl.load(raced + sources, mask=inside, other=float("-inf"))
+            tokens = tl.load(best + sources, mask=inside, other=VOCABULARY)
+            # Parts are in the order of the vocabulary, so the smallest token is the first.
+            _, token = find_first(found, tokens, VOCABULARY)
+        keep_token(
+            token, row, places, slots, last_tokens, chosen, VOCABULARY, HAS_PLACES
         )
-    else:
-        parts = tl.arange(0, WIDTH)
-        inside, places = parts < NUM_PARTS, row * NUM_PARTS + parts
-        found = tl.load(peaks + places, mask=inside, other=float("-inf"))
-        if way == ALL:
-            found = tl.load(raced + places, mask=inside, other=float("-inf"))
-        tokens = tl.load(best + places, mask=inside, other=VOCABULARY)
-        # Parts are in the order of the vocabulary, so the smallest token is the first.
-        _, token = find_first(found, tokens, VOCABULARY)
-    # Broken logits still give a token.
-    tl.store(chosen + row, tl.minimum(token, VOCABULARY - 1).to(tl.int64))

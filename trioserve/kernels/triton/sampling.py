@@ -25,66 +25,6 @@ _LEVELS = 8
 MAX_VOCABULARY = 2**20
 
 
-def choose_tokens(scores: Tensor, settings: Tensor, *, has_cut: bool) -> Tensor:
-    """Choose the next token of each row.
-
-    Args:
-      scores: (num_rows, vocab_size) float32, the logits before the temperature; the numbers
-        of a row are neighbours
-      settings: (num_settings, num_rows) float64, the rows that draw.py numbers
-      has_cut: whether a row's way is CUT.
-
-    Returns:
-      (num_rows,) int64
-    """
-    num_rows, vocab_size = scores.shape
-    part = min(_PART, round_up(vocab_size))
-    num_parts = -(-vocab_size // part)
-    levels = _LEVELS if has_cut else 1
-    peaks, raced = (scores.new_empty((num_rows, num_parts)) for _ in range(2))
-    best = scores.new_empty((num_rows, num_parts), dtype=torch.int32)
-    # Tensors of their own begin at places for which the kernels are compiled once.
-    counts, sums = (
-        scores.new_empty((num_rows, levels, num_parts), dtype=torch.int64)
-        for _ in range(2)
-    )
-    chosen = scores.new_empty(num_rows, dtype=torch.int64)
-    stride = scores.stride(0)
-    parts = {"PART": part, "NUM_PARTS": num_parts, "WIDTH": round_up(num_parts)}
-    sizes = {"VOCABULARY": vocab_size, **parts, "LEVELS": levels, "num_warps": _WARPS}
-    grid = num_rows, num_parts
-    given = scores, settings, peaks
-    kernels.find_peaks[grid](
-        *(scores, peaks, best, stride),
-        VOCABULARY=vocab_size,
-        PART=part,
-        num_warps=_WARPS,
-    )
-    kernels.sum_levels[grid](
-        *given, best, raced, counts, sums, stride, num_rows, **sizes
-    )
-    # Only rows with a cut read these two.
-    keys = listed = best
-    if has_cut:
-        keys, listed = (
-            scores.new_empty((num_rows, vocab_size), dtype=torch.int32)
-            for _ in range(2)
-        )
-        kernels.list_tokens[grid](
-            *given, counts, sums, keys, listed, stride, num_rows, **sizes
-        )
-    kernels.draw[num_rows,](
-        *(settings, peaks, best, raced, counts, sums, keys, listed, chosen, num_rows),
-        VOCABULARY=vocab_size,
-        NUM_PARTS=num_parts,
-        WIDTH=parts["WIDTH"],
-        LEVELS=levels,
-        BLOCK=min(_BLOCK, part),
-        num_warps=_WARPS,
-    )
-    return chosen
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
     """Where the tokens of a captured step go.
@@ -99,6 +39,77 @@ class Kept:
     places: Tensor
     slots: Tensor
     last_tokens: Tensor
+
+
+def choose_tokens(
+    scores: Tensor, settings: Tensor, *, has_cut: bool, kept: Kept | None = None
+) -> Tensor:
+    """Choose the next token of each row.
+
+    Args:
+      scores: (num_rows, vocab_size) of any float type, the logits before the temperature;
+        the numbers of a row are neighbours
+      settings: (num_rows, num_settings) float64, the numbers that draw.py names; greedy for
+        rows without a token
+      has_cut: whether a row's way is CUT.
+      kept: where tokens go; by default to their rows' places.
+
+    Returns:
+      (num_rows,) int64
+    """
+    num_rows, vocab_size = scores.shape
+    part = min(_PART, round_up(vocab_size))
+    num_parts = -(-vocab_size // part)
+    levels = _LEVELS if has_cut else 1
+    peaks, raced = (
+        scores.new_empty((num_rows, num_parts), dtype=torch.float32) for _ in range(2)
+    )
+    best = scores.new_empty((num_rows, num_parts), dtype=torch.int32)
+    # Tensors of their own begin at places for which the kernels are compiled once.
+    counts, sums = (
+        scores.new_empty((num_rows, levels, num_parts), dtype=torch.int64)
+        for _ in range(2)
+    )
+    chosen = scores.new_empty(num_rows, dtype=torch.int64)
+    # The logarithm is torch's own, so that the limits equal the limits in sampling/draw.py.
+    limits = settings[:, kernels.MIN_P.value].float().log()
+    stride = scores.stride(0)
+    parts = {"PART": part, "NUM_PARTS": num_parts, "WIDTH": round_up(num_parts)}
+    sizes = {"VOCABULARY": vocab_size, **parts, "LEVELS": levels, "num_warps": _WARPS}
+    grid = num_rows, num_parts
+    given = scores, settings, limits, peaks
+    places = best if kept is None else kept.places
+    kernels.find_peaks[grid](
+        *(scores, places, peaks, best, stride),
+        VOCABULARY=vocab_size,
+        PART=part,
+        HAS_PLACES=kept is not None,
+        num_warps=_WARPS,
+    )
+    kernels.sum_levels[grid](*given, best, raced, counts, sums, stride, **sizes)
+    # Only rows with a cut read these two.
+    keys = listed = best
+    if has_cut:
+        keys, listed = (
+            scores.new_empty((num_rows, vocab_size), dtype=torch.int32)
+            for _ in range(2)
+        )
+        kernels.list_tokens[grid](*given, counts, sums, keys, listed, stride, **sizes)
+    kernels.draw[num_rows,](
+        *(settings, places),
+        # Nobody reads these two without places.
+        best if kept is None else kept.slots,
+        chosen if kept is None else kept.last_tokens,
+        *(peaks, best, raced, counts, sums, keys, listed, chosen),
+        VOCABULARY=vocab_size,
+        NUM_PARTS=num_parts,
+        WIDTH=parts["WIDTH"],
+        LEVELS=levels,
+        BLOCK=min(_BLOCK, part),
+        HAS_PLACES=kept is not None,
+        num_warps=_WARPS,
+    )
+    return chosen
 
 
 def choose_plain(

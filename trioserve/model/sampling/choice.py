@@ -40,9 +40,12 @@ class Choice:
       top_k: how many tokens may be sampled; the whole vocabulary if it is off.
       is_greedy: always take the likeliest token.
       is_cut: top_k or top_p excludes some tokens.
+      has_rules: more than the temperature changes the probabilities of tokens.
       has_exclusions: a parameter may exclude tokens in any step.
-      plain_from: number of outputs from which the raw logits and the temperature alone decide,
-        unless the next token would complete a bad word; NEVER if they never do.
+      changes: a parameter changes the logits of some tokens in any step.
+      stops_from: number of outputs from which stop_ids are sampled, too.
+      plain_from: number of outputs from which the raw logits, the temperature and the rules
+        alone decide, unless the next token would complete a bad word; NEVER if they never do.
     """
 
     sampling: SamplingParams
@@ -55,17 +58,17 @@ class Choice:
     top_k: int
     is_greedy: bool
     is_cut: bool
+    has_rules: bool
     has_penalties: bool
     has_exclusions: bool
+    changes: bool
+    stops_from: int
     plain_from: int
 
     @property
-    def way(self) -> tuple[bool, bool]:
-        """The kind of choice: is_greedy; is_cut, if the token is drawn."""
-        return self.is_greedy, self.is_cut and not self.is_greedy
-
-    def holds_back_stops(self, num_outputs: int) -> bool:
-        return num_outputs < self.sampling.min_tokens and len(self.stop_ids) > 0
+    def way(self) -> int:
+        """The kind of choice: 0 is greedy; 1 draws from all tokens, 2 if is_cut."""
+        return 0 if self.is_greedy else 1 + self.is_cut
 
     def list_exclusions(self, num_outputs: int) -> list[str]:
         """Return the fields of the request that may exclude tokens in a step."""
@@ -73,7 +76,7 @@ class Choice:
         fields = {
             "allowed_token_ids": sampling.allowed_token_ids,
             "bad_words": sampling.bad_words,
-            "min_tokens": self.holds_back_stops(num_outputs),
+            "min_tokens": num_outputs < self.stops_from,
         }
         names = [name for name, value in fields.items() if value]
         names += [f"logits_processors.{name}" for name, _ in sampling.logits_processors]
@@ -102,16 +105,9 @@ def prepare_choice(start: SlotStart, vocab_size: int, device: torch.device) -> C
             (stops, np.int64),
         )
     ]
-    plain_from = sampling.min_tokens if stops else 0
-    if (
-        (not is_greedy and _has_rules(sampling))
-        or sampling.logprobs is not None
-        or sampling.allowed_token_ids
-        or has_penalties(sampling)
-        or bias
-        or banned
-    ):
-        plain_from = NEVER
+    stops_from = sampling.min_tokens if stops else 0
+    changes = bool(sampling.allowed_token_ids or bias or banned)
+    never_plain = changes or has_penalties(sampling)
     return Choice(
         sampling=sampling,
         seed=start.seed % 2**64,
@@ -123,6 +119,7 @@ def prepare_choice(start: SlotStart, vocab_size: int, device: torch.device) -> C
         top_k=min(top_k, vocab_size),
         is_greedy=is_greedy,
         is_cut=is_cut,
+        has_rules=not is_greedy and _has_rules(sampling),
         has_penalties=has_penalties(sampling),
         has_exclusions=bool(
             sampling.allowed_token_ids
@@ -130,7 +127,9 @@ def prepare_choice(start: SlotStart, vocab_size: int, device: torch.device) -> C
             or sampling.logits_processors
             or sampling.grammar
         ),
-        plain_from=plain_from,
+        changes=changes,
+        stops_from=stops_from,
+        plain_from=NEVER if never_plain else stops_from,
     )
 
 

@@ -24,7 +24,7 @@ def list_exclusions(
     return {
         row: choice.list_exclusions(count)
         for row, (choice, count) in enumerate(zip(choices, num_outputs))
-        if choice.has_exclusions or choice.holds_back_stops(count)
+        if choice.has_exclusions or count < choice.stops_from
     }
 
 

@@ -16,11 +16,9 @@ from torch import Tensor
 
 from ..device.numbers import StepNumbers
 from ..device.tensors import send_floats, send_ids
-from ..step.plain import PlainRows
 from ..step.scans import Scans
 from .choice import Choice
 from .draw import draw_from_best, drop_unlikely, make_keys
-from .plain_columns import make_plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +44,7 @@ class SamplingOperators(Protocol):
     """Operators over logits, (num_rows, vocab_size) float32.
 
     Attributes:
-      is_capturable: the kernels of choose_plain may choose in captured steps.
+      is_capturable: their kernels may choose in captured steps.
     """
 
     @property
@@ -105,7 +103,7 @@ class TorchOperators:
     def choose(
         self, scores: Tensor, choices: Sequence[Choice], num_outputs: Sequence[int]
     ) -> Tensor:
-        rows_by_way: dict[tuple[bool, bool], list[int]] = {}
+        rows_by_way: dict[int, list[int]] = {}
         for row, choice in enumerate(choices):
             rows_by_way.setdefault(choice.way, []).append(row)
         if len(rows_by_way) == 1:
@@ -132,10 +130,9 @@ class TorchOperators:
         self, scores: Tensor, choices: Sequence[Choice], num_outputs: Sequence[int]
     ) -> Tensor:
         """Choose for rows of one way; changes scores."""
-        is_greedy, is_cut = choices[0].way
-        if is_greedy:
+        if choices[0].is_greedy:
             return self._scans.find_best(scores)
-        return self._draw(scores, choices, num_outputs, is_cut)
+        return self._draw(scores, choices, num_outputs, choices[0].is_cut)
 
     def _draw(
         self,
@@ -165,24 +162,9 @@ class TorchOperators:
         return send_floats(values, self._device)
 
 
-def list_plain(choices: Sequence[Choice], num_outputs: Sequence[int]) -> PlainRows:
-    """Return the numbers of rows that are plain."""
-    temperatures = [
-        0.0 if each.is_greedy else each.sampling.temperature for each in choices
-    ]
-    return make_plain(
-        np.array(temperatures, dtype=np.float32),
-        _list_seeds(choices),
-        np.array(num_outputs, dtype=np.int64),
-    )
-
-
 def list_keys(
     choices: Sequence[Choice], num_outputs: Sequence[int]
 ) -> NDArray[np.int64]:
     """Return the key of each row's noise, (num_rows,) int64."""
-    return make_keys(_list_seeds(choices), np.array(num_outputs, dtype=np.int64))
-
-
-def _list_seeds(choices: Sequence[Choice]) -> NDArray[np.uint64]:
-    return np.array([choice.seed for choice in choices], dtype=np.uint64)
+    seeds = np.array([choice.seed for choice in choices], dtype=np.uint64)
+    return make_keys(seeds, np.array(num_outputs, dtype=np.int64))

@@ -1,16 +1,26 @@
-"""The numbers of all slots by which plain rows choose their next tokens."""
+"""The numbers of all slots by which rows choose their next tokens."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..step.plain import PlainRows
-from .choice import Choice
+from .choice import NEVER, Choice
 from .draw import make_keys
 
+# The settings of draw.py come first, without the halves of the key.
 _COLUMNS = np.dtype(
-    [("plain_from", np.int64), ("seed", np.uint64), ("temperature", np.float32)]
+    [
+        *[(name, np.float64) for name in ("temperature", "top_p", "top_k", "way")],
+        ("min_p", np.float64),
+        ("has_rules", np.bool_),
+        ("seed", np.uint64),
+        # Outputs from which captured steps may choose.
+        ("begin", np.int64),
+    ]
 )
 
 # Most servers have no more slots.
@@ -30,37 +40,57 @@ class PlainColumns:
             # Doubled, so that few slots cost a copy.
             missing = max(missing, len(self._columns))
             self._columns = np.pad(self._columns, (0, missing))
-        temperature = 0.0 if choice.is_greedy else choice.sampling.temperature
-        self._columns[slot] = choice.plain_from, choice.seed, temperature
+        self._columns[slot] = _list_columns(choice)
 
     def find(
         self, slots: NDArray[np.int64], num_outputs: NDArray[np.int64]
     ) -> PlainRows | None:
-        """Return the numbers of rows; None if one of them is not plain (Choice.plain_from).
+        """Return the numbers of rows; None if one of them needs more than these.
 
         Args:
           slots, num_outputs: (num_rows,) int64, of the rows; output tokens so far
         """
-        rows = self._columns[slots]
-        if (rows["plain_from"] > num_outputs).any():
+        columns = self._columns[slots]
+        if (columns["begin"] > num_outputs).any():
             return None
-        return make_plain(rows["temperature"], rows["seed"], num_outputs)
+        return _make_plain(columns, num_outputs)
 
 
-def make_plain(
-    temperatures: NDArray[np.float32],
-    seeds: NDArray[np.uint64],
-    num_outputs: NDArray[np.int64],
-) -> PlainRows:
-    """Return the numbers of plain rows.
+def list_plain(choices: Sequence[Choice], num_outputs: Sequence[int]) -> PlainRows:
+    """Return the numbers of rows, whatever else decides about them."""
+    columns = np.array([_list_columns(each) for each in choices], dtype=_COLUMNS)
+    return _make_plain(columns, np.array(num_outputs, dtype=np.int64))
 
-    Args:
-      temperatures: (num_rows,) float32; 0 for greedy rows
-      seeds: (num_rows,) uint64
-      num_outputs: (num_rows,) int64, output tokens so far
-    """
-    keys = np.zeros(len(temperatures), dtype=np.int64)
-    (drawn,) = temperatures.nonzero()
+
+def _list_columns(choice: Choice) -> tuple[float, ...]:
+    sampling = choice.sampling
+    return (
+        0.0 if choice.is_greedy else sampling.temperature,
+        *(sampling.top_p, choice.top_k, choice.way, sampling.min_p),
+        choice.has_rules,
+        choice.seed,
+        # Captured steps keep no logits.
+        choice.plain_from if sampling.logprobs is None else NEVER,
+    )
+
+
+def _make_plain(columns: NDArray[np.void], num_outputs: NDArray[np.int64]) -> PlainRows:
+    keys = np.zeros(len(columns), dtype=np.int64)
+    (drawn,) = columns["temperature"].nonzero()
     if len(drawn):
-        keys[drawn] = make_keys(seeds[drawn], num_outputs[drawn])
-    return PlainRows(temperatures=np.ascontiguousarray(temperatures), keys=keys)
+        keys[drawn] = make_keys(columns["seed"][drawn], num_outputs[drawn])
+    return PlainRows(
+        temperatures=columns["temperature"].astype(np.float32),
+        keys=keys,
+        settings=_list_settings(columns, keys) if columns["has_rules"].any() else None,
+    )
+
+
+def _list_settings(
+    columns: NDArray[np.void], keys: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return PlainRows.settings; whole numbers of 32 bits are exact."""
+    words = keys.view(np.uint64)
+    settings = [columns[name] for name in ("temperature", "top_p", "top_k", "way")]
+    settings += [words & 0xFFFFFFFF, words >> 32, columns["min_p"]]
+    return np.stack(settings, axis=1, dtype=np.float64, casting="unsafe")

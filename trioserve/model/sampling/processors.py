@@ -130,6 +130,8 @@ class LogitsProcessors:
           scores: (num_slots, vocab_size) float32
           num_outputs: output tokens of each slot's sequence, including unread tokens.
         """
+        if not self._members:
+            return
         if self.needs_history(slots):
             self._read_all()
         shares = self._share_out(slots, num_outputs)

@@ -154,7 +154,7 @@ class Sampler:
     def _is_plain(
         self, slots: list[int], choices: list[Choice], num_outputs: list[int]
     ) -> bool:
-        """Return whether each row's logits and temperature alone decide about its token."""
+        """Return whether each row's logits, temperature and rules alone decide."""
         begins = [choice.plain_from for choice in choices]
         return all(map(le, begins, num_outputs)) and not self._has_more(slots)
 
@@ -188,18 +188,19 @@ class Sampler:
 
     def _shift(self, scores: Tensor, choices: list[Choice]) -> None:
         for row, choice in enumerate(choices):
-            if len(choice.bias_ids):
+            # Tensors are not asked for rows that have none.
+            if choice.changes and choice.bias_ids.numel():
                 scores[row].index_add_(0, choice.bias_ids, choice.bias)
 
     def _hold_back(
         self, scores: Tensor, choices: list[Choice], num_outputs: list[int]
     ) -> None:
         for row, (choice, count) in enumerate(zip(choices, num_outputs)):
-            if len(choice.banned_ids):
+            if choice.changes and choice.banned_ids.numel():
                 scores[row].index_fill_(0, choice.banned_ids, -torch.inf)
             if choice.excluded is not None:
                 scores[row].masked_fill_(choice.excluded, -torch.inf)
-            if choice.holds_back_stops(count):
+            if count < choice.stops_from:
                 scores[row].index_fill_(0, choice.stop_ids, -torch.inf)
 
     def _penalize(

@@ -227,6 +227,9 @@ def test_rows_that_are_not_sampled_choose_nothing() -> None:
     assert numbers["places"].tolist() == [1, -1, 0]
     assert numbers["temperatures"].tolist() == [0.0, 0.0, 0.5]
     assert numbers["keys"].tolist() == [0, 0, 7]
+    numbers = list_choices(replace(plain, settings=np.ones((2, 7))), (2, 0), 3)
+    assert numbers["places"].tolist() == [1, -1, 0]
+    assert numbers["settings"].sum(axis=1).tolist() == [7, 0, 7]
 
 
 @pytest.mark.gpu

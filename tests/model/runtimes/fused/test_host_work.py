@@ -49,7 +49,7 @@ class Operators(TorchDispatchMode):
 def answer(
     loaded: Any, watch: Callable[[ModelRunner], None] | None = None
 ) -> list[list[int]]:
-    """Answer three prompts that fill a block each, the last time beside a row with a top_k.
+    """Answer three prompts that fill a block each, then beside a row with a top_k.
 
     Args:
       watch: is called with the warm runner; without it no step is captured.
@@ -105,13 +105,17 @@ def test_plain_rows_cost_one_copy_and_are_chosen_in_the_graph(
     monkeypatch.setattr(Repeated, "replay", replay)
     num_graphs = len(GRAPHS)
     assert answer(load(model), watch) == expected
-    assert sum(graph.num_replays for graph in GRAPHS[num_graphs:]) == len(recorded)
+    # A graph of the step, and one that draws, for each of four sizes.
+    graphs = GRAPHS[num_graphs:]
+    assert len(graphs) == 2 * 3
+    assert sum(graph.num_replays for graph in graphs[::2]) == len(recorded)
+    assert sum(graph.num_replays for graph in graphs[1::2]) == 5
     # The numbers of the step; and the tokens, which the next step overwrites.
     expected_names = ["copy_", "clone"]
     if DEVICE == "cuda":
         # They go to the host.
         expected_names += ["copy_", "record_stream"]
-    for names in recorded[:2]:
+    for names in recorded:
         # The first steps pin memory.
         assert [name for name in names if name != "empty"] == expected_names
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from ....kernels.triton.decodes import NewBlocks, take_tokens
-from ....kernels.triton.sampling import Kept, choose_plain
+from ....kernels.triton.sampling import Kept, choose_plain, choose_tokens
 from ...self_check.compare import describe_failure
 
 # Several parts of the kernel that reads logits.
@@ -43,17 +43,28 @@ def _read(device: torch.device) -> tuple[list[int], list[int]]:
 
 
 def _choose(device: torch.device, dtype: torch.dtype) -> tuple[list[int], list[int]]:
-    """Choose the likeliest tokens of two of three rows; returns torch's choice, too."""
+    """Choose the likeliest tokens of two of three rows, in both ways of captured steps.
+
+    Returns:
+      the tokens by places and by slots, once for each way
+      the same of torch's choice
+    """
     chance = torch.Generator().manual_seed(0)
     logits = torch.randn((3, _VOCABULARY), generator=chance).to(device, dtype)
     best = logits.max(dim=-1).indices.tolist()
     none = torch.zeros(3, dtype=torch.int64, device=device)
-    last = none.clone()
-    kept = Kept(
-        places=torch.tensor([1, -1, 0], dtype=torch.int32).to(device),
-        slots=torch.tensor([2, 1, 0]).to(device),
-        last_tokens=last,
-    )
-    chosen = choose_plain(logits, none.float(), none, kept)
-    found = chosen[:2].tolist() + last.tolist()
-    return found, [best[2], best[0], best[2], 0, best[0]]
+    # A temperature of 1, the likeliest token alone, cut by it: as draw.py numbers them.
+    settings = torch.tensor([[1.0, 1.0, 1.0, 2.0, 0.0, 0.0, 0.0]] * 3).to(device)
+    settings[1, 3] = 0.0
+    found = []
+    for choose in (
+        lambda kept: choose_plain(logits, none.float(), none, kept),
+        lambda kept: choose_tokens(logits, settings.double(), has_cut=True, kept=kept),
+    ):
+        kept = Kept(
+            places=torch.tensor([1, -1, 0], dtype=torch.int32).to(device),
+            slots=torch.tensor([2, 1, 0]).to(device),
+            last_tokens=none.clone(),
+        )
+        found += choose(kept)[:2].tolist() + kept.last_tokens.tolist()
+    return found, 2 * [best[2], best[0], best[2], 0, best[0]]

@@ -17,7 +17,7 @@ from ....kernels.triton.tiles import (
 )
 from ...device.numbers import Numbers, Packing, find_sender
 from ...step.layout import StepInputs
-from ...step.plain import PlainRows
+from ...step.plain import NUM_SETTINGS, PlainRows
 from ...step.slots import SlotTables
 
 # Slot of a row that is padding; the kernels write nothing for it.
@@ -47,6 +47,7 @@ class DecodeInputs:
         block_ids       (size,) int64; window_places and window_ids, if there are such layers
         places          (size,) int32, of the rows' tokens among the chosen; below 0 for none
         temperatures    (size,) float32, and keys, (size,) int64, as in PlainRows
+        settings        (size, NUM_SETTINGS) float64, as in PlainRows; greedy if it has none
       tiles: one tile for each row.
     """
 
@@ -128,7 +129,7 @@ def _make_padding(
     def make(value: int, *shape: int) -> Numbers:
         return np.full((size, *shape), value, dtype=np.int32 if shape else np.int64)
 
-    padding = {
+    padding: dict[str, Numbers] = {
         "tokens": make(0),
         "slots": make(NO_SLOT),
         "positions": make(0),
@@ -139,6 +140,7 @@ def _make_padding(
         "places": make(_NOWHERE).astype(np.int32),
         "temperatures": make(0).astype(np.float32),
         "keys": make(0),
+        "settings": make(0, NUM_SETTINGS).astype(np.float64),
     }
     if has_windows:
         padding |= {"window_places": make(_NOWHERE), "window_ids": make(0)}
@@ -217,18 +219,18 @@ def list_choices(
     Args:
       tokens: the flat tokens of `plain`, in the order in which tokens are chosen.
     """
+    rows: dict[str, Numbers] = {"places": np.arange(len(plain.keys))}
+    if plain.settings is None:
+        rows |= {"temperatures": plain.temperatures, "keys": plain.keys}
+    else:
+        # They have all numbers.
+        rows["settings"] = plain.settings
     if [*tokens] == [*range(num_rows)]:
         # So it is in most steps.
-        places = np.arange(num_rows)
-        return {
-            "places": places,
-            "temperatures": plain.temperatures,
-            "keys": plain.keys,
-        }
+        return rows
     index = np.array(tokens)
-    places = np.full(num_rows, _NOWHERE)
-    temperatures = np.zeros(num_rows, dtype=np.float32)
-    keys = np.zeros(num_rows, dtype=np.int64)
-    places[index] = np.arange(len(index))
-    temperatures[index], keys[index] = plain.temperatures, plain.keys
-    return {"places": places, "temperatures": temperatures, "keys": keys}
+    spread = {"places": np.full(num_rows, _NOWHERE)}
+    for name, values in rows.items():
+        spread.setdefault(name, np.zeros((num_rows, *values.shape[1:]), values.dtype))
+        spread[name][index] = values
+    return spread

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ....kernels.triton.decodes import NewBlocks, take_tokens
 from ....kernels.triton.paged import PagedLayer
 from ....kernels.triton.paged_latents import LatentLayer
-from ....kernels.triton.sampling import Kept, choose_plain
+from ....kernels.triton.sampling import Kept, choose_plain, choose_tokens
 from ....kernels.triton.steps import Angles, normalize
 from ....kernels.triton.tiles import AdapterTiles, Tiles, list_rows
 from ....types.plan import StepRow
@@ -259,6 +259,7 @@ class FusedLayers:
             agree=bool if group is None else partial(group.agree, device=device),
             # An adapter may come while sequences have all slots and blocks.
             compares=not has_adapters,
+            draw=self._draw if self._chooses else None,
         )
         self._graphs[has_adapters] = graphs
         kind = "decodes with adapters" if has_adapters else "decodes"
@@ -290,12 +291,11 @@ class FusedLayers:
     def _compute_decodes(self, inputs: DecodeInputs) -> GraphOutput:
         """Compute a step of decodes from inputs that lie at the same places in each step."""
         numbers, tiles = inputs.numbers, inputs.tiles
-        last_tokens = self._tables.last_token_ids
         tables = [(tiles.tables, "block_places", "block_ids")]
         if tiles.window_tables is not None:
             tables.append((tiles.window_tables, "window_places", "window_ids"))
         token_ids = take_tokens(
-            *(numbers["tokens"], tiles.slots, last_tokens),
+            *(numbers["tokens"], tiles.slots, self._tables.last_token_ids),
             [
                 NewBlocks(table=each, places=numbers[places], block_ids=numbers[ids])
                 for each, places, ids in tables
@@ -308,11 +308,21 @@ class FusedLayers:
         output = self._finish(self._compute(vectors, tiles), tiles.adapters)
         if not self._chooses:
             return output, None
-        kept = Kept(
-            places=numbers["places"], slots=tiles.slots, last_tokens=last_tokens
-        )
-        chosen = choose_plain(output, numbers["temperatures"], numbers["keys"], kept)
+        temperatures, keys = numbers["temperatures"], numbers["keys"]
+        chosen = choose_plain(output, temperatures, keys, self._keep(inputs))
         return output, chosen
+
+    def _draw(self, inputs: DecodeInputs, logits: Tensor) -> Tensor:
+        """Choose the tokens of rows that have settings, in place of `_compute_decodes`."""
+        settings, kept = inputs.numbers["settings"], self._keep(inputs)
+        return choose_tokens(logits, settings, has_cut=True, kept=kept)
+
+    def _keep(self, inputs: DecodeInputs) -> Kept:
+        return Kept(
+            places=inputs.numbers["places"],
+            slots=inputs.tiles.slots,
+            last_tokens=self._tables.last_token_ids,
+        )
 
     def replay(
         self,
@@ -339,6 +349,8 @@ class FusedLayers:
             numbers["adapters"] = self.adapters.list_tiles(inputs)
             numbers["adapter_slots"] = self.adapters.list_slots(inputs)
         if not self._chooses or not tokens:
+            plain = None
+        if plain is not None and plain.settings is not None and not captured.draws:
             plain = None
         if plain is not None:
             numbers |= list_choices(plain, tokens, num_rows)

@@ -60,7 +60,14 @@ def find_size(sizes: Sequence[int], num_rows: int) -> int | None:
 
 
 class Graph(Protocol):
-    """A captured computation."""
+    """A captured computation.
+
+    Attributes:
+      output: the tensors that `replay` returns.
+    """
+
+    @property
+    def output(self) -> GraphOutput: ...
 
     def replay(self) -> GraphOutput:
         """Compute again; returns the same tensors with new numbers."""
@@ -111,20 +118,31 @@ class CudaGraphs:
 class _CudaGraph:
     def __init__(self, graph: torch.cuda.CUDAGraph, output: GraphOutput) -> None:
         self._graph = graph
-        self._output = output
+        self.output = output
 
     def replay(self) -> GraphOutput:
         self._graph.replay()
-        return self._output
+        return self.output
 
 
 class CapturedDecodes:
-    """The graph of one size, with the tensors that it reads."""
+    """The graphs of one size, with the tensors that they read.
 
-    def __init__(self, inputs: DecodeInputs, graph: Graph) -> None:
+    Args:
+      graph: of the step.
+      draw: chooses tokens by the settings of rows, behind the other; None if it cannot.
+    """
+
+    def __init__(self, inputs: DecodeInputs, graph: Graph, draw: Graph | None) -> None:
         self.size = inputs.size
         self._inputs = inputs
         self._graph = graph
+        self._draw = draw
+
+    @property
+    def draws(self) -> bool:
+        """Whether `numbers` may have settings."""
+        return self._draw is not None
 
     def run(
         self, numbers: Mapping[str, Numbers], vectors: Tensor | None = None
@@ -138,7 +156,11 @@ class CapturedDecodes:
           tensors that the next step overwrites; they have rows for padding, too
         """
         self._inputs.fill(numbers, vectors)
-        return self._graph.replay()
+        output = self._graph.replay()
+        if "settings" in numbers:
+            assert self._draw is not None, "it draws"
+            output = self._draw.replay()
+        return output
 
 
 class DecodeGraphs:
@@ -153,6 +175,8 @@ class DecodeGraphs:
       agree: whether all processes that share the layers have the same graph.
       compares: the inputs that make_inputs makes have rows, so graphs must give for them what
         `compute` gives.
+      draw: chooses the next tokens by the settings in the inputs, from the logits; it has a
+        graph of its own, because most of it is idle work for other steps.
 
     Attributes:
       sizes: of the graphs, rising.
@@ -169,6 +193,7 @@ class DecodeGraphs:
         *,
         agree: Callable[[bool], bool] = bool,
         compares: bool = False,
+        draw: Callable[[DecodeInputs, Tensor], Tensor] | None = None,
     ) -> None:
         self._captured: dict[int, CapturedDecodes] = {}
         self.fault: str | None = None
@@ -185,7 +210,13 @@ class DecodeGraphs:
             if agree(graph is not None) and graph is not None:
                 fault = _find_fault(graph, expected if compares else None)
             if agree(fault is None) and graph is not None:
-                self._captured[size] = CapturedDecodes(inputs, graph)
+                drawing = None
+                if draw is not None:
+                    choose = partial(draw, inputs)
+                    drawing, fault = _capture_draw(capture, graph, choose, compares)
+                self._captured[size] = CapturedDecodes(inputs, graph, drawing)
+                if fault is not None and self.fault is None:
+                    self.fault = f"none that draws for {size} rows: {fault}"
             elif self.fault is None:
                 self.fault = f"none of {size} rows: {fault or _ELSEWHERE}"
         self.sizes = sorted(self._captured)
@@ -204,6 +235,25 @@ def _try_capture(
         return capture(run), None
     except Exception as error:
         return None, describe_failure(error)
+
+
+def _capture_draw(
+    capture: Capture, graph: Graph, draw: Callable[[Tensor], Tensor], compares: bool
+) -> tuple[Graph | None, str | None]:
+    """Return a graph that chooses tokens by the logits of another, or why there is none."""
+    logits, _ = graph.output
+
+    def run() -> GraphOutput:
+        return logits, draw(logits)
+
+    try:
+        expected = run()
+    except Exception as error:
+        return None, describe_failure(error)
+    drawing, fault = _try_capture(capture, run)
+    if drawing is not None:
+        fault = _find_fault(drawing, expected if compares else None)
+    return None if fault else drawing, fault
 
 
 def _find_fault(graph: Graph, expected: GraphOutput | None) -> str | None:
