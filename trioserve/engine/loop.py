@@ -131,9 +131,10 @@ class StepLoop(Generic[PlanT, ResultT, OutputsT]):
                 self._deliver(outputs)
                 if not in_flight:
                     self.on_idle()
-                # Other tasks have their turn, however fast the device is.
-                await trio.lowlevel.checkpoint()
-                continue
+                elif in_flight[0][1].is_done:
+                    # Other tasks have their turn, however fast the device is.
+                    await trio.lowlevel.checkpoint()
+                    continue
             # New work is planned at once only if the device would wait otherwise. The
             # last step of the depth is planned later, so that requests of the next
             # moment can join it: prompts that come one by one need one step less.

@@ -95,8 +95,12 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     late: tuple[int, ...] = ()
 
 
-class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class TokenDelta(
+    msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True
+):
     """New tokens of one sequence, from the scheduler to the reader of a stream.
+
+    Messages leave defaults out: with them decoding one takes three times as long.
 
     A delta without tokens and logprobs reports that a step with the sequence has begun;
     it does not reach the reader.

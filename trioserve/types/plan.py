@@ -51,7 +51,7 @@ class SlotStart:
     adapter: int = NO_ADAPTER
 
 
-class StepRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class StepRow(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """The part of a step that belongs to one sequence.
 
     The tokens at positions [start, start + num_tokens) of the slot are computed and
