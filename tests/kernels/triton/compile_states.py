@@ -2,7 +2,8 @@
 
     python compile_states.py CAPABILITY DTYPE
 
-Prints the lines of compiling.py. The sizes are those of Qwen3.5, Granite 4 and LFM2.
+Prints the lines of compiling.py. The sizes are those of Qwen3.5, Granite 4, LFM2 and
+Kimi-Linear.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ def main(capability: int, dtype: torch.dtype) -> None:
     )
     run_recurrence(tiles, dtype, num_heads=32, value_dim=128, is_delta=True)
     run_recurrence(tiles, dtype, num_heads=48, value_dim=64, is_delta=False)
+    run_recurrence(
+        tiles, dtype, num_heads=32, value_dim=128, is_delta=True, has_key_steps=True
+    )
     size = 2048
     convolution = make_convolution(size, 3, dtype)
     convolution.run(torch.zeros(2, 3 * size, dtype=dtype), tiles, is_gated=True)
@@ -47,25 +51,37 @@ def make_convolution(
 
 
 def run_recurrence(
-    tiles: Tiles, dtype: torch.dtype, *, num_heads: int, value_dim: int, is_delta: bool
+    tiles: Tiles,
+    dtype: torch.dtype,
+    *,
+    num_heads: int,
+    value_dim: int,
+    is_delta: bool,
+    has_key_steps: bool = False,
 ) -> None:
     num_keys, key_dim, num_values = 16 if is_delta else 1, 128, num_heads * value_dim
+    if has_key_steps:
+        num_keys = num_heads
     num_channels = 2 * num_keys * key_dim + num_values
     inputs = torch.zeros(2, num_channels + num_values + 2 * num_heads, dtype=dtype)
     convolution = make_convolution(num_channels, 4, dtype, has_bias=not is_delta)
     heads = torch.zeros(num_heads)
+    wide = None
+    if has_key_steps:
+        wide = torch.zeros((2, 2, num_values), dtype=dtype).unbind()
     recurrence = Recurrence(
         states=torch.zeros(2, num_heads, value_dim, key_dim),
         num_key_heads=num_keys,
         decay=heads,
-        decay_bias=heads,
+        decay_bias=torch.zeros(num_heads * key_dim) if has_key_steps else heads,
         skip=None if is_delta else heads,
         norm=torch.zeros(value_dim if is_delta else num_values),
         num_norm_groups=num_heads if is_delta else 1,
         has_gate_behind=is_delta,
+        activation="sigmoid" if has_key_steps else "silu",
         epsilon=1e-6,
     )
-    recurrence.run(convolution.run(inputs, tiles), inputs, tiles)
+    recurrence.run(convolution.run(inputs, tiles), inputs, tiles, wide)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..chance import make_numbers
-from ..test_states import DELTA, EPSILON, MAMBA2, SHORT_CONV, Layer, Row, Sizes
+from ..test_states import DELTA, EPSILON, KIMI, MAMBA2, SHORT_CONV, Layer, Row, Sizes
 
 require_triton()
 
@@ -56,7 +56,8 @@ class Runner:
         )
         if sizes.kind == SHORT_CONV:
             return
-        is_delta = sizes.kind == DELTA
+        is_delta = sizes.kind != MAMBA2
+        self._widening = [each.to(DEVICE) for each in layer.widening]
         places = 2, sizes.value_heads, sizes.value_dim, sizes.key_dim
         self._recurrence = Recurrence(
             states=torch.full(places, math.nan, device=DEVICE),
@@ -68,6 +69,7 @@ class Runner:
             norm=layer.norm.to(DEVICE) if layer.has_norm else None,
             num_norm_groups=sizes.value_heads if is_delta else sizes.key_heads,
             has_gate_behind=is_delta or layer.has_gate_behind,
+            activation="sigmoid" if layer.widening else "silu",
             epsilon=EPSILON,
         )
 
@@ -91,16 +93,30 @@ class Runner:
             chunks=nothing,
             rows=numbers.to(DEVICE),
         )
-        flat = torch.cat([x[row.slot, row.begin : row.end] for row in rows]).to(DEVICE)
+
+        def join(texts: Tensor) -> Tensor:
+            return torch.cat([texts[row.slot, row.begin : row.end] for row in rows])
+
+        x = x.to(DEVICE)
+        flat = join(x)
         if self._sizes.kind == SHORT_CONV:
             output = self._convolution.run(flat, tiles, is_gated=True)
         else:
             mixed = self._convolution.run(flat, tiles)
-            output = self._recurrence.run(mixed, flat, tiles)
+            wide = None
+            if self._widening:
+                # Of all texts, because the bits of PyTorch's products depend on their shapes.
+                narrow = x.split(self._sizes.parts, dim=-1)[-2:]
+                first, second = (
+                    join(each @ matrix.T)
+                    for each, matrix in zip(narrow, self._widening)
+                )
+                wide = first, second
+            output = self._recurrence.run(mixed, flat, tiles, wide)
         return list(output.cpu().split([row.num_tokens for row in planned]))
 
 
-@pytest.mark.parametrize("kind", [DELTA, MAMBA2, SHORT_CONV])
+@pytest.mark.parametrize("kind", [DELTA, MAMBA2, SHORT_CONV, KIMI])
 @settings(max_examples=3, derandomize=True)
 @given(
     sizes=sizes_by_chance,
@@ -121,6 +137,7 @@ def test_a_layer_with_a_state_computes_its_formula_however_a_text_is_cut(
         Sizes(DELTA, key_heads=2, group=2, key_dim=128, value_dim=128, num_taps=4),
         Sizes(MAMBA2, key_heads=1, group=8, key_dim=128, value_dim=64, num_taps=4),
         Sizes(SHORT_CONV, key_heads=1, group=1, key_dim=1, value_dim=2048, num_taps=3),
+        Sizes(KIMI, key_heads=4, group=1, key_dim=128, value_dim=128, num_taps=4),
     ],
 )
 def test_heads_of_real_models(sizes: Sizes) -> None:

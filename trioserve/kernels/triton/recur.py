@@ -2,6 +2,7 @@
 
     delta rule    S <- decay * S;  S <- S + (rate * (v - S k)) k^T;  o = S q
     Mamba-2       S <- decay * S + (rate * v) k^T;                   o = S q + skip * v
+    Kimi          the delta rule, with a decay for each column of S
 
 A state is a matrix of VALUE_DIM rows and KEY_DIM columns. Tokens follow each other one by one,
 in prompts too, and a program has the same shape for a chunk and for a decode. So a sequence
@@ -11,7 +12,7 @@ instructions for it. Chunks of 64 tokens would be matrix products, but a chunk t
 would need the numbers of its first part again.
 
 Source: Yang et al. 2025 (Gated Delta Networks), equation 10; Dao and Gu 2024 (Mamba-2),
-section 3.
+section 3; Kimi Team 2025 (Kimi Linear), equation 1.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .activate import activate
 from .convolve import read_row
 from .norm import normalize
 
@@ -48,6 +50,7 @@ def softplus(x):
 def recur(
     mixed,
     others,
+    key_steps,
     states,
     rows,
     output,
@@ -65,6 +68,7 @@ def recur(
     KEY_WIDTH: tl.constexpr,
     VALUES: tl.constexpr,
     IS_DELTA: tl.constexpr,
+    HAS_KEY_STEPS: tl.constexpr,
 ):
     """Run one row through some values of one head; the grid is (rows, heads, values).
 
@@ -72,11 +76,14 @@ def recur(
       mixed: (num_tokens, queries, keys, and values of all heads, one after the other),
         behind the convolution
       others: (num_tokens, others_stride), whose first numbers are the rates of all heads, if
-        IS_DELTA, and their steps
+        IS_DELTA, and their steps, unless HAS_KEY_STEPS
+      key_steps: (num_tokens, NUM_HEADS, KEY_DIM), a step for each number of a key, if
+        HAS_KEY_STEPS
       states: (num_places, NUM_HEADS, VALUE_DIM, KEY_DIM) float32
       rows: (num_rows, ROW_NUMBERS) int32
       output: (num_tokens, NUM_HEADS, VALUE_DIM)
-      decay, decay_bias: (NUM_HEADS,) float32
+      decay: (NUM_HEADS,) float32
+      decay_bias: (NUM_HEADS,) float32, or (NUM_HEADS, KEY_DIM), if HAS_KEY_STEPS
       skip: (NUM_HEADS,) float32, unless IS_DELTA
       min_step, max_step: limits of steps, unless IS_DELTA.
       scale: of queries, if IS_DELTA.
@@ -98,7 +105,10 @@ def recur(
     is_old = is_value[:, None] & (keys < tl.where(position > 0, KEY_DIM, 0))[None, :]
     state = tl.load(places, mask=is_old, other=0.0)
     factor = tl.load(decay + head)
-    bias = tl.load(decay_bias + head)
+    if HAS_KEY_STEPS:
+        bias = tl.load(decay_bias + head * KEY_DIM + keys, mask=is_key, other=0.0)
+    else:
+        bias = tl.load(decay_bias + head)
     skipped = 0.0 if IS_DELTA else tl.load(skip + head)
     key_place = head // (NUM_HEADS // NUM_KEY_HEADS) * KEY_DIM
     value_place = head * VALUE_DIM
@@ -113,21 +123,28 @@ def recur(
             query *= tl.rsqrt(tl.sum(query * query, 0) + _LENGTH_EPSILON) * scale
             key *= tl.rsqrt(tl.sum(key * key, 0) + _LENGTH_EPSILON)
             rate = tl.sigmoid(tl.load(more).to(tl.float32))
-            step = softplus(tl.load(more + NUM_HEADS).to(tl.float32) + bias)
+            if HAS_KEY_STEPS:
+                source = key_steps + ((begin + t) * NUM_HEADS + head) * KEY_DIM
+                step = tl.load(source + keys, mask=is_key, other=0.0)
+            else:
+                step = tl.load(more + NUM_HEADS)
+            step = softplus(step.to(tl.float32) + bias)
         else:
             step = softplus(tl.load(more).to(tl.float32) + bias)
             step = tl.minimum(tl.maximum(step, min_step), max_step)
             rate = step
         lasting = tl.exp(factor * step)
         # All three sums read the state before this token, so that none waits for another.
-        asked = tl.sum(state * query[None, :], 1)
+        asked = tl.sum(state * (lasting * query)[None, :], 1)
         match = tl.sum(key * query, 0)
         if IS_DELTA:
-            added = (value - lasting * tl.sum(state * key[None, :], 1)) * rate
-            result = lasting * asked + match * added
+            added = (value - tl.sum(state * (lasting * key)[None, :], 1)) * rate
+            result = asked + match * added
         else:
             added = value * rate
-            result = lasting * asked + match * added + skipped * value
+            result = asked + match * added + skipped * value
+        if HAS_KEY_STEPS:
+            lasting = lasting[None, :]
         state = lasting * state + added[:, None] * key[None, :]
         tl.store(
             output + (begin + t) * num_values + value_place + values,
@@ -152,16 +169,18 @@ def weigh_and_normalize(
     GATES_FIRST: tl.constexpr,
     HAS_NORM: tl.constexpr,
     IS_SHARED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
 ):
     """Normalise a group of a token's numbers, with gates; the grid is (tokens, NUM_GROUPS).
 
     Args:
       numbers, output: (num_tokens, NUM_GROUPS * SIZE)
-      gates: (num_tokens, gates_stride), whose SiLU weighs the numbers
+      gates: (num_tokens, gates_stride), whose activation weighs the numbers
       weight: float32, of the norm, if HAS_NORM: (NUM_GROUPS * SIZE,), or (SIZE,) if all
         groups share it (IS_SHARED)
       WIDTH: SIZE, rounded up to a power of two.
       GATES_FIRST: the gates are before the norm.
+      ACTIVATION: as in `activate`.
     """
     token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, WIDTH)
@@ -170,8 +189,7 @@ def weigh_and_normalize(
     place = token * NUM_GROUPS * SIZE + columns
     result = tl.load(numbers + place, mask=inside, other=0.0).to(tl.float32)
     gate = tl.load(gates + token * gates_stride + columns, mask=inside, other=0.0)
-    gate = gate.to(tl.float32)
-    gate = gate * tl.sigmoid(gate)
+    gate = activate(gate.to(tl.float32), ACTIVATION)
     if GATES_FIRST:
         result *= gate
     if HAS_NORM:

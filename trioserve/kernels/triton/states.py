@@ -89,13 +89,16 @@ class Recurrence:
     Args:
       states: (num_places, num_heads, value_dim, key_dim) float32
       num_key_heads: a head of keys serves as many heads as follow each other.
-      decay, decay_bias: (num_heads,) float32; the first is negative
+      decay: (num_heads,) float32, negative
+      decay_bias: (num_heads,) float32, or (num_heads * key_dim,) if each number of a key has
+        a decay of its own
       skip: (num_heads,) float32, of Mamba-2; None is the delta rule
       step_limits: the least and the largest step, of Mamba-2.
       norm: float32: (value_dim,), of each head, of the delta rule; (num_heads * value_dim,)
         of Mamba-2, or None without a norm
       num_norm_groups: parts of a token that are normalised by themselves.
       has_gate_behind: the gates are behind the norm.
+      activation: of gates, as in `weigh_and_normalize`.
     """
 
     states: Tensor
@@ -107,15 +110,24 @@ class Recurrence:
     norm: Tensor | None
     num_norm_groups: int
     has_gate_behind: bool
+    activation: str = "silu"
     epsilon: float
 
-    def run(self, mixed: Tensor, inputs: Tensor, tiles: Tiles) -> Tensor:
+    def run(
+        self,
+        mixed: Tensor,
+        inputs: Tensor,
+        tiles: Tiles,
+        wide: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
         """Run the tokens of a step through the states.
 
         Args:
           mixed: (num_tokens, num_channels), behind the convolution
           inputs: (num_tokens, numbers of a token): the channels before the convolution, the
             gates, and the others that `recur` takes
+          wide: a step for each number of a key, contiguous, and the gates, which are not among
+            the inputs then.
 
         Returns:
           (num_tokens, num_heads * value_dim)
@@ -126,10 +138,14 @@ class Recurrence:
         num_channels, num_values = mixed.shape[1], num_heads * value_dim
         gates = inputs[:, num_channels:]
         others = gates[:, num_values:]
+        key_steps = None
+        if wide is not None:
+            others, (key_steps, gates) = gates, wide
         output = mixed.new_empty((len(mixed), num_values))
         recur[len(rows), num_heads, -(-value_dim // _VALUES)](
             mixed,
             others,
+            key_steps,
             self.states,
             rows,
             output,
@@ -146,6 +162,7 @@ class Recurrence:
             KEY_WIDTH=round_up(key_dim),
             VALUES=_VALUES,
             IS_DELTA=self.skip is None,
+            HAS_KEY_STEPS=key_steps is not None,
             num_warps=1,
         )
         self._weigh(output, gates)
@@ -168,5 +185,6 @@ class Recurrence:
             GATES_FIRST=not self.has_gate_behind,
             HAS_NORM=self.norm is not None,
             IS_SHARED=self.skip is None,
+            ACTIVATION=self.activation,
             num_warps=min(8, max(1, width // _WARP_NUMBERS)),
         )

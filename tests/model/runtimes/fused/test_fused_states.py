@@ -38,8 +38,9 @@ require_triton()
 
 # Gated DeltaNet beside attention with gates; short convolutions; layers of one part, which is
 # Mamba-2, attention, a network, or experts behind a narrow product; Mamba-2 and attention
-# side by side, with factors; and Mamba-2 beside attention without rotation, or alone.
-TYPES = ["qwen3_5_text", "lfm2", "nemotron_h", "falcon_h1"]
+# side by side, with factors; Kimi delta attention and latents; and Mamba-2 beside attention
+# without rotation, or alone.
+TYPES = ["qwen3_5_text", "lfm2", "nemotron_h", "falcon_h1", "kimi_linear"]
 MORE = ["granitemoehybrid", "bamba", "mamba2"]
 OTHERS = [*TYPES[1:], *MORE]
 ALL = [*TYPES, *(pytest.param(each, marks=pytest.mark.matrix) for each in MORE)]

@@ -10,7 +10,6 @@ from ..description import (
     AttentionParts,
     BesideParts,
     DecoderParts,
-    DeltaParts,
     LatentParts,
     LayerParts,
     LookupParts,
@@ -45,8 +44,6 @@ def _check_layer(layer: LayerParts) -> None:
                 _check_attention(mixer)
             case LatentParts() as mixer:
                 _check_latents(mixer.call)
-            case DeltaParts(widen_decays=decays) if decays is not None:
-                raise NotRecognised("each number of its keys has a decay of its own")
             case LookupParts():
                 raise NotRecognised("every layer looks up the tokens again")
             case BesideParts():

@@ -196,7 +196,9 @@ class FusedLayers:
             query = weights.between[0] if weights.between else None
             return LatentAttention(mixer, projection, query, latents)
         num_places = len(self._tables.last_token_ids) + self._tables.num_checkpoints
-        return make_state_mixer(mixer, num_places, self._dtype, epsilon)
+        return make_state_mixer(
+            mixer, weights.between, num_places, self._dtype, epsilon
+        )
 
     def order(self, rows: Sequence[StepRow]) -> list[int]:
         """Put single tokens first, and those of the same adapter side by side."""

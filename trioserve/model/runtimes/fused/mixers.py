@@ -100,10 +100,16 @@ class ShortConvolution:
 
 @dataclass(frozen=True)
 class RecurrentHeads:
-    """A Mixer: a convolution, the recurrences of heads behind it, and gates."""
+    """A Mixer: a convolution, the recurrences of heads behind it, and gates.
+
+    Args:
+      widening: the products of narrow decays and of narrow gates, which are the last inputs;
+        none if the inputs are not narrow.
+    """
 
     convolution: Convolution
     recurrence: Recurrence
+    widening: tuple[Product, ...]
 
     @property
     def states(self) -> tuple[Tensor, ...]:
@@ -113,15 +119,26 @@ class RecurrentHeads:
         self, inputs: Tensor, tiles: Tiles, angles: Angles | None, multiply: Multiply
     ) -> Tensor:
         mixed = self.convolution.run(inputs, tiles)
-        return self.recurrence.run(mixed, inputs, tiles)
+        if not self.widening:
+            return self.recurrence.run(mixed, inputs, tiles)
+        decays, gates = self.widening
+        sizes = [each.weight.shape[1] for each in self.widening]
+        low, lower = inputs[:, -sum(sizes) :].split(sizes, dim=1)
+        wide = multiply(decays, low.contiguous()), multiply(gates, lower.contiguous())
+        return self.recurrence.run(mixed, inputs, tiles, wide)
 
 
 def make_state_mixer(
-    parts: StateParts, num_places: int, dtype: torch.dtype, epsilon: float
+    parts: StateParts,
+    between: tuple[Product, ...],
+    num_places: int,
+    dtype: torch.dtype,
+    epsilon: float,
 ) -> Mixer:
     """Make a mixer, and allocate its states.
 
     Args:
+      between: as in MixerWeights.
       num_places: slots and copies.
       dtype: the model's, which inputs of convolutions keep. Recurrent states are float32.
     """
@@ -131,7 +148,8 @@ def make_state_mixer(
     convolution = Convolution(taps, bias, make_zeros(shape, dtype, taps.device))
     if isinstance(parts, ShortConvParts):
         return ShortConvolution(convolution)
-    return RecurrentHeads(convolution, _make_recurrence(parts, num_places, epsilon))
+    recurrence = _make_recurrence(parts, num_places, epsilon)
+    return RecurrentHeads(convolution, recurrence, between)
 
 
 def _make_recurrence(
@@ -149,6 +167,7 @@ def _make_recurrence(
             norm=parts.norm,
             num_norm_groups=num_heads,
             has_gate_behind=True,
+            activation="silu" if parts.widen_gates is None else "sigmoid",
             epsilon=epsilon,
         )
     return Recurrence(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +12,7 @@ from ...attention.probe import LayerSpec
 from ..description import (
     AttentionParts,
     DecoderParts,
+    DeltaParts,
     LatentParts,
     Mamba2Parts,
     MixerParts,
@@ -109,11 +110,8 @@ def list_calls(mixers: Iterable[MixerParts]) -> list[LayerSpec]:
 def _take_mixer(
     mixer: MixerParts, angles: _Angles, make: MakeWeight | None
 ) -> MixerWeights:
-    between: list[Product] = []
     projection = None
     if isinstance(mixer, LatentParts):
-        if mixer.query is not None:
-            between.append(join_products([mixer.query], mixer.query_order, make=make))
         projection = mixer.projection.weight.detach()
         release([mixer.projection])
     scale = None
@@ -122,7 +120,7 @@ def _take_mixer(
     taken = MixerWeights(
         parts=mixer if isinstance(mixer, StateParts) else angles.share(mixer),
         inputs=join_products(mixer.inputs, mixer.order, make=make, scale=scale),
-        between=tuple(between),
+        between=tuple(_list_between(mixer, make)),
         output=join_products([mixer.output], make=make),
         projection=projection,
     )
@@ -130,6 +128,16 @@ def _take_mixer(
     release(products)
     release_stored(products)
     return taken
+
+
+def _list_between(mixer: MixerParts, make: MakeWeight | None) -> Iterator[Product]:
+    """Join the products between the first and the last."""
+    if isinstance(mixer, LatentParts) and mixer.query is not None:
+        yield join_products([mixer.query], mixer.query_order, make=make)
+    if isinstance(mixer, DeltaParts):
+        for each in (mixer.widen_decays, mixer.widen_gates):
+            if each is not None:
+                yield join_products([each], make=make)
 
 
 class _Angles:
