@@ -65,12 +65,12 @@ def load(model: Any) -> LoadedModel:
     return replace(loaded, native=decoder)
 
 
-def check_on_gpu(model: Any, dtype: Any) -> None:
+def check_on_gpu(model: Any, dtype: Any, device: str = DEVICE) -> None:
     """Let a model write three texts in graphs.
 
     A load compares the kernels with the modules; in 16 bits other tokens may win.
     """
-    config = ModelConfig(device=DEVICE, dtype=dtype, kernels="native")
+    config = ModelConfig(device=device, dtype=dtype, kernels="native")
     loaded = load_model(model.folder, config, name="tiny")
     assert loaded.info.kernels == "native triton"
     planner = Planner(loaded)

@@ -124,3 +124,9 @@ def test_a_gpu_runs_experts_in_graphs(
     tiny: Callable[..., Any], model_type: str, dtype: Any
 ) -> None:
     check_on_gpu(tiny(model_type, DEVICE), dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_a_model_runs_on_the_second_gpu(tiny: Callable[..., Any]) -> None:
+    check_on_gpu(tiny("qwen2", DEVICE), "float32", "cuda:1")
