@@ -13,6 +13,8 @@ from interpreter import require_triton
 import pytest
 import torch
 
+from trioserve.model.self_check.steps import make_check
+
 from ...planning import Planner, make_image, make_prompt
 from ...windowed import WindowedServer
 from .graphs import DEVICE, GRAPHS, check_on_gpu, load
@@ -61,6 +63,26 @@ def test_images_whose_tokens_see_each_other(tiny_vision: Callable[..., Any]) -> 
     sequence = planner.begin(mixed.prompt, embedded=mixed.embedded)
     planner.run(sequence, num_tokens=2, chunk=9)
     model.check_at(mixed, sequence.outputs)
+
+
+def test_experts_are_compiled_for_hidden_states(
+    tiny: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Routers may have another type: DeepSeek's are float32."""
+    from trioserve.kernels.triton.experts import Experts
+    from trioserve.model.runtimes.fused import decoder
+    from trioserve.model.runtimes.fused.products import PlainWeight
+
+    loaded = load(tiny("qwen2_moe", DEVICE))
+    tables, _ = make_check(loaded.info.vocab_size, torch.device(DEVICE))
+    assert loaded.native is not None
+    layers: Any = loaded.native.open(tables, num_blocks=1)
+    dtypes: list[torch.dtype] = []
+    monkeypatch.setattr(decoder, "list_sizes", lambda most: [])
+    monkeypatch.setattr(PlainWeight, "dtype", torch.float64)
+    monkeypatch.setattr(Experts, "compile", lambda *each: dtypes.append(each[1]))
+    layers.prepare(1)
+    assert set(dtypes) == {torch.float32}
 
 
 # Padding computes with what its memory held before.

@@ -85,12 +85,13 @@ class Layer:
         self._adapters = adapters
         self._group = group
         self._epsilon = parts.epsilon
+        self._dtype = parts.dtype
 
     def compile(self) -> None:
         """Compile kernels that depend on the number of tokens."""
         for sublayer in self._sublayers:
             if not isinstance(sublayer.weights.body, MixerWeights):
-                sublayer.weights.body.compile()
+                sublayer.weights.body.compile(self._dtype)
 
     def enter(self, hidden: Tensor) -> Tensor:
         """Normalise the input of the first layer."""

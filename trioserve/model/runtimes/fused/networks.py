@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from ....kernels.triton.adapted_pairs import PairChanges
@@ -45,8 +46,12 @@ class Network(Protocol):
           (num_tokens, hidden_size); a part of the sum, if processes share the layer
         """
 
-    def compile(self) -> None:
-        """Compile kernels that depend on the number of tokens."""
+    def compile(self, dtype: torch.dtype) -> None:
+        """Compile kernels that depend on the number of tokens.
+
+        Args:
+          dtype: of hidden states.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +79,7 @@ class Dense:
         active = weigh_gates(gates, numbers, self.activation, scale=self.gate_scale)
         return multiply(self.output, active)
 
-    def compile(self) -> None:
+    def compile(self, dtype: torch.dtype) -> None:
         pass
 
 
@@ -120,5 +125,5 @@ class Mixture:
         mixed = sum_outputs(parts, shared, gates)
         return mixed if self.output is None else multiply(self.output, mixed)
 
-    def compile(self) -> None:
-        self.experts.compile(self.scores.weight.dtype, self.router.num_chosen)
+    def compile(self, dtype: torch.dtype) -> None:
+        self.experts.compile(dtype, self.router.num_chosen)
