@@ -60,10 +60,11 @@ def _find_num_chosen(router: nn.Module, norm: Tensor) -> int:
     # In float32, whatever the type of the model.
     exact: Any = copy.deepcopy(router).float()
     chance = torch.Generator().manual_seed(0)
-    states = torch.randn((_NUM_TRIALS, len(norm)), generator=chance)
+    states = torch.randn((_NUM_TRIALS, len(norm)), generator=chance).to(norm.device)
     # The rule does not depend on the weights, which may have no memory yet.
     exact.proj = nn.Linear(len(norm), exact.proj.out_features, bias=False)
     nn.init.normal_(exact.proj.weight, generator=chance)
+    exact.proj.to(norm.device)
     _, actual, chosen = exact(states)
     shares = exact.proj(exact.norm(states) * norm.detach()).softmax(dim=-1)
     expected, best = shares.topk(chosen.shape[1], dim=-1)

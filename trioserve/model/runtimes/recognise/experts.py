@@ -241,9 +241,9 @@ def _find_rule(router: nn.Module, choice_bias: Tensor | None) -> _Rule:
         raise NotRecognised(f"{type(router).__name__} has no weight of two dimensions")
     # In float32, whatever the type of the model.
     exact: Any = copy.deepcopy(router).float()
-    states = torch.randn(
-        (_NUM_TRIALS, weight.shape[1]), generator=torch.Generator().manual_seed(0)
-    )
+    chance = torch.Generator().manual_seed(0)
+    states = torch.randn((_NUM_TRIALS, weight.shape[1]), generator=chance)
+    states = states.to(weight.device)
     output = exact(states) if choice_bias is None else exact(states, choice_bias)
     if not isinstance(output, tuple) or len(output) != 3:
         raise NotRecognised(f"{type(router).__name__} returns something else")
