@@ -38,6 +38,7 @@ class Choice:
         if all are allowed
       stop_ids: (num_stops,) int64, not sampled before min_tokens
       top_k: how many tokens may be sampled; the whole vocabulary if it is off.
+      way: the kind of choice: 0 is greedy; 1 draws from all tokens, 2 if is_cut.
       is_greedy: always take the likeliest token.
       is_cut: top_k or top_p excludes some tokens.
       has_rules: more than the temperature changes the probabilities of tokens.
@@ -46,6 +47,7 @@ class Choice:
       stops_from: number of outputs from which stop_ids are sampled, too.
       plain_from: number of outputs from which the raw logits, the temperature and the rules
         alone decide, unless the next token would complete a bad word; NEVER if they never do.
+      columns: the slot's numbers, as plain_columns.py names them.
     """
 
     sampling: SamplingParams
@@ -56,6 +58,7 @@ class Choice:
     excluded: Tensor | None
     stop_ids: Tensor
     top_k: int
+    way: int
     is_greedy: bool
     is_cut: bool
     has_rules: bool
@@ -64,11 +67,7 @@ class Choice:
     changes: bool
     stops_from: int
     plain_from: int
-
-    @property
-    def way(self) -> int:
-        """The kind of choice: 0 is greedy; 1 draws from all tokens, 2 if is_cut."""
-        return 0 if self.is_greedy else 1 + self.is_cut
+    columns: tuple[float, ...]
 
     def list_exclusions(self, num_outputs: int) -> list[str]:
         """Return the fields of the request that may exclude tokens in a step."""
@@ -92,7 +91,7 @@ def prepare_choice(start: SlotStart, vocab_size: int, device: torch.device) -> C
     bias = [pair for pair in sampling.logit_bias if pair[0] < vocab_size]
     banned = [word[0] for word in sampling.bad_words if len(word) == 1]
     stops = [i for i in start.stop_token_ids if 0 <= i < vocab_size]
-    top_k = sampling.top_k if sampling.top_k > 0 else vocab_size
+    top_k = min(sampling.top_k if sampling.top_k > 0 else vocab_size, vocab_size)
     is_greedy = sampling.temperature < _LOWEST_TEMPERATURE
     is_cut = top_k < vocab_size or sampling.top_p < 1.0
     numbers = StepNumbers(device)
@@ -107,19 +106,23 @@ def prepare_choice(start: SlotStart, vocab_size: int, device: torch.device) -> C
     ]
     stops_from = sampling.min_tokens if stops else 0
     changes = bool(sampling.allowed_token_ids or bias or banned)
-    never_plain = changes or has_penalties(sampling)
+    plain_from = NEVER if changes or has_penalties(sampling) else stops_from
+    temperature = 0.0 if is_greedy else sampling.temperature
+    has_rules = not is_greedy and _has_rules(sampling)
+    way, seed = 0 if is_greedy else 1 + is_cut, start.seed % 2**64
     return Choice(
         sampling=sampling,
-        seed=start.seed % 2**64,
+        seed=seed,
         bias_ids=sent[0].get(),
         bias=sent[1].get(),
         banned_ids=sent[2].get(),
         excluded=_exclude_others(sampling.allowed_token_ids, vocab_size, device),
         stop_ids=sent[3].get(),
-        top_k=min(top_k, vocab_size),
+        top_k=top_k,
+        way=way,
         is_greedy=is_greedy,
         is_cut=is_cut,
-        has_rules=not is_greedy and _has_rules(sampling),
+        has_rules=has_rules,
         has_penalties=has_penalties(sampling),
         has_exclusions=bool(
             sampling.allowed_token_ids
@@ -129,7 +132,12 @@ def prepare_choice(start: SlotStart, vocab_size: int, device: torch.device) -> C
         ),
         changes=changes,
         stops_from=stops_from,
-        plain_from=NEVER if never_plain else stops_from,
+        plain_from=plain_from,
+        columns=(
+            *(temperature, sampling.top_p, top_k, way, sampling.min_p, has_rules, seed),
+            # Captured steps keep no logits.
+            plain_from if sampling.logprobs is None else NEVER,
+        ),
     )
 
 

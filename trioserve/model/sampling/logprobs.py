@@ -45,41 +45,39 @@ class LogprobReports:
         # At least one, so that the lists have rows.
         most = min(max(1, *self._num_top), vocab_size)
         top_values, top_ids = scans.find_top(logprobs, most)  # (num_rows, most)
-        self._ids = copy_to_host(token_ids)
-        self._values = copy_to_host(_make_finite(chosen[:, 0]))
-        self._ranks = copy_to_host(ranks)
-        self._top_ids = copy_to_host(top_ids)
-        self._top_values = copy_to_host(_make_finite(top_values))
+        # Each copy costs the host as much as several operators.
+        ids = torch.cat((torch.stack((token_ids, ranks), dim=1), top_ids), dim=1)
+        self._ids = copy_to_host(ids)  # (num_rows, 2 + most)
+        values = _make_finite(torch.cat((chosen, top_values), dim=1))
+        self._values = copy_to_host(values)  # (num_rows, 1 + most)
         self._named = named
         self._named_values = _gather(logprobs, named) if any(named) else None
 
     def read(self) -> tuple[TokenLogprobs, ...]:
         """Wait for the numbers; returns one report for each row."""
-        own = list(zip(self._ids.read().tolist(), self._values.read().tolist()))
+        rows = list(zip(self._ids.read().tolist(), self._values.read().tolist()))
         return tuple(
-            TokenLogprobs(token_id=token_id, logprob=logprob, rank=rank, top=top)
-            for (token_id, logprob), rank, top in zip(
-                own, self._ranks.read().tolist(), self._list_alternatives(own)
-            )
+            TokenLogprobs(token_id=ids[0], logprob=values[0], rank=ids[1], top=top)
+            for (ids, values), top in zip(rows, self._list_alternatives(rows))
         )
 
     def _list_alternatives(
-        self, own: list[tuple[int, float]]
+        self, rows: list[tuple[list[int], list[float]]]
     ) -> list[tuple[tuple[int, float], ...]]:
         top = [
-            tuple(zip(ids[:count], values[:count]))
-            for ids, values, count in zip(
-                self._top_ids.read().tolist(),
-                self._top_values.read().tolist(),
-                self._num_top,
-            )
+            tuple(zip(ids[2 : 2 + count], values[1 : 1 + count]))
+            for (ids, values), count in zip(rows, self._num_top)
         ]
         if self._named_values is None:
             return top
         return [
-            tuple(dict([first, *zip(ids, values)]).items()) if ids else likeliest
-            for first, ids, values, likeliest in zip(
-                own, self._named, self._named_values.read().tolist(), top
+            (
+                tuple({ids[0]: values[0], **dict(zip(named, found))}.items())
+                if named
+                else likeliest
+            )
+            for (ids, values), named, found, likeliest in zip(
+                rows, self._named, self._named_values.read().tolist(), top
             )
         ]
 

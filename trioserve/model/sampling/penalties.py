@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ...types.plan import SlotStart
 from ...types.prompt import NO_TOKEN
-from ...types.sampling import SamplingParams
 from ..device.tensors import send_floats, send_ids
 from .choice import has_penalties
 from .operators import RepeatedTokens
@@ -23,6 +22,7 @@ class PenaltyCounts:
 
       counts  (num_rows, vocab_size) int32   output tokens
       seen    (num_rows, vocab_size) bool    prompt and output tokens
+      numbers (3, num_rows) float32          for repetition, frequency and presence
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
@@ -32,6 +32,7 @@ class PenaltyCounts:
         empty = 0, vocab_size
         self._counts = torch.empty(empty, dtype=torch.int32, device=device)
         self._seen = torch.empty(empty, dtype=torch.bool, device=device)
+        self._numbers = torch.empty((3, 0), device=device)
 
     def start(self, start: SlotStart) -> None:
         """Count the tokens of a sequence, in place of its slot's former one."""
@@ -42,6 +43,12 @@ class PenaltyCounts:
         shape = self._rows.num_rows, self._vocab_size
         self._counts = grow(self._counts, shape, 0)
         self._seen = grow(self._seen, shape, 0)
+        self._numbers = grow(self._numbers, (3, len(self._counts)), 0)
+        sampling = start.sampling
+        numbers = sampling.repetition_penalty, sampling.frequency_penalty
+        self._numbers[:, row] = send_floats(
+            (*numbers, sampling.presence_penalty), self._device
+        )
         outputs = send_ids(start.output_token_ids, self._device)
         prompt: Sequence[int] = start.prompt_token_ids
         if start.embedded:
@@ -62,26 +69,18 @@ class PenaltyCounts:
             # The host would wait for the device to read a Python True.
             self._seen[rows, tokens] = torch.ones_like(tokens, dtype=torch.bool)
 
-    def find(
-        self, slots: list[int], places: list[int], samplings: list[SamplingParams]
-    ) -> RepeatedTokens:
+    def find(self, slots: list[int], places: list[int]) -> RepeatedTokens:
         """Return the tokens that came before.
 
         Args:
           slots: all slots of the step.
           places: places of the slots with penalties among them.
-          samplings: the parameters of these slots.
         """
         positions, rows = self._rows.locate(slots, places)
-        penalties = [
-            *(each.repetition_penalty for each in samplings),
-            *(each.frequency_penalty for each in samplings),
-            *(each.presence_penalty for each in samplings),
-        ]
         return RepeatedTokens(
             places=positions,
             rows=rows,
             counts=self._counts,
             seen=self._seen,
-            penalties=send_floats(penalties, self._device).view(3, -1),
+            penalties=self._numbers.index_select(1, rows),
         )

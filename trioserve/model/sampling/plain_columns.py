@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..step.plain import PlainRows
-from .choice import NEVER, Choice
+from .choice import Choice
 from .draw import make_keys
 
 # The settings of draw.py come first, without the halves of the key.
@@ -40,7 +40,7 @@ class PlainColumns:
             # Doubled, so that few slots cost a copy.
             missing = max(missing, len(self._columns))
             self._columns = np.pad(self._columns, (0, missing))
-        self._columns[slot] = _list_columns(choice)
+        self._columns[slot] = choice.columns
 
     def find(
         self, slots: NDArray[np.int64], num_outputs: NDArray[np.int64]
@@ -58,20 +58,8 @@ class PlainColumns:
 
 def list_plain(choices: Sequence[Choice], num_outputs: Sequence[int]) -> PlainRows:
     """Return the numbers of rows, whatever else decides about them."""
-    columns = np.array([_list_columns(each) for each in choices], dtype=_COLUMNS)
+    columns = np.array([each.columns for each in choices], dtype=_COLUMNS)
     return _make_plain(columns, np.array(num_outputs, dtype=np.int64))
-
-
-def _list_columns(choice: Choice) -> tuple[float, ...]:
-    sampling = choice.sampling
-    return (
-        0.0 if choice.is_greedy else sampling.temperature,
-        *(sampling.top_p, choice.top_k, choice.way, sampling.min_p),
-        choice.has_rules,
-        choice.seed,
-        # Captured steps keep no logits.
-        choice.plain_from if sampling.logprobs is None else NEVER,
-    )
 
 
 def _make_plain(columns: NDArray[np.void], num_outputs: NDArray[np.int64]) -> PlainRows:

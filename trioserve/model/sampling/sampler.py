@@ -208,9 +208,7 @@ class Sampler:
     ) -> None:
         rows = [i for i, choice in enumerate(choices) if choice.has_penalties]
         if rows:
-            samplings = [choices[row].sampling for row in rows]
-            repeated = self._penalties.find(slots, rows, samplings)
-            self._operators.penalize(scores, repeated)
+            self._operators.penalize(scores, self._penalties.find(slots, rows))
 
     def _report(
         self,
@@ -227,14 +225,17 @@ class Sampler:
                 named.append(ids)
         if not num_top:
             return Sampled(ids=SampledIds(token_ids), dead_ends=dead_ends)
-        index = self._make_ids(list(num_top))
+        reported = token_ids
+        if len(num_top) < len(choices):
+            index = self._make_ids(list(num_top))
+            logits, reported = logits[index], token_ids[index]
         return Sampled(
             ids=SampledIds(token_ids),
             dead_ends=dead_ends,
             reported=tuple(num_top),
             reports=LogprobReports(
-                logits[index],
-                token_ids[index],
+                logits,
+                reported,
                 list(num_top.values()),
                 self._scans,
                 named,
