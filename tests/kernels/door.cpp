@@ -35,6 +35,10 @@ extern "C" {
 void test_use_tiles(int use) { has_tiles = use; }
 #endif
 
+#if defined(TRIOSERVE_TILES_STAND_IN)
+int test_count_byte_products() { return stand_in::num_byte_products; }
+#endif
+
 void test_exp(const float* x, int size, float* out) {
   for (int i = 0; i < size; ++i) {
     float lanes[Vec::kLanes];

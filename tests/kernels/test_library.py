@@ -37,8 +37,11 @@ def processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]
         (_AVX512, ["avx512", "avx2"]),
         (f"{_AVX512} avx512_bf16", ["avx512", "avx2"]),
         (_BF16, ["avx512_bf16", "avx512", "avx2"]),
-        (f"{_BF16} amx_bf16", ["avx512_bf16", "avx512", "avx2"]),
-        (f"{_BF16} amx_bf16 amx_tile", ["amx", "avx512_bf16", "avx512", "avx2"]),
+        (f"{_BF16} amx_bf16 amx_tile", ["avx512_bf16", "avx512", "avx2"]),
+        (
+            f"{_BF16} amx_bf16 amx_int8 amx_tile",
+            ["amx", "avx512_bf16", "avx512", "avx2"],
+        ),
     ],
 )
 def test_instruction_sets_come_from_the_processor(
@@ -101,7 +104,7 @@ def test_tiles_are_used_if_the_system_gives_them_and_the_compiler_knew_them(
     file: str,
     expected: str,
 ) -> None:
-    processor.write_text(f"flags : {_BF16} amx_bf16 amx_tile\n")
+    processor.write_text(f"flags : {_BF16} amx_bf16 amx_int8 amx_tile\n")
     calls = []
 
     class FakeSystem:

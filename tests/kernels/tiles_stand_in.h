@@ -12,12 +12,16 @@
 #undef _tile_loadd
 #undef _tile_stored
 #undef _tile_dpbf16ps
+#undef _tile_dpbssd
+#undef _tile_dpbusd
 #undef _tile_zero
 #define _tile_loadconfig stand_in::load_config
 #define _tile_release stand_in::release
 #define _tile_loadd stand_in::load
 #define _tile_stored stand_in::store
 #define _tile_dpbf16ps stand_in::add_products
+#define _tile_dpbssd stand_in::add_byte_products<std::int8_t>
+#define _tile_dpbusd stand_in::add_byte_products<std::uint8_t>
 #define _tile_zero stand_in::clear
 #define TRIOSERVE_TILES_STAND_IN
 
@@ -29,6 +33,9 @@ struct Tile {
 };
 // Each thread has its own. Without shapes, every use of a tile fails.
 inline thread_local Tile tiles[8];
+
+// Of this thread.
+inline thread_local int num_byte_products = 0;
 
 inline Tile& find_tile(int number) {
   assert(tiles[number].rows > 0);
@@ -69,6 +76,26 @@ inline void store(int from, void* base, std::ptrdiff_t stride) {
 inline void clear(int number) {
   Tile& tile = find_tile(number);
   std::memset(tile.bytes, 0, sizeof tile.bytes);
+}
+
+// Products of bytes; the left ones have a sign, or not.
+template <class Left>
+void add_byte_products(int to, int left, int right) {
+  ++num_byte_products;
+  Tile& sums = find_tile(to);
+  const Tile &a = find_tile(left), &b = find_tile(right);
+  assert(a.rows == sums.rows && b.row_bytes == sums.row_bytes && a.row_bytes == 4 * b.rows);
+  for (int m = 0; m < sums.rows; ++m) {
+    for (int n = 0; n < sums.row_bytes / 4; ++n) {
+      std::int32_t sum;
+      std::memcpy(&sum, sums.bytes[m] + 4 * n, sizeof sum);
+      for (int k = 0; k < a.row_bytes; ++k) {
+        sum += static_cast<Left>(a.bytes[m][k]) *
+               static_cast<std::int8_t>(b.bytes[k / 4][4 * n + k % 4]);
+      }
+      std::memcpy(sums.bytes[m] + 4 * n, &sum, sizeof sum);
+    }
+  }
 }
 
 inline float read_bfloat16(const char* from) {

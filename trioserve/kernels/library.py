@@ -43,7 +43,7 @@ _BF16 = {*_AVX512, "avx512_bf16", "avx512_vnni"}
 
 # Name of a library -> the flags of /proc/cpuinfo that it needs, best first.
 _INSTRUCTION_SETS = {
-    "amx": {*_BF16, "amx_tile", "amx_bf16"},
+    "amx": {*_BF16, "amx_tile", "amx_bf16", "amx_int8"},
     "avx512_bf16": _BF16,
     "avx512": _AVX512,
     "avx2": {"avx2", "fma", "f16c"},

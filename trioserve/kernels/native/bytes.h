@@ -27,6 +27,7 @@ inline Ints operator^(Ints a, Ints b) { return {_mm512_xor_si512(a.lanes, b.lane
 inline Ints operator&(Ints a, Ints b) { return {_mm512_and_si512(a.lanes, b.lanes)}; }
 inline Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.lanes, b.lanes)}; }
 inline Ints operator>>(Ints a, int bits) { return {_mm512_srli_epi32(a.lanes, bits)}; }
+inline Ints operator<<(Ints a, int bits) { return {_mm512_slli_epi32(a.lanes, bits)}; }
 // Products of 16 bits, and the sums of two neighbours.
 inline Ints multiply_shorts(Ints a, Ints b) { return {_mm512_madd_epi16(a.lanes, b.lanes)}; }
 // Products of bytes without a sign and bytes with one, and the sums of two neighbours.
@@ -57,6 +58,7 @@ inline Ints operator^(Ints a, Ints b) { return {_mm256_xor_si256(a.lanes, b.lane
 inline Ints operator&(Ints a, Ints b) { return {_mm256_and_si256(a.lanes, b.lanes)}; }
 inline Ints operator+(Ints a, Ints b) { return {_mm256_add_epi32(a.lanes, b.lanes)}; }
 inline Ints operator>>(Ints a, int bits) { return {_mm256_srli_epi32(a.lanes, bits)}; }
+inline Ints operator<<(Ints a, int bits) { return {_mm256_slli_epi32(a.lanes, bits)}; }
 inline Ints multiply_shorts(Ints a, Ints b) { return {_mm256_madd_epi16(a.lanes, b.lanes)}; }
 inline Ints multiply_bytes(Ints a, Ints b) { return {_mm256_maddubs_epi16(a.lanes, b.lanes)}; }
 inline Ints lower_bytes(Ints a) {

@@ -28,8 +28,8 @@ struct Inputs16Format {
 };
 
 struct Int8Inputs16Format : Inputs16Format<4> {
-  static int byte_of(int i) { return i % 2 * 2 + i / 2; }
-  static bool is_upper_half(int) { return false; }
+  static constexpr int byte_of(int i) { return i % 2 * 2 + i / 2; }
+  static constexpr bool is_upper_half(int) { return false; }
 
   template <int R, int V>
   static inline void multiply(const Operand* x, std::ptrdiff_t stride, const Weight* w,
@@ -51,8 +51,8 @@ struct Int8Format : Int8Inputs16Format {
 #endif
 
 struct Int4Inputs16Format : Inputs16Format<8> {
-  static int byte_of(int i) { return i % 2 * 2 + i / 4; }
-  static bool is_upper_half(int i) { return i / 2 % 2 == 1; }
+  static constexpr int byte_of(int i) { return i % 2 * 2 + i / 4; }
+  static constexpr bool is_upper_half(int i) { return i / 2 % 2 == 1; }
 
   template <int R, int V>
   static inline void multiply(const Operand* x, std::ptrdiff_t stride, const Weight* w,

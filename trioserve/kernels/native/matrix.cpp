@@ -16,8 +16,9 @@ Operands<Format> OperandBuffer::convert(Pool& pool, const Rows& x, const Matrix<
     const std::ptrdiff_t stride = Format::kIsQuantised
                                       ? num_groups * matrix.group_size
                                       : round_up(matrix.num_inputs, Format::kInputs);
-    fit(bytes_, x.num_rows * stride * sizeof(Operand));
-    fit(groups_, static_cast<std::ptrdiff_t>(x.num_rows) * num_groups);
+    const std::ptrdiff_t num_rows = round_up(x.num_rows, kTileRows);
+    fit(bytes_, num_rows * stride * sizeof(Operand));
+    fit(groups_, num_rows * num_groups);
     auto* to = reinterpret_cast<Operand*>(bytes_.data());
     run_tokens(pool, x.num_rows, [&](std::ptrdiff_t row) {
       const float* from = x.first + row * x.stride;
@@ -34,15 +35,29 @@ Operands<Format> OperandBuffer::convert(Pool& pool, const Rows& x, const Matrix<
 
 #if defined(TRIOSERVE_TILES)
 
-TileOperands OperandBuffer::convert_for_tiles(Pool& pool, const Rows& x, int num_inputs) {
-  const std::ptrdiff_t stride = round_up(num_inputs, kTileInputs);
-  fit(bytes_, round_up(x.num_rows, kTileRows) * stride * sizeof(Bfloat16));
-  auto* to = reinterpret_cast<Bfloat16*>(bytes_.data());
-  run_tokens(pool, x.num_rows, [&](std::ptrdiff_t row) {
-    trioserve::convert(x.first + row * x.stride, num_inputs, to + row * stride);
-    std::fill(to + row * stride + num_inputs, to + (row + 1) * stride, 0);
-  });
-  return {to, stride, x.num_rows};
+template <class Format>
+auto OperandBuffer::convert_for_tiles(Pool& pool, const Rows& x, const Matrix<Format>& matrix) {
+  if constexpr (Format::kIsQuantised) {
+    using Operand = typename Format::Operand;
+    const Operands<Format> operands = convert(pool, x, matrix);
+    if constexpr (sizeof(Operand) == 2) {
+      run_tokens(pool, x.num_rows, [&](std::ptrdiff_t row) {
+        cut_codes<Format>(reinterpret_cast<Operand*>(bytes_.data()) + row * operands.stride,
+                          operands.stride, matrix.group_size);
+      });
+    }
+    return operands;
+  } else {
+    const int size = matrix.num_inputs;
+    const std::ptrdiff_t stride = round_up(size, kTileInputs);
+    fit(bytes_, round_up(x.num_rows, kTileRows) * stride * sizeof(Bfloat16));
+    auto* to = reinterpret_cast<Bfloat16*>(bytes_.data());
+    run_tokens(pool, x.num_rows, [&](std::ptrdiff_t row) {
+      trioserve::convert(x.first + row * x.stride, size, to + row * stride);
+      std::fill(to + row * stride + size, to + (row + 1) * stride, 0);
+    });
+    return TileOperands{to, stride, x.num_rows};
+  }
 }
 
 #endif
@@ -52,9 +67,9 @@ void OperandBuffer::multiply(Pool& pool, const Rows& x, const Take& take,
                              const Matrix<Format>& matrix, const Matrices&... others) {
 #if defined(TRIOSERVE_TILES)
   if constexpr (kTakesTiles<Format>) {
-    if (has_tiles && x.num_rows >= kFewestTileRows) {
-      multiply_by_tiles(pool, convert_for_tiles(pool, x, matrix.num_inputs), take, matrix,
-                        others...);
+    if (has_tiles && x.num_rows >= kFewestTileRows<Format> &&
+        matrix.group_size <= kMaxTileGroup) {
+      multiply_by_tiles(pool, convert_for_tiles(pool, x, matrix), take, matrix, others...);
       return;
     }
   }

@@ -41,8 +41,6 @@ struct MatrixSpec {
   }
 };
 
-struct TileOperands;
-
 // Memory for the operands of one product at a time.
 class OperandBuffer {
  public:
@@ -55,9 +53,11 @@ class OperandBuffer {
 
  private:
   // Converts rows to the operands of a format; float32 operands are the rows themselves.
+  // There is memory for the next multiple of kTileRows.
   template <class Format>
   Operands<Format> convert(Pool& pool, const Rows& x, const Matrix<Format>& matrix);
-  TileOperands convert_for_tiles(Pool& pool, const Rows& x, int num_inputs);
+  template <class Format>
+  auto convert_for_tiles(Pool& pool, const Rows& x, const Matrix<Format>& matrix);
 
   std::vector<std::uint8_t> bytes_;
   std::vector<InputGroup> groups_;

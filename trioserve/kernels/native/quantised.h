@@ -83,8 +83,8 @@ struct Int8Format {
   static constexpr float kLargest = 127.0f;
 
   // The byte of a step that holds input i.
-  static int byte_of(int i) { return i; }
-  static bool is_upper_half(int) { return false; }
+  static constexpr int byte_of(int i) { return i; }
+  static constexpr bool is_upper_half(int) { return false; }
   // The instruction wants weights without a sign, so each is 128 larger.
   static Ints begin(std::int32_t code_sum) { return Ints::all(-128 * code_sum); }
   static Ints total(Ints sums) { return sums; }
@@ -107,8 +107,8 @@ struct Int4Format {
   static constexpr int kInputs = 8;
   static constexpr float kLargest = 127.0f;
 
-  static int byte_of(int i) { return i % 4; }
-  static bool is_upper_half(int i) { return i >= 4; }
+  static constexpr int byte_of(int i) { return i % 4; }
+  static constexpr bool is_upper_half(int i) { return i >= 4; }
   static Ints begin(std::int32_t) { return Ints::zero(); }
   static Ints total(Ints sums) { return total_of_bytes(sums); }
 

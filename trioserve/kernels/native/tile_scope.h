@@ -8,7 +8,7 @@
 #if defined(TRIOSERVE_TILES_STAND_IN)
 #define TRIOSERVE_TILES
 #elif defined(__AVX512BF16__) && (defined(__clang__) || __GNUC__ >= 11)
-#define TRIOSERVE_TILES __attribute__((target("amx-tile,amx-bf16")))
+#define TRIOSERVE_TILES __attribute__((target("amx-tile,amx-bf16,amx-int8")))
 #endif
 
 namespace trioserve {
@@ -18,16 +18,18 @@ namespace trioserve {
 // Set once, when the system has given tiles to this process.
 inline bool has_tiles = false;
 
-// The shapes of all tiles, as ldtilecfg reads them.
-struct TileShapes {
+// The shapes of tiles, as ldtilecfg reads them.
+struct alignas(64) TileShapes {
   std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
   std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
   std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 static_assert(sizeof(TileShapes) == 64);
-alignas(64) inline constexpr TileShapes kTileShapes;
 
-TRIOSERVE_TILES inline void shape_tiles() { _tile_loadconfig(&kTileShapes); }
+// All tiles are as large as they can be, but where a product shapes them.
+TRIOSERVE_TILES inline void shape_tiles(const TileShapes& shapes = {}) {
+  _tile_loadconfig(&shapes);
+}
 TRIOSERVE_TILES inline void release_tiles() { _tile_release(); }
 
 // Lets the thread of this scope use tiles. A thread whose tiles are released is cheaper to

@@ -15,12 +15,12 @@
 #include "packed.h"
 #include "tile_scope.h"
 
-#if defined(TRIOSERVE_TILES)
-
 namespace trioserve {
 
 constexpr int kTileRows = 16;
 constexpr int kTileInputs = 32;
+
+#if defined(TRIOSERVE_TILES)
 
 // sums += x times a block, for 1 to 32 rows. All rows of a tile are read, so there must be
 // memory for the next multiple of kTileRows; what it holds does not matter.
@@ -65,6 +65,6 @@ TRIOSERVE_TILES inline void add_tiles(const Bfloat16* x, std::ptrdiff_t stride, 
   }
 }
 
-}  // namespace trioserve
-
 #endif
+
+}  // namespace trioserve
