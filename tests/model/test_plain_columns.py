@@ -58,9 +58,9 @@ def test_rows_with_rules_have_settings() -> None:
     assert plain is not None and plain.settings is not None
     keys = [make_key(slot, count) % 2**64 for slot, count in enumerate(counts.tolist())]
     assert plain.settings.tolist() == [
-        [0.5, 0.9, 4, 2, keys[0] % 2**32, keys[0] // 2**32, 0],
+        [0.5, 0.9, 4, 2, 0, keys[0] % 2**32, keys[0] // 2**32],
         [0, 1, 9, 0, 0, 0, 0],
-        [0.5, 1, 9, 1, keys[2] % 2**32, keys[2] // 2**32, 0.1],
+        [0.5, 1, 9, 1, 0.1, keys[2] % 2**32, keys[2] // 2**32],
     ]
     # Its logits are needed.
     assert columns.find(np.array([3]), np.array([0])) is None

@@ -85,7 +85,7 @@ def draw_with(
     is_cut = top_k is not None or top_p < 1.0
     way, limit = 2 if is_cut else 1, top_k or len(logits)
     rows = [
-        [1.0, top_p, limit, way, key % 2**32, key // 2**32 % 2**32, min_p]
+        [1.0, top_p, limit, way, min_p, key % 2**32, key // 2**32 % 2**32]
         for key in keys
     ]
     settings = torch.tensor(rows, dtype=torch.float64, device=DEVICE)
@@ -173,7 +173,7 @@ def test_tokens_of_a_captured_step_go_to_their_places_and_slots() -> None:
     assert last.tolist() == [-7, -7, -7, best[2], -7, best[0]]
     # One is cut to the likeliest token, and one is greedy.
     settings = torch.zeros(4, 7, dtype=torch.float64, device=DEVICE)
-    settings[2] = torch.tensor([1.0, 1.0, 1.0, 2.0, 3.0, 4.0, 0.0])
+    settings[2] = torch.tensor([1.0, 1.0, 1.0, 2.0, 0.0, 3.0, 4.0])
     last.fill_(-7)
     chosen = choose_tokens(logits.bfloat16(), settings, has_cut=True, kept=kept)
     best = logits.bfloat16().argmax(dim=-1).tolist()

@@ -22,6 +22,7 @@ Nothing is compiled for a batch of one size alone, because no step should wait f
 
 from __future__ import annotations
 
+from torch import Tensor
 import triton
 import triton.language as tl
 
@@ -34,14 +35,23 @@ TEMPERATURE = tl.constexpr(0)
 TOP_P = tl.constexpr(1)
 TOP_K = tl.constexpr(2)
 WAY = tl.constexpr(3)
-KEY_LOW = tl.constexpr(4)
-KEY_HIGH = tl.constexpr(5)
-MIN_P = tl.constexpr(6)
+MIN_P = tl.constexpr(4)
+KEY_LOW = tl.constexpr(5)
+KEY_HIGH = tl.constexpr(6)
 
 # The ways of a row: the likeliest token, one of all, or one of the rest after top-k and top-p.
 BEST = tl.constexpr(0)
 ALL = tl.constexpr(1)
 CUT = tl.constexpr(2)
+
+
+def find_limits(settings: Tensor) -> Tensor:
+    """Return what `sum_levels` calls limits: the logarithm is torch's, as in sampling/draw.py.
+
+    Args:
+      settings: (num_rows, SETTINGS)
+    """
+    return settings[:, MIN_P.value].float().log()
 
 
 @triton.jit
@@ -237,7 +247,7 @@ def sum_levels(
     Args:
       settings: (num_rows, SETTINGS) float64, see TEMPERATURE and the others; rows without a
         token are greedy
-      limits: (num_rows,) float32, the logarithms of MIN_P, as torch computes them
+      limits: (num_rows,) float32, of `find_limits`
       best, raced: (num_rows, NUM_PARTS) int32 and float32, this token and its sum
       counts, sums: (num_rows, LEVELS, NUM_PARTS) int64
     """

@@ -71,8 +71,7 @@ def choose_tokens(
         for _ in range(2)
     )
     chosen = scores.new_empty(num_rows, dtype=torch.int64)
-    # The logarithm is torch's own, so that the limits equal the limits in sampling/draw.py.
-    limits = settings[:, kernels.MIN_P.value].float().log()
+    limits = kernels.find_limits(settings)
     stride = scores.stride(0)
     parts = {"PART": part, "NUM_PARTS": num_parts, "WIDTH": round_up(num_parts)}
     sizes = {"VOCABULARY": vocab_size, **parts, "LEVELS": levels, "num_warps": _WARPS}

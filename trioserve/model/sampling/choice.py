@@ -21,6 +21,9 @@ _PLAIN = SamplingParams()
 # The fields besides the temperature that change the probabilities of tokens.
 _RULES = EACH_RULE.keys() - {"temperature"}
 
+# The first columns of a slot: its settings, in the order of kernels/triton/draw.py.
+SETTINGS = ("temperature", "top_p", "top_k", "way", "min_p")
+
 # A division by a smaller temperature overflows: vLLM's _SAMPLING_EPS.
 _LOWEST_TEMPERATURE = 1e-5
 

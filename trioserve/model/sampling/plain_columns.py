@@ -8,14 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..step.plain import PlainRows
-from .choice import Choice
+from .choice import SETTINGS, Choice
 from .draw import make_keys
 
-# The settings of draw.py come first, without the halves of the key.
 _COLUMNS = np.dtype(
     [
-        *[(name, np.float64) for name in ("temperature", "top_p", "top_k", "way")],
-        ("min_p", np.float64),
+        *((name, np.float64) for name in SETTINGS),
         ("has_rules", np.bool_),
         ("seed", np.uint64),
         # Outputs from which captured steps may choose.
@@ -79,6 +77,6 @@ def _list_settings(
 ) -> NDArray[np.float64]:
     """Return PlainRows.settings; whole numbers of 32 bits are exact."""
     words = keys.view(np.uint64)
-    settings = [columns[name] for name in ("temperature", "top_p", "top_k", "way")]
-    settings += [words & 0xFFFFFFFF, words >> 32, columns["min_p"]]
+    settings = [columns[name] for name in SETTINGS]
+    settings += [words & 0xFFFFFFFF, words >> 32]
     return np.stack(settings, axis=1, dtype=np.float64, casting="unsafe")

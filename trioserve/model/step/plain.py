@@ -19,7 +19,7 @@ class PlainRows:
     Attributes:
       temperatures: (num_rows,) float32; 0 takes the likeliest token
       keys: (num_rows,) int64, of the noise; 0 for greedy rows
-      settings: (num_rows, NUM_SETTINGS) float64, in the order of kernels/triton/draw.py; None if the
+      settings: (num_rows, SETTINGS) float64, in the order of kernels/triton/draw.py; None if the
         temperatures alone decide
     """
 
