@@ -126,6 +126,16 @@ def test_a_token_does_not_see_the_next_one_in_a_full_tile_of_keys(name: str) -> 
     assert steps.step((0, 2)) < LIMIT
 
 
+@pytest.mark.parametrize("block_size", [4, 24])
+def test_a_window_has_keys_that_all_queries_see(block_size: int) -> None:
+    """They are read without masks, and those before and behind them with masks."""
+    layer = make_layer(heads=(4, 1), window=90)
+    steps = Steps(TritonAttention, layer, block_size=block_size, max_model_len=192)
+    steps.fill(0, 133)
+    assert steps.step((0, 20)) < LIMIT
+    assert steps.step((0, 1)) < LIMIT
+
+
 def test_numbers_that_are_not_finite_spoil_no_other_sequence() -> None:
     steps = Steps(TritonAttention, LAYERS["plain"])
     # In a first chunk, torch reads keys before they are written to the cache.

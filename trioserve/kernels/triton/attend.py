@@ -171,7 +171,7 @@ def attend_to_keys(
     queries,
     query_positions,
     query_ends,
-    places,
+    start,
     there,
     cache,
     key_scales,
@@ -189,9 +189,11 @@ def attend_to_keys(
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SCALES: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+    IS_ALIGNED: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
-    """Add the keys at some places to the running softmax of a tile, and return it.
+    """Add TILE_KEYS keys to the running softmax of a tile, and return it.
 
     Args:
       peak, total: (rows,) float32, the largest score so far and the sum of the weights
@@ -199,23 +201,35 @@ def attend_to_keys(
       queries: (rows, KEY_WIDTH)
       query_positions: (rows,)
       query_ends: (rows,), the ends of the keys that they see
-      places: (keys,), positions of the keys in the sequence, less than `there` if they count
+      start: the position of the first key in the sequence
+      there: keys count whose positions are less.
       cache, key_scales, value_scales: as in `attend`.
       table: (max_blocks,) int64, blocks of the slot
+      IS_ALIGNED: the keys begin where a block does, or lie in one.
       IS_MASKED: some row may not see some key, or rows of the cache are narrower than the
         widths.
     """
     key_columns, value_columns = tl.arange(0, KEY_WIDTH), tl.arange(0, VALUE_WIDTH)
+    each = tl.arange(0, TILE_KEYS)
+    places = start + each
+    if IS_ALIGNED:
+        # The same parts of blocks in all rounds of a loop, so few numbers are left to compute.
+        own_blocks = start // BLOCK_SIZE + each // BLOCK_SIZE
+        offsets = each % BLOCK_SIZE
+        if BLOCK_SIZE > TILE_KEYS:
+            offsets += start % BLOCK_SIZE
+    else:
+        own_blocks, offsets = places // BLOCK_SIZE, places % BLOCK_SIZE
     if IS_MASKED:
         is_key = places < there
-        blocks = tl.load(table + places // BLOCK_SIZE, mask=is_key, other=0)
+        blocks = tl.load(table + own_blocks, mask=is_key, other=0)
     else:
-        blocks = tl.load(table + places // BLOCK_SIZE)
-    tokens = cache + (
-        (blocks * BLOCK_SIZE + places % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
-    ) * (KEY_DIM + VALUE_DIM)
-    scaled = (blocks * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + places % BLOCK_SIZE
-    source = tokens[None, :] + key_columns[:, None]  # (KEY_WIDTH, keys)
+        blocks = tl.load(table + own_blocks)
+    KEPT_DIM: tl.constexpr = KEY_DIM + VALUE_DIM
+    tokens = cache + blocks * (BLOCK_SIZE * NUM_KV_HEADS * KEPT_DIM)
+    within = (offsets * NUM_KV_HEADS + kv_head) * KEPT_DIM
+    scaled = (blocks * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + offsets
+    source = tokens[None, :] + (within[None, :] + key_columns[:, None])  # (KEY_WIDTH, keys)
     if IS_MASKED:
         inside = is_key[None, :] & (key_columns < KEY_DIM)[:, None]
         keys = tl.load(source, mask=inside, other=0.0)
@@ -228,25 +242,25 @@ def attend_to_keys(
         else:
             scales = tl.load(key_scales + scaled)
         scores *= scales[None, :]
+    factor = scaling * LOG2_E
     if HAS_SOFTCAP:
         # tanh(x) = 2 * sigmoid(2x) - 1
         scores = 2 * tl.sigmoid(scores * (2 * scaling / softcap)) - 1
-        scores *= softcap * LOG2_E
-    else:
-        scores *= scaling * LOG2_E
+        factor = softcap * LOG2_E
     if IS_MASKED:
-        seen = is_key[None, :] & (places[None, :] < query_ends[:, None])
+        is_seen = is_key[None, :] & (places[None, :] < query_ends[:, None])
         if WINDOW:
-            seen = seen & (places[None, :] > query_positions[:, None] - WINDOW)
-        scores = tl.where(seen, scores, float("-inf"))
-    new_peak = tl.maximum(peak, tl.max(scores, 1))
+            is_seen &= places[None, :] > query_positions[:, None] - WINDOW
+        scores = tl.where(is_seen, scores, float("-inf"))
+    # The factor is positive, so that the largest score is that of the largest product.
+    new_peak = tl.maximum(peak, tl.max(scores, 1) * factor)
     base = new_peak
     if IS_MASKED:
         # A row that has seen no key yet: -inf minus itself would be NaN.
         base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-    weights = tl.exp2(scores - base[:, None])
+    weights = tl.exp2(tl.fma(scores, factor, -base[:, None]))
     fading = tl.exp2(peak - base)
-    source = tokens[:, None] + KEY_DIM + value_columns[None, :]
+    source = tokens[:, None] + (within[:, None] + KEY_DIM + value_columns[None, :])
     if IS_MASKED:
         inside = is_key[:, None] & (value_columns < VALUE_DIM)[None, :]
         values = tl.load(source, mask=inside, other=0.0)
@@ -352,29 +366,39 @@ def attend(
     if HAS_KEY_ENDS:
         query_ends = tl.load(key_ends + begin + row_tokens, mask=is_row, other=0)
         last = tl.max(query_ends, 0)
-    first = tl.maximum(position - WINDOW + 1, 0) if WINDOW else 0
+    first = 0
+    if WINDOW:
+        # With the rest of a block, which a step holds as long as any key of it is seen.
+        first = tl.maximum(position - WINDOW + 1, 0) // BLOCK_SIZE * BLOCK_SIZE
     length = tl.cdiv(tl.cdiv(last - first, NUM_SPLITS), TILE_KEYS) * TILE_KEYS
     here = first + split * length
     there = tl.minimum(here + length, last)
-
-    # All rows see the keys before `masked`.
-    IS_ALWAYS_MASKED: tl.constexpr = (
-        WINDOW > 0 or KEY_DIM < KEY_WIDTH or VALUE_DIM < VALUE_WIDTH
+    IS_ALIGNED: tl.constexpr = TILE_KEYS % BLOCK_SIZE == 0 or (
+        WINDOW == 0 and BLOCK_SIZE % TILE_KEYS == 0
     )
-    masked = here
+
+    # All rows see the keys of [seen, unseen): a window hides some before, and rows end behind.
+    IS_ALWAYS_MASKED: tl.constexpr = KEY_DIM < KEY_WIDTH or VALUE_DIM < VALUE_WIDTH
+    seen, unseen = here, here
     if not IS_ALWAYS_MASKED:
-        num_seen = tl.maximum(tl.minimum(there, position + 1) - here, 0)
-        masked = here + num_seen // TILE_KEYS * TILE_KEYS
+        if WINDOW:
+            hidden = tl.maximum(position + count - WINDOW - here, 0)
+            seen = tl.minimum(here + tl.cdiv(hidden, TILE_KEYS) * TILE_KEYS, there)
+        num_seen = tl.maximum(tl.minimum(there, position + 1) - seen, 0)
+        unseen = seen + num_seen // TILE_KEYS * TILE_KEYS
 
     # Scores are logarithms to the base 2.
     peak = tl.full((TILE_ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((TILE_ROWS,), tl.float32)
     summed = tl.zeros((TILE_ROWS, VALUE_WIDTH), tl.float32)
     for is_masked in tl.static_range(1 if IS_ALWAYS_MASKED else 0, 2):
-        begin_keys, end_keys = here, masked
+        begin_keys, end_keys = seen, unseen
         if is_masked:
-            begin_keys, end_keys = masked, there
+            # The keys before `seen` come first, in the same loop.
+            begin_keys, end_keys = unseen - (seen - here), there
         for start in range(begin_keys, end_keys, TILE_KEYS):
+            if is_masked and WINDOW:
+                start -= tl.where(start < unseen, unseen - seen, 0)
             peak, total, summed = attend_to_keys(
                 peak,
                 total,
@@ -382,7 +406,7 @@ def attend(
                 queries,
                 query_positions,
                 query_ends,
-                start + tl.arange(0, TILE_KEYS),
+                start,
                 there,
                 cache,
                 key_scales,
@@ -400,6 +424,8 @@ def attend(
                 WINDOW,
                 HAS_SOFTCAP,
                 HAS_SCALES,
+                TILE_KEYS,
+                IS_ALIGNED,
                 is_masked,
             )
     if HAS_SCALES:
