@@ -1,14 +1,16 @@
 """Compile all kernels of one layer for a GPU that need not be there.
 
-    python compile_layer.py CAPABILITY DTYPE DIM WINDOW [int8]
+    python compile_layer.py CAPABILITY DTYPE DIM WINDOW [int8] [sizes]
 
-With int8, keys and values are kept in 8 bits, and other kernels than theirs are left out.
+With int8, keys and values are kept in 8 bits, and other kernels than theirs are left out. With
+sizes, attention is compiled in all sizes that a device may choose, and nothing else.
 
 Prints the lines of compiling.py.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 import sys
 
@@ -16,6 +18,7 @@ from compiling import NUM_CORES, compile_for, make_tiles
 import torch
 
 from trioserve.kernels.triton.adapters import change_outputs, cut_blocks
+from trioserve.kernels.triton.measure_sizes import list_layer_candidates
 from trioserve.kernels.triton.paged import PagedLayer
 from trioserve.kernels.triton.steps import Angles, RotaryLayer, normalize, weigh_gates
 from trioserve.kernels.triton.tiles import AdapterTiles, count_adapter_tokens
@@ -31,6 +34,7 @@ def main(
     window: int | None,
     *,
     has_scales: bool = False,
+    has_sizes: bool = False,
 ) -> None:
     compile_for(capability)
     has_all = window is not None
@@ -50,12 +54,23 @@ def main(
     cache = torch.zeros(4, 16, NUM_KV_HEADS, 2 * dim, dtype=cache_dtype)
     scales = torch.zeros(2, 4, NUM_KV_HEADS, 16) if has_scales else None
     paged = PagedLayer(spec, cache, NUM_CORES, scales=scales, dtype=dtype)
-    tiles, many = make_tiles()
+    tiles, many = make_tiles(paged.chunk_queries)
     size = NUM_HEADS * dim
     hidden = torch.zeros(2, size, dtype=dtype)
     heads = torch.zeros(2, NUM_HEADS, dim, dtype=dtype)
     keys = heads[:, :NUM_KV_HEADS]
 
+    if has_sizes:
+        for rows in (paged.chunk_rows, paged.long_rows):
+            chunk = replace(
+                tiles, decodes=tiles.chunks[:0], num_queries=paged.count_queries(rows)
+            )
+            for each in list_layer_candidates(paged, rows, capability):
+                replace(paged, measured={rows: each}).attend(heads, chunk)
+        rows = paged.decode_rows
+        for each in list_layer_candidates(paged, rows, capability):
+            replace(paged, measured={rows: each}).attend(heads, many)
+        return
     paged.write(keys, keys, tiles)
     paged.attend(heads, tiles)
     paged.attend(heads, many)
@@ -104,5 +119,6 @@ if __name__ == "__main__":
     capability, dtype, dim, window, *rest = sys.argv[1:]
     main(
         *(int(capability), getattr(torch, dtype), int(dim), int(window) or None),
-        has_scales=rest == ["int8"],
+        has_scales="int8" in rest,
+        has_sizes="sizes" in rest,
     )

@@ -35,8 +35,12 @@ def compile_for(capability: int) -> None:
     JITFunction.__getitem__ = _compile_only
 
 
-def make_tiles() -> tuple[Tiles, Tiles]:
-    """Make a decode whose keys are split beside a chunk, and decodes that fill the device."""
+def make_tiles(num_queries: int = 1) -> tuple[Tiles, Tiles]:
+    """Make a decode whose keys are split beside a chunk, and decodes that fill the device.
+
+    Args:
+      num_queries: most tokens of a tile of the chunk.
+    """
     one_tile = torch.zeros(1, 4, dtype=torch.int32)
     places = torch.zeros(2, dtype=torch.int64)
 
@@ -47,6 +51,7 @@ def make_tiles() -> tuple[Tiles, Tiles]:
             positions=places,
             decodes=decodes,
             chunks=chunks,
+            num_queries=num_queries,
         )
 
     return (

@@ -21,6 +21,9 @@ KERNELS = NATIVE.parent / "triton"
 # A program cannot have more, on cards of capability 8.6 and 8.9.
 LEAST_SHARED = 99 * 1024
 
+# On cards of capability 9.0.
+MOST_SHARED = 227 * 1024
+
 # Bytes of a thread. With experts that adapters change, the compiler keeps a few addresses elsewhere
 # while a loop runs, though there are registers left: so one more program fits.
 PARKED = 32
@@ -145,6 +148,23 @@ def test_all_kernels_of_an_int8_cache_compile_for_all_gpus(
 ) -> None:
     arguments = capability, dtype, dim, window, "int8"
     check(compile_kernels(tmp_path, "compile_layer.py", *arguments), CACHE_KERNELS)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("window", [0, 4096])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("cache", [(), ("int8",)])
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_all_sizes_that_a_device_may_choose_compile(
+    tmp_path: Path, capability: int, cache: tuple[str, ...], dim: int, window: int
+) -> None:
+    """Compute capability 9.0 has more shared memory than others, and more numbers fit in it."""
+    arguments = capability, "bfloat16", dim, window, *cache, "sizes"
+    kernels = compile_kernels(tmp_path, "compile_layer.py", *arguments)
+    limit = LEAST_SHARED if capability < 90 else MOST_SHARED
+    assert {kernel["name"] for kernel in kernels} == {"attend"}
+    assert [kernel for kernel in kernels if kernel["shared"] > limit] == []
+    assert [kernel for kernel in kernels if kernel["spilled"]] == []
 
 
 @pytest.mark.matrix

@@ -17,12 +17,13 @@ require_triton()
 from trioserve.kernels.triton import measure_sizes  # noqa: E402
 from trioserve.kernels.triton.measure_sizes import (  # noqa: E402
     choose_sizes,
+    list_layer_candidates,
     time_on_device,
 )
 from trioserve.kernels.triton.paged import PagedLayer  # noqa: E402
 from trioserve.kernels.triton.size_table import SizeTable  # noqa: E402
 from trioserve.kernels.triton.tiles import Tiles  # noqa: E402
-from trioserve.kernels.triton.widths import AttendSize, list_candidates  # noqa: E402
+from trioserve.kernels.triton.widths import AttendSize  # noqa: E402
 from trioserve.model.attention.probe import LayerSpec  # noqa: E402
 
 # Seconds, for a slow machine, too.
@@ -55,17 +56,19 @@ class Attention:
     """Stands in for the kernels: each size takes some seconds, and one computes nonsense."""
 
     def __init__(self) -> None:
-        self.sizes: list[AttendSize] = []
-        self.broken: AttendSize | None = None
-        self.fastest: AttendSize | None = None
+        self.sizes: list[tuple[int, AttendSize]] = []
+        self.broken: tuple[int, AttendSize] | None = None
+        self.fastest: tuple[int, AttendSize] | None = None
 
     def attend(self, layer: PagedLayer, query: Tensor, tiles: Tiles) -> Tensor:
         ((rows, size),) = layer.measured.items()
-        assert rows == (
-            layer.chunk_rows if len(tiles.chunks) else layer.decode_rows
-        ) and bool(len(tiles.chunks)) != bool(len(tiles.decodes))
-        self.sizes.append(size)
-        return torch.full((3,), torch.nan if size == self.broken else 1.0)
+        if len(tiles.chunks):
+            assert tiles.num_queries == rows // layer.group > 1
+        else:
+            assert len(tiles.decodes) and rows == layer.decode_rows
+        self.sizes.append((rows, size))
+        is_broken = self.sizes[-1] == self.broken
+        return torch.full((3,), torch.nan if is_broken else 1.0)
 
     def time(self, run: Callable[[], object]) -> float:
         run()
@@ -87,16 +90,32 @@ def test_decodes_and_chunks_have_sizes_of_their_own(
     attention: Attention, tmp_path: Path
 ) -> None:
     layer = make_layer()
-    assert (layer.decode_rows, layer.chunk_rows) == (16, 64)
-    decodes, chunks = (list_candidates(rows, 16, 2) for rows in (16, 64))
-    attention.fastest, attention.broken = chunks[1], decodes[2]
+    assert (layer.decode_rows, layer.chunk_rows, layer.long_rows) == (16, 64, 128)
+    decodes, chunks = (list_layer_candidates(layer, rows, 80) for rows in (16, 64))
+    attention.fastest, attention.broken = (64, chunks[1]), (16, decodes[2])
     found = choose_sizes(layer, SizeTable(tmp_path, ENOUGH), attention.time)
     assert found.measured == {16: decodes[0], 64: chunks[1]}
+    assert found.long_queries == found.chunk_queries == 32
     assert found.cache is layer.cache
     count = len(attention.sizes)
     # At the next start.
     again = choose_sizes(layer, SizeTable(tmp_path, ENOUGH), attention.time)
     assert again.measured == found.measured and len(attention.sizes) == count
+
+
+def test_long_chunks_have_more_rows_if_those_are_faster(
+    attention: Attention, tmp_path: Path
+) -> None:
+    layer = make_layer()
+    few, many = (list_layer_candidates(layer, rows, 80) for rows in (64, 128))
+    attention.fastest = 128, many[1]
+    found = choose_sizes(layer, SizeTable(tmp_path, ENOUGH), attention.time)
+    assert {**found.measured, 16: None} == {16: None, 64: few[0], 128: many[1]}
+    assert (found.chunk_queries, found.long_queries) == (32, 64)
+    # They may be nonsense there.
+    attention.broken = attention.fastest
+    found = choose_sizes(layer, SizeTable(tmp_path / "other", ENOUGH), attention.time)
+    assert 128 not in found.measured
 
 
 def test_other_layers_are_measured_again(attention: Attention, tmp_path: Path) -> None:
@@ -111,7 +130,9 @@ def test_other_layers_are_measured_again(attention: Attention, tmp_path: Path) -
     ]
     for layer in layers:
         choose_sizes(layer, SizeTable(tmp_path, ENOUGH), attention.time)
-    assert len(list(tmp_path.iterdir())) == 2 * len(layers)
+    # Decodes, chunks, and the rows of long chunks. Tiles of 128 rows have one size alone for
+    # caches of int8, and on this device for layers with a window or a soft cap.
+    assert len(list(tmp_path.iterdir())) == 4 * len(layers) - 3
     count = len(attention.sizes)
     # In float32 there is one size alone.
     choose_sizes(make_layer(torch.float32), SizeTable(tmp_path, ENOUGH), attention.time)
@@ -132,12 +153,17 @@ def test_the_kernels_run_on_the_problems(
         outputs.append(output)
         return float(len(outputs))
 
-    found = choose_sizes(make_layer(dtype), SizeTable(tmp_path, ENOUGH), time)
+    layer = make_layer(dtype)
+    found = choose_sizes(layer, SizeTable(tmp_path, ENOUGH), time)
     # None was passed over, and the first of each was the fastest.
-    assert [each.shape for each in outputs] == [(4, 4, 16)] * 3 + [(12, 4, 16)] * 3
+    counts = {
+        rows: len(list_layer_candidates(layer, rows, 80)) for rows in (16, 64, 128)
+    }
+    num_chunks = counts[64] + (counts[128] > 1) * counts[128] + 2
+    shapes = [(4, 4, 16)] * counts[16] + [(12, 4, 16)] * num_chunks
+    assert [each.shape for each in outputs] == shapes
     assert all(each.isfinite().all() for each in outputs)
-    rounded = {"has_scales": dtype == torch.int8}
-    firsts = {rows: list_candidates(rows, 16, 2, **rounded)[0] for rows in (16, 64)}
+    firsts = {rows: list_layer_candidates(layer, rows, 80)[0] for rows in (16, 64)}
     assert found.measured == firsts
 
 
@@ -147,4 +173,5 @@ def test_the_kernels_run_on_the_problems(
 def test_sizes_are_measured_on_a_device(dtype: torch.dtype, tmp_path: Path) -> None:
     layer = replace(make_layer(dtype, dim=128), num_cores=132)
     found = choose_sizes(layer, SizeTable(tmp_path, ENOUGH), time_on_device)
-    assert len(found.measured) == len(list(tmp_path.iterdir())) == 2
+    assert {16, 64} <= set(found.measured) <= {16, 64, 128}
+    assert len(list(tmp_path.iterdir())) == (3 if dtype == torch.int8 else 4)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from trioserve.kernels.triton.tiles import Tile, count_splits, cut_tiles, list_rows
+from trioserve.kernels.triton.tiles import (
+    Tile,
+    count_queries,
+    count_splits,
+    cut_tiles,
+    list_rows,
+)
 from trioserve.types.plan import StepRow
 
 
@@ -22,11 +28,11 @@ def list_tokens(tiles: list[Tile]) -> list[tuple[int, int, int]]:
     ]
 
 
-def test_a_chunk_is_cut_and_its_last_tile_comes_first() -> None:
-    rows = [make_row(3, 9, 1), make_row(0, 4, 10)]
+def test_chunks_are_cut_and_the_tiles_that_see_the_most_keys_come_first() -> None:
+    rows = [make_row(3, 9, 1), make_row(0, 4, 10), make_row(2, 9, 2)]
     decodes, chunks = cut_tiles(rows, 4)
     assert decodes == [(0, 1, 3, 9)]
-    assert chunks == [(9, 2, 0, 12), (5, 4, 0, 8), (1, 4, 0, 4)]
+    assert chunks == [(9, 2, 0, 12), (5, 4, 0, 8), (11, 2, 2, 9), (1, 4, 0, 4)]
 
 
 def test_decodes_come_first_and_held_rows_keep_all_but_their_last_token() -> None:
@@ -50,6 +56,17 @@ def test_each_token_is_in_one_tile(
     assert sorted(list_tokens(decodes + chunks)) == [
         (flat, *token) for flat, token in enumerate(tokens)
     ]
+
+
+def test_tiles_are_long_if_full_ones_fill_the_device() -> None:
+    rows = [make_row(0, 4, 512), make_row(1, 0, 543)]
+    # Two programs for each of 132 multiprocessors need 33 tiles, of 8 programs each.
+    assert count_queries(rows, 16, 32, 8, 132) == 16
+    assert count_queries([*rows, make_row(2, 0, 64)], 16, 32, 8, 132) == 32
+    # Decodes and drafts fill no tile.
+    others = [make_row(slot, 9, 1 + slot % 8) for slot in range(3, 99)]
+    assert count_queries([*rows, *others], 16, 32, 8, 132) == 16
+    assert count_queries([make_row(0, 0, 1056)], 16, 32, 8, 132) == 32
 
 
 def test_keys_are_split_until_the_device_is_full() -> None:

@@ -10,6 +10,8 @@ from interpreter import require_triton
 import pytest
 import torch
 
+from trioserve.kernels.triton.widths import AttendSize
+from trioserve.model.attention import paged_triton
 from trioserve.model.attention.backend import PagedModel
 from trioserve.model.attention.paged_triton import TritonAttention
 from trioserve.model.attention.probe import LayerSpec
@@ -29,6 +31,9 @@ from .steps import (
 )
 
 require_triton()
+
+from trioserve.kernels.triton import paged  # noqa: E402
+from trioserve.kernels.triton.paged import PagedLayer  # noqa: E402
 
 LIMIT = 2e-5
 MATRIX = pytest.mark.matrix
@@ -116,6 +121,31 @@ def test_a_long_context() -> None:
     steps.fill(0, 1000)
     assert steps.step((0, 35)) < LIMIT
     assert steps.step((0, 1)) < LIMIT
+
+
+def test_a_long_chunk_in_tiles_of_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fills a device of one multiprocessor, and the next chunks do not."""
+    monkeypatch.setattr(paged, "count_cores", lambda device: 1)
+    monkeypatch.setattr(
+        paged_triton,
+        "_measure",
+        lambda layer: replace(layer, measured={128: AttendSize(32, 8, 2)}),
+    )
+    num_queries: list[int] = []
+    launch = PagedLayer._launch
+
+    def watch(*args: Any) -> None:
+        num_queries.append(args[-1])
+        launch(*args)
+
+    monkeypatch.setattr(PagedLayer, "_launch", watch)
+    steps = Steps(
+        TritonAttention, LAYERS["plain"], dtype=torch.float16, max_model_len=160
+    )
+    assert steps.step((0, 5), (1, 1), (2, 70)) < LIMITS[torch.float16]
+    assert steps.step((0, 40), (2, 63)) < LIMITS[torch.float16]
+    # A decode, chunks with a long one, and short ones.
+    assert num_queries == [1, 64, 32]
 
 
 @pytest.mark.parametrize("name", ["plain", "latents"])

@@ -229,7 +229,9 @@ def attend_to_keys(
     tokens = cache + blocks * (BLOCK_SIZE * NUM_KV_HEADS * KEPT_DIM)
     within = (offsets * NUM_KV_HEADS + kv_head) * KEPT_DIM
     scaled = (blocks * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + offsets
-    source = tokens[None, :] + (within[None, :] + key_columns[:, None])  # (KEY_WIDTH, keys)
+    source = tokens[None, :] + (
+        within[None, :] + key_columns[:, None]
+    )  # (KEY_WIDTH, keys)
     if IS_MASKED:
         inside = is_key[None, :] & (key_columns < KEY_DIM)[:, None]
         keys = tl.load(source, mask=inside, other=0.0)
@@ -314,8 +316,11 @@ def attend(
     NUM_SPLITS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
+    IS_CHUNK: tl.constexpr,
 ):
     """Attend from the queries of one tile to one split of the keys.
+
+    The grid is (tiles, heads of keys, splits), or (heads of keys, tiles, 1) if IS_CHUNK.
 
     Args:
       query: (num_tokens, num_heads, KEY_DIM), any strides but the last
@@ -338,6 +343,10 @@ def attend(
       TILE_ROWS: rows of the product: a row is one token and one head.
     """
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if IS_CHUNK:
+        # The first tiles are the longest. They begin first in all heads, so that no head's run
+        # alone in the end.
+        tile, kv_head = kv_head, tile
     begin = tl.load(tiles + tile * TILE_COLUMNS + TILE_BEGIN).to(tl.int64)
     count = tl.load(tiles + tile * TILE_COLUMNS + TILE_COUNT)
     slot = tl.load(tiles + tile * TILE_COLUMNS + TILE_SLOT).to(tl.int64)

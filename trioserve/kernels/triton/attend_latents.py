@@ -146,8 +146,11 @@ def attend_latents(
     NUM_SPLITS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
+    IS_CHUNK: tl.constexpr,
 ):
     """Attend from some heads of one tile to one split of the keys.
+
+    The grid is (tiles, parts of the heads, splits), or (parts, tiles, 1) if IS_CHUNK.
 
     Args:
       query: (num_tokens, NUM_HEADS, LATENT_DIM + SHARED_DIM), any strides but the last
@@ -162,6 +165,9 @@ def attend_latents(
       TILE_ROWS: rows of the product: a row is one token and one head.
     """
     tile, part, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if IS_CHUNK:
+        # As in `attend`.
+        tile, part = part, tile
     begin = tl.load(tiles + tile * TILE_COLUMNS + TILE_BEGIN).to(tl.int64)
     count = tl.load(tiles + tile * TILE_COLUMNS + TILE_COUNT)
     slot = tl.load(tiles + tile * TILE_COLUMNS + TILE_SLOT).to(tl.int64)

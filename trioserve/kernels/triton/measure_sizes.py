@@ -6,7 +6,7 @@ are too many for the device's cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -41,7 +41,8 @@ def choose_sizes(layer: PagedLayer, table: SizeTable, timer: Timer) -> PagedLaye
       timer: measures; `time_on_device` does on the current device.
     """
     problem: _Problem | None = None
-    outputs: dict[int, Tensor] = {}
+    outputs: dict[bool, Tensor] = {}
+    facts, capability = _describe(layer), _find_capability(layer.cache.device)
 
     def measure(rows: int, size: AttendSize) -> float:
         nonlocal problem
@@ -50,22 +51,49 @@ def choose_sizes(layer: PagedLayer, table: SizeTable, timer: Timer) -> PagedLaye
         run = problem.prepare(rows, size)
         output = run().float()
         # Of the size that the device would have without measurements.
-        expected = outputs.setdefault(rows, output)
+        expected = outputs.setdefault(rows in problem.chunks, output)
         if not (output - expected).norm() <= _TOLERANCE * expected.norm():
             raise ValueError("its output differs")
         return timer(run)
 
     measured = {}
-    for rows in (layer.decode_rows, layer.chunk_rows):
-        candidates = list_candidates(
-            *(rows, layer.width, layer.itemsize), has_scales=layer.scales is not None
-        )
+    for rows in sorted({layer.decode_rows, layer.chunk_rows, layer.long_rows}):
         measured[rows] = table.choose(
-            f"{_describe(layer)}, {rows} rows",
-            candidates,
+            f"{facts}, {rows} rows",
+            list_layer_candidates(layer, rows, capability),
             partial(measure, rows),
         )
+    few, many = layer.chunk_rows, layer.long_rows
+    if many > few:
+        (rows,) = table.choose(
+            f"{facts}, {measured[few]} of {few} rows, {measured[many]} of {many}",
+            [(few,), (many,)],
+            lambda rows: measure(*rows, measured[rows[0]]),
+        )
+        if rows == few:
+            del measured[many]
     return replace(layer, measured=measured)
+
+
+def list_layer_candidates(
+    layer: PagedLayer, rows: int, capability: int
+) -> list[AttendSize]:
+    """Return the sizes that a layer may have, as `list_candidates` does."""
+    spec = layer.spec
+    return list_candidates(
+        *(rows, layer.width, layer.itemsize),
+        capability=capability,
+        has_scales=layer.scales is not None,
+        is_plain=spec.window is None and spec.softcap is None and spec.sinks is None,
+    )
+
+
+def _find_capability(device: torch.device) -> int:
+    """Return the compute capability of a device, times ten; the interpreter's has none."""
+    if device.type != "cuda":
+        return 80
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
 
 
 def _describe(layer: PagedLayer) -> str:
@@ -86,12 +114,16 @@ def _describe(layer: PagedLayer) -> str:
 
 @dataclass(frozen=True)
 class _Problem:
-    """Keys and values of some sequences, and queries of decodes and of a chunk."""
+    """Keys and values of some sequences, and queries of decodes and of a chunk.
+
+    Attributes:
+      chunks: the same chunk in tiles of so many rows.
+    """
 
     layer: PagedLayer
     queries: Tensor
     decodes: Tiles
-    chunk: Tiles
+    chunks: Mapping[int, Tiles]
 
     @classmethod
     def make(cls, layer: PagedLayer) -> _Problem:
@@ -117,8 +149,8 @@ class _Problem:
         ).normal_(generator=chance)
         blocks = torch.randperm(num_blocks, generator=chance, device=device)
 
-        def cut(tables: Tensor, *rows: _Row) -> Tiles:
-            tiles = cut_tiles(rows, layer.chunk_queries)
+        def cut(tables: Tensor, *rows: _Row, num_queries: int = 1) -> Tiles:
+            tiles = cut_tiles(rows, num_queries)
             decodes, chunks = (
                 torch.tensor(each, dtype=torch.int32, device=device).view(-1, 4)
                 for each in tiles
@@ -130,6 +162,7 @@ class _Problem:
                 positions=unread,
                 decodes=decodes,
                 chunks=chunks,
+                num_queries=num_queries,
             )
 
         return cls(
@@ -139,14 +172,22 @@ class _Problem:
                 blocks.view(num_seqs, each),
                 *(_Row(slot, _DECODE_TOKENS - 1, 1) for slot in range(num_seqs)),
             ),
-            chunk=cut(blocks[None], _Row(0, num_tokens, num_tokens)),
+            chunks={
+                rows: cut(
+                    blocks[None],
+                    _Row(0, num_tokens, num_tokens),
+                    num_queries=layer.count_queries(rows),
+                )
+                for rows in (layer.chunk_rows, layer.long_rows)
+            },
         )
 
     def prepare(self, rows: int, size: AttendSize) -> Callable[[], Tensor]:
         """Return a function that attends by programs of a size."""
         layer = replace(self.layer, measured={rows: size})
-        if rows == layer.chunk_rows:
-            tiles, count = self.chunk, int(self.chunk.chunks[:, 1].sum())
+        if rows in self.chunks:
+            tiles = self.chunks[rows]
+            count = int(tiles.chunks[:, 1].sum())
         else:
             tiles, count = self.decodes, len(self.decodes.decodes)
         queries = self.queries[:count]

@@ -16,6 +16,7 @@ from .widths import (
     AttendSize,
     choose_size,
     count_chunk_rows,
+    count_long_rows,
     count_merge_warps,
     count_most_splits,
     round_side,
@@ -60,7 +61,8 @@ class PagedLayer:
       scales: (2, num_blocks, num_kv_heads, block_size) float32, the factors of int8 keys and
         values; None for others
       dtype: of queries; None is the cache's.
-      measured: rows of a product -> the fastest size; others have `choose_size`.
+      measured: rows of a product -> the fastest size; others have `choose_size`. The most rows
+        are the fastest where chunks have tiles for the whole device.
     """
 
     spec: AttentionSpec
@@ -92,7 +94,17 @@ class PagedLayer:
     @property
     def chunk_queries(self) -> int:
         """Most tokens of a tile of a chunk."""
-        return max(1, count_chunk_rows(self.width, self.itemsize) // self.group)
+        return self.count_queries(count_chunk_rows(self.width, self.itemsize))
+
+    @property
+    def long_queries(self) -> int:
+        """Most tokens of a tile where chunks have tiles for the whole device."""
+        most = max(self.measured, default=0)
+        return max(self.chunk_queries, self.count_queries(most))
+
+    def count_queries(self, rows: int) -> int:
+        """Return the most tokens of a tile whose product has so many rows."""
+        return max(1, rows // self.group)
 
     @property
     def decode_rows(self) -> int:
@@ -103,6 +115,12 @@ class PagedLayer:
     def chunk_rows(self) -> int:
         """Rows of the product of a chunk's tile."""
         return round_side(self.chunk_queries * self.group)
+
+    @property
+    def long_rows(self) -> int:
+        """Rows of the product of a tile where chunks have tiles for the whole device."""
+        rows = count_long_rows(self.width, self.itemsize)
+        return round_side(self.count_queries(rows) * self.group)
 
     @property
     def num_parts(self) -> int:
@@ -158,9 +176,17 @@ class PagedLayer:
             self._attend_decodes(query, output, tiles)
         if len(tiles.chunks):
             self._launch(
-                query, output, None, None, tiles, tiles.chunks, 1, self.chunk_queries
+                query, output, None, None, tiles, tiles.chunks, 1, tiles.num_queries
             )
         return output
+
+    def make_grid(
+        self, num_tiles: int, splits: int, *, is_chunk: bool
+    ) -> tuple[int, int, int]:
+        """Return the numbers of programs, the fastest first."""
+        if is_chunk:
+            return self.num_parts, num_tiles, splits
+        return num_tiles, self.num_parts, splits
 
     def _attend_decodes(self, query: Tensor, output: Tensor, tiles: Tiles) -> None:
         spec, decodes = self.spec, tiles.decodes
@@ -202,14 +228,15 @@ class PagedLayer:
         num_queries: int,
     ) -> None:
         spec, table = self.spec, tiles.get_table(self.is_windowed)
+        is_chunk = chosen is tiles.chunks
         # A decode sees no key behind its own.
-        has_ends = spec.joins_images and chosen is tiles.chunks
+        has_ends = spec.joins_images and is_chunk
         key_ends = tiles.key_ends if has_ends else None
         rows = round_side(num_queries * self.group)
         size = self.measured.get(rows) or choose_size(
             *(rows, self.width, self.itemsize), has_scales=self.scales is not None
         )
-        attend[len(chosen), self.num_parts, splits](
+        attend[self.make_grid(len(chosen), splits, is_chunk=is_chunk)](
             query,
             output,
             sums,
@@ -233,6 +260,7 @@ class PagedLayer:
             NUM_SPLITS=splits,
             TILE_ROWS=rows,
             TILE_KEYS=size.keys,
+            IS_CHUNK=is_chunk,
             num_warps=size.warps,
             num_stages=size.stages,
         )

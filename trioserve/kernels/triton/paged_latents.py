@@ -63,7 +63,8 @@ class LatentLayer(PagedLayer):
         size = choose_latent_size(
             rows, self.itemsize, has_scales=self.scales is not None
         )
-        attend_latents[len(chosen), self.num_parts, splits](
+        is_chunk = chosen is tiles.chunks
+        attend_latents[self.make_grid(len(chosen), splits, is_chunk=is_chunk)](
             query,
             output,
             sums,
@@ -86,6 +87,7 @@ class LatentLayer(PagedLayer):
             NUM_SPLITS=splits,
             TILE_ROWS=rows,
             TILE_KEYS=size.keys,
+            IS_CHUNK=is_chunk,
             num_warps=size.warps,
             num_stages=size.stages,
         )

@@ -15,18 +15,19 @@ import os
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 import time
+from typing import Any, TypeVar
 
 import platformdirs
-
-from .widths import AttendSize
 
 logger = logging.getLogger(__name__)
 
 # Raise this number when files of earlier versions must not be read.
-_LAYOUT = 1
+_LAYOUT = 2
 
 # A starting server waits for it.
 _MOST_SECONDS = 5.0
+
+_Size = TypeVar("_Size", bound=tuple[int, ...])
 
 
 class SizeTable:
@@ -46,14 +47,15 @@ class SizeTable:
         self._folder = folder
         self._left = seconds
         self._clock = clock
-        self._chosen: dict[str, AttendSize] = {}
+        # Of the types of their candidates.
+        self._chosen: dict[str, Any] = {}
 
     def choose(
         self,
         facts: str,
-        candidates: Sequence[AttendSize],
-        measure: Callable[[AttendSize], float],
-    ) -> AttendSize:
+        candidates: Sequence[_Size],
+        measure: Callable[[_Size], float],
+    ) -> _Size:
         """Return the fastest of some sizes.
 
         Args:
@@ -63,14 +65,15 @@ class SizeTable:
         """
         if facts not in self._chosen:
             self._chosen[facts] = self._find(facts, candidates, measure)
-        return self._chosen[facts]
+        chosen: _Size = self._chosen[facts]
+        return chosen
 
     def _find(
         self,
         facts: str,
-        candidates: Sequence[AttendSize],
-        measure: Callable[[AttendSize], float],
-    ) -> AttendSize:
+        candidates: Sequence[_Size],
+        measure: Callable[[_Size], float],
+    ) -> _Size:
         if len(candidates) == 1:
             return candidates[0]
         kept = self._read(facts, candidates)
@@ -87,11 +90,11 @@ class SizeTable:
 
     def _measure(
         self,
-        candidates: Sequence[AttendSize],
-        measure: Callable[[AttendSize], float],
-    ) -> dict[AttendSize, float]:
+        candidates: Sequence[_Size],
+        measure: Callable[[_Size], float],
+    ) -> dict[_Size, float]:
         """Return the seconds of each size, of those for which there is time."""
-        times: dict[AttendSize, float] = {}
+        times: dict[_Size, float] = {}
         longest = 0.0
         for size in candidates:
             if self._left <= longest:
@@ -113,22 +116,22 @@ class SizeTable:
             logger.info("seconds of attention by size: %s", times)
         return times
 
-    def _read(self, facts: str, candidates: Sequence[AttendSize]) -> AttendSize | None:
+    def _read(self, facts: str, candidates: Sequence[_Size]) -> _Size | None:
         """Return the size that is kept; None without one."""
         path = self._find_path(facts)
         try:
-            kept = json.loads(path.read_bytes())
-            size = AttendSize(*kept["size"])
+            kept = tuple(json.loads(path.read_bytes())["size"])
         except OSError:
             return None
         except (ValueError, TypeError, KeyError):
-            size = None
-        if size not in candidates:
-            logger.warning("%s is damaged or old, so sizes are measured again", path)
-            return None
-        return size
+            kept = ()
+        for size in candidates:
+            if size == kept:
+                return size
+        logger.warning("%s is damaged or old, so sizes are measured again", path)
+        return None
 
-    def _keep(self, facts: str, size: AttendSize) -> None:
+    def _keep(self, facts: str, size: _Size) -> None:
         path = self._find_path(facts)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

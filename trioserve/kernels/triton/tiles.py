@@ -69,6 +69,7 @@ class Tiles:
       window_tables: the same for layers with windows; None if they have the same blocks
       slots, positions: (num_tokens,) int64
       decodes, chunks: (num_tiles, 4) int32, as `cut_tiles` cuts them
+      num_queries: most tokens of a tile of a chunk
       rows: (num_rows, 5) int32, as `list_rows` lists them; None if no layer has states
       key_ends: (num_tokens,) int32, the ends of the keys that tokens see in layers that join
         images; None if all of them are behind the tokens
@@ -79,6 +80,7 @@ class Tiles:
     positions: Tensor
     decodes: Tensor
     chunks: Tensor
+    num_queries: int = 1
     window_tables: Tensor | None = None
     rows: Tensor | None = None
     key_ends: Tensor | None = None
@@ -108,12 +110,33 @@ def cut_tiles(rows: Sequence[Row], num_queries: int) -> tuple[list[Tile], list[T
         else:
             chunks += _cut_chunk(row, begin, num_queries)
         begin += row.num_tokens
+    # The tiles that see the most keys come first: none of them should begin as the last.
+    chunks.sort(key=_count_keys, reverse=True)
     return decodes, chunks
 
 
+def _count_keys(tile: Tile) -> int:
+    _, num_tokens, _, position = tile
+    return position + num_tokens
+
+
+def count_queries(
+    rows: Sequence[Row], few: int, many: int, num_parts: int, num_cores: int
+) -> int:
+    """Return the most tokens of a tile of a chunk.
+
+    Many are faster, if full tiles still have two programs for each multiprocessor.
+
+    Args:
+      num_parts: programs of a tile.
+      num_cores: multiprocessors of the device.
+    """
+    num_tiles = sum(row.num_tokens // many for row in rows if row.num_tokens > 1)
+    return many if num_tiles * num_parts >= 2 * num_cores else few
+
+
 def _cut_chunk(row: Row, begin: int, num_queries: int) -> Iterator[Tile]:
-    # The last tiles first: they see the most keys, and should not be the last to end.
-    for offset in reversed(range(0, row.num_tokens, num_queries)):
+    for offset in range(0, row.num_tokens, num_queries):
         count = min(num_queries, row.num_tokens - offset)
         yield begin + offset, count, row.slot, row.start + offset
 

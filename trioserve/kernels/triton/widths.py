@@ -42,6 +42,18 @@ def count_chunk_rows(width: int, itemsize: int) -> int:
     return 64 if itemsize <= 2 and width <= 256 else _LEAST_SIDE
 
 
+def count_long_rows(width: int, itemsize: int) -> int:
+    """Return the rows of the product of a tile where chunks have tiles for the whole device.
+
+    Half as many programs read each key then. The device measures whether that is faster.
+
+    Args:
+      width, itemsize: as in `count_chunk_rows`.
+    """
+    rows = count_chunk_rows(width, itemsize)
+    return 128 if rows == 64 and width <= 128 else rows
+
+
 def count_most_splits(width: int) -> int:
     """Return the most splits of the keys of a decode, which `merge` puts together.
 
@@ -80,6 +92,8 @@ def choose_size(
             # On an H100, the nearest to the best for one sequence and for many.
             return AttendSize(64, 2)
         return AttendSize(32, 4 if width <= 256 else 8)
+    if width <= 128 and rows > 64:
+        return AttendSize(16 if has_scales else 32, 8, 2)
     if width <= 128:
         # On an H100, about as fast as FlashAttention 2; 8 warps take twice as long, and 3
         # stages a half longer.
@@ -88,16 +102,25 @@ def choose_size(
 
 
 def list_candidates(
-    rows: int, width: int, itemsize: int, *, has_scales: bool = False
+    rows: int,
+    width: int,
+    itemsize: int,
+    *,
+    capability: int,
+    has_scales: bool = False,
+    is_plain: bool = True,
 ) -> list[AttendSize]:
-    """Return the sizes that may be the fastest on some device; `choose_size` gives the first.
+    """Return the sizes that may be the fastest on a device; `choose_size` gives the first.
 
     Args:
       rows, width, itemsize, has_scales: as in `choose_size`.
+      capability: of the device, times ten. Before 90, fewer sizes stay in registers.
+      is_plain: the layer has no window, soft cap or sinks.
     """
     first = choose_size(rows, width, itemsize, has_scales=has_scales)
     if itemsize > 2 or width > 256:
         return [first]
+    has_room = capability >= 90
     if rows <= _LEAST_SIDE:
         if width > 128:
             others = [AttendSize(32, 4, 2), AttendSize(64, 8, 2)]
@@ -107,10 +130,21 @@ def list_candidates(
             others = [AttendSize(128, 4, 2), AttendSize(32, 4)]
     elif width > 128:
         others = [AttendSize(16, 8, 2), AttendSize(32, 8, 2)]
+    elif rows > 64:
+        if has_scales or not (is_plain or has_room):
+            others = []
+        elif is_plain and has_room:
+            # The fastest on an H100, when the loop had more instructions.
+            others = [AttendSize(32, 4, 3), AttendSize(128, 8, 2)]
+        else:
+            others = [AttendSize(64, 8, 2)]
     elif has_scales:
         others = [AttendSize(32, 4, 2), AttendSize(32, 8, 2)]
     else:
-        others = [AttendSize(64, 4, 2), AttendSize(32, 4, 3)]
+        # The compiler counts reads of blocks as one round, so keys are read two rounds ahead.
+        others = [AttendSize(32, 4, 5)]
+        if has_room:
+            others.append(AttendSize(64, 4, 2))
     return [first, *others]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...kernels.triton.tiles import TILE_NUMBERS, Tiles, cut_tiles
+from ...kernels.triton.tiles import TILE_NUMBERS, Tiles, count_queries, cut_tiles
 from ...kernels.triton.widths import MAX_LATENT_DIM, MAX_SHARED_DIM
 from ...types.plan import StepRow
 from ..step.layout import StepInputs
@@ -49,7 +49,7 @@ class TritonAttention:
         from ...kernels.triton.paged_latents import LatentLayer
 
         self.caches = allocate(model)
-        num_cores = count_cores(model.device)
+        self._num_cores = num_cores = count_cores(model.device)
         self._tables = tables
         layers = (
             (LatentLayer if spec.values_in_keys else PagedLayer)(
@@ -63,7 +63,14 @@ class TritonAttention:
         )
         self.layers = tuple(map(_measure, layers))
         # A stage of a pipeline may have no attention.
-        self._num_queries = min((each.chunk_queries for each in self.layers), default=1)
+        self._few_queries, self._many_queries, self._num_parts = (
+            min(numbers, default=1)
+            for numbers in (
+                [each.chunk_queries for each in self.layers],
+                [each.long_queries for each in self.layers],
+                [each.num_parts for each in self.layers],
+            )
+        )
 
     @staticmethod
     def find_obstacle(model: PagedModel) -> str | None:
@@ -86,7 +93,11 @@ class TritonAttention:
 
     def cut(self, step: StepInputs) -> Tiles:
         """Cut the tokens of a step into tiles."""
-        decodes, chunks = cut_tiles(step.rows, self._num_queries)
+        num_queries = count_queries(
+            *(step.rows, self._few_queries, self._many_queries),
+            *(self._num_parts, self._num_cores),
+        )
+        decodes, chunks = cut_tiles(step.rows, num_queries)
         numbers = np.array([*decodes, *chunks], dtype=np.int32)
         tiles = step.numbers.add(numbers.reshape(-1, TILE_NUMBERS)).get()
         return Tiles(
@@ -96,6 +107,7 @@ class TritonAttention:
             positions=step.position_ids[0],
             decodes=tiles[: len(decodes)],
             chunks=tiles[len(decodes) :],
+            num_queries=num_queries,
             key_ends=step.key_ends,
         )
 
