@@ -78,7 +78,9 @@ def test_an_image_takes_more_time_than_a_step_has_only_as_its_first_chunk() -> N
         make_sequence(1, 30, spans=Spans([(0, end)]), max_tokens=1) for end in (9, 6)
     )
     assert draft.keep_whole(long, 4) == 9
-    draft.add_chunk(make_sequence(2, 4), 4)
+    other = make_sequence(2, 4)
+    other.slot = 0
+    draft.add_chunk(other, 4)
     assert draft.keep_whole(long, 4) == 0
     assert draft.keep_whole(short, 4) == 6
 

@@ -112,11 +112,16 @@ class Draft:
         """Add a row of one token for each sequence."""
         self.num_tokens -= len(sequences)
         self.size.add_decoding(len(sequences), count_context(sequences))
-        for sequence in sequences:
-            self.add(sequence, 1)
+        self._add_rows(sequences, 1)
 
-    def add_chunk(self, sequence: Sequence, num_tokens: int) -> None:
-        """Count a chunk of a prompt; `add` adds its row."""
+    def add_chunk(
+        self, sequence: Sequence, num_tokens: int, saves: int | None = None
+    ) -> None:
+        """Add a row with a chunk of a prompt.
+
+        Args:
+          saves: as in StepRow.
+        """
         context = sequence.num_computed
         self._has_chunk = True
         self.num_tokens -= num_tokens
@@ -126,34 +131,36 @@ class Draft:
         # The step with the first chunk also encodes the images.
         if sequence.embedded:
             self.is_typical = False
+        self._add_rows([sequence], num_tokens, saves)
 
-    def add(
-        self, sequence: Sequence, num_tokens: int, saves: int | None = None
+    def _add_rows(
+        self, sequences: list[Sequence], num_tokens: int, saves: int | None = None
     ) -> None:
-        """Add a row with the next tokens of a sequence.
-
-        Args:
-          saves: as in StepRow.
-        """
-        assert sequence.slot is not None, "only a running sequence is planned"
-        start = sequence.num_computed
-        end = sequence.num_computed = start + num_tokens
-        samples = end == sequence.num_planned and not sequence.writes_nothing
-        self.sequences.append(sequence)
-        self.rows.append(
-            StepRow(
-                slot=sequence.slot,
-                start=start,
-                num_tokens=num_tokens,
-                new_block_ids=sequence.take_new_block_ids(),
-                sample=samples,
-                saves=saves,
-                new_window_ids=(
-                    sequence.take_new_window_ids() if sequence.window_ids else ()
-                ),
+        """Add a row with the next tokens of each sequence."""
+        self.sequences += sequences
+        for sequence in sequences:
+            assert sequence.slot is not None, "only a running sequence is planned"
+            start = sequence.num_computed
+            end = sequence.num_computed = start + num_tokens
+            samples = end == sequence.num_planned and not sequence.writes_nothing
+            self.rows.append(
+                StepRow(
+                    slot=sequence.slot,
+                    start=start,
+                    num_tokens=num_tokens,
+                    new_block_ids=(
+                        sequence.take_new_block_ids()
+                        if len(sequence.block_ids) > sequence.num_planned_blocks
+                        else ()
+                    ),
+                    sample=samples,
+                    saves=saves,
+                    new_window_ids=(
+                        sequence.take_new_window_ids() if sequence.window_ids else ()
+                    ),
+                )
             )
-        )
-        if samples:
-            # A placeholder for the token.
-            sequence.num_planned += 1
-            sequence.sampled_in = self.step_id
+            if samples:
+                # A placeholder for the token.
+                sequence.num_planned += 1
+                sequence.sampled_in = self.step_id

@@ -68,8 +68,7 @@ class PromptPlanner:
                 # An image waits for the next step.
                 continue
             num_tokens, saves = self._blocks.cut_chunk(sequence, num_tokens)
-            draft.add_chunk(sequence, num_tokens)
-            draft.add(sequence, num_tokens, saves)
+            draft.add_chunk(sequence, num_tokens, saves)
             self._blocks.register([sequence])
 
     def _leave_to_shorter(

@@ -441,32 +441,29 @@ class Scheduler:
                 index=sequence.index,
                 error=result.errors[row.slot],
             )
-        new = sequence.list_new(end, token_ids)
-        is_read = False
+        new = sequence.append_new(end, token_ids)
         if not new:
             if row.sample and num_known == end:
                 self._take_back(sequence)
-            is_read = sequence.writes_nothing and num_known == end
-            if not (prompt_logprobs or is_read):
+            if sequence.writes_nothing and num_known == end:
+                sequence.finish_reason = "length"
+            elif not prompt_logprobs:
                 return None
-        num_taken, reason, stop_token_id = sequence.append_all(new)
-        if is_read:
-            reason = "length"
-        self._num_sampled_tokens += num_taken
-        if reason is not None:
+        self._num_sampled_tokens += len(new)
+        if sequence.finish_reason is not None:
             self._end(sequence)
         if result.logprobs and row.slot in result.logprobs:
             first = max(0, num_known - end)
-            logprobs = result.logprobs[row.slot][first : first + num_taken]
+            logprobs = result.logprobs[row.slot][first : first + len(new)]
         return TokenDelta(
             sequence_id=sequence.sequence_id,
             index=sequence.index,
-            token_ids=new[:num_taken],
+            token_ids=new,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=sequence.num_cached_tokens,
-            finish_reason=reason,
-            stop_token_id=stop_token_id,
+            finish_reason=sequence.finish_reason,
+            stop_token_id=sequence.stop_token_id,
         )
 
     def _take_back(self, sequence: Sequence) -> None:

@@ -118,7 +118,9 @@ class Sequence:
       num_planned: known tokens and placeholders.
       max_num_tokens: the sequence ends at this length. The scheduler lowers it to the
         length of the model.
+      num_planned_blocks: its first blocks, which plans have named since it started.
       place: its place among all, in seconds, from its admission on; see Flow.
+      finish_reason, stop_token_id: as in TokenDelta.
       sampled_in: the last step that was planned to sample its next token, 0 before the
         first.
       started_in: the last step with which it took a slot, 0 before the first.
@@ -145,6 +147,7 @@ class Sequence:
         "checkpoint",
         "embedded",
         "eos_token_ids",
+        "finish_reason",
         "flow",
         "hashes",
         "index",
@@ -160,6 +163,7 @@ class Sequence:
         "num_known_at_start",
         "num_paid",
         "num_planned",
+        "num_planned_blocks",
         "num_registered_blocks",
         "num_tokens",
         "output_token_ids",
@@ -172,12 +176,12 @@ class Sequence:
         "slot",
         "spans",
         "started_in",
+        "stop_token_id",
         "stop_token_ids",
         "window_begin",
         "window_ids",
         "writes_nothing",
         "_num_computed_before",
-        "_num_planned_blocks",
         "_num_planned_window_blocks",
         "_num_reported",
         "_repetition",
@@ -236,10 +240,12 @@ class Sequence:
         self.is_late = False
         self.is_often_late = False
         self.is_ended = False
+        self.finish_reason: FinishReason | None = None
+        self.stop_token_id: int | None = None
         self.num_planned = len(prompt_token_ids)
         # Prompt tokens whose log probabilities have been reported.
         self._num_reported = 0
-        self._num_planned_blocks = 0
+        self.num_planned_blocks = 0
         self._num_planned_window_blocks = 0
         self._num_computed_before = 0
         # Made with the first token: many sequences may wait.
@@ -310,32 +316,20 @@ class Sequence:
         if is_late or has_new_token:
             self.is_often_late = is_late
 
-    def list_new(self, position: int, token_ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the part of a step's tokens that continues the known tokens.
+    def append_new(self, position: int, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Append the part of a step's tokens that continues the known tokens.
+
+        The last of them may end the sequence, which sets finish_reason.
 
         Args:
-          position: position of the first of them.
+          position: position of the first of the step's tokens.
           token_ids: as in StepResult.sampled.
-        """
-        if NOT_SAMPLED in token_ids:
-            token_ids = token_ids[: token_ids.index(NOT_SAMPLED)]
-        num_known = self.num_tokens - position
-        # The step was planned with a token that never came, so its own tokens follow a
-        # gap.
-        if num_known < 0:
-            return ()
-        # A step may sample more tokens than planned, and the next step some of them again.
-        return token_ids[num_known:]
-
-    def append_all(
-        self, token_ids: tuple[int, ...]
-    ) -> tuple[int, FinishReason | None, int | None]:
-        """Append sampled tokens up to the one that ends the sequence.
 
         Returns:
-          The number of appended tokens; the reason if the last one ends the sequence; and
-          its id if the request named it as a stop token.
+          the appended tokens
         """
+        if position != self.num_tokens or NOT_SAMPLED in token_ids:
+            token_ids = self._list_new(position, token_ids)
         sampling, outputs, num_taken = self.sampling, self.output_token_ids, 0
         for token_id in token_ids:
             outputs.append(token_id)
@@ -345,13 +339,29 @@ class Sequence:
             if self.num_planned < num_tokens:
                 self.num_planned = num_tokens
             if token_id in self.stop_token_ids and len(outputs) >= sampling.min_tokens:
-                is_named = token_id not in self.eos_token_ids
-                return num_taken, "stop", token_id if is_named else None
-            if num_tokens >= self.max_num_tokens:
-                return num_taken, "length", None
-            if sampling.repetition_detection is not None and self._is_repeating():
-                return num_taken, "repetition", None
-        return num_taken, None, None
+                self.finish_reason = "stop"
+                if token_id not in self.eos_token_ids:
+                    self.stop_token_id = token_id
+            elif num_tokens >= self.max_num_tokens:
+                self.finish_reason = "length"
+            elif sampling.repetition_detection is not None and self._is_repeating():
+                self.finish_reason = "repetition"
+            else:
+                continue
+            return token_ids[:num_taken]
+        return token_ids
+
+    def _list_new(self, position: int, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the part of a step's tokens that continues the known tokens."""
+        if NOT_SAMPLED in token_ids:
+            token_ids = token_ids[: token_ids.index(NOT_SAMPLED)]
+        num_known = self.num_tokens - position
+        # The step was planned with a token that never came, so its own tokens follow a
+        # gap.
+        if num_known < 0:
+            return ()
+        # A step may sample more tokens than planned, and the next step some of them again.
+        return token_ids[num_known:]
 
     def _is_repeating(self) -> bool:
         rule = self.sampling.repetition_detection
@@ -364,7 +374,7 @@ class Sequence:
         return self._repetition.is_repeating(self.output_token_ids) and is_long_enough
 
     def give_up_placeholders(self) -> None:
-        """Expect no more tokens of the steps in flight; `list_new` drops theirs."""
+        """Expect no more tokens of the steps in flight; `append_new` drops theirs."""
         self.num_planned = self.num_tokens
 
     def recompute_last(self) -> None:
@@ -423,11 +433,9 @@ class Sequence:
 
     def take_new_block_ids(self) -> tuple[BlockId, ...]:
         """Return the blocks that no plan has named since the sequence started."""
-        num_planned, end = self._num_planned_blocks, len(self.block_ids)
-        if num_planned == end:
-            return ()
-        self._num_planned_blocks = end
-        return tuple(self.block_ids[num_planned:])
+        new = self.block_ids[self.num_planned_blocks :]
+        self.num_planned_blocks = len(self.block_ids)
+        return tuple(new)
 
     def take_new_window_ids(self) -> tuple[BlockId, ...]:
         """Return the window blocks that no plan has named since the sequence started."""
@@ -446,7 +454,7 @@ class Sequence:
         self._num_computed_before = max(self._num_computed_before, self.num_computed)
         self.num_computed = 0
         self.num_registered_blocks = 0
-        self._num_planned_blocks = 0
+        self.num_planned_blocks = 0
         self._num_planned_window_blocks = 0
         return block_ids
 
