@@ -1,9 +1,9 @@
 """Compile the kernels of layers with states for a GPU that need not be there.
 
-    python compile_states.py CAPABILITY DTYPE
+    python compile_states.py CAPABILITY DTYPE STATE_DIM
 
-Prints the lines of compiling.py. The sizes are those of Qwen3.5, Granite 4, LFM2 and
-Kimi-Linear.
+Prints the lines of compiling.py. The sizes are those of Qwen3.5, LFM2, Kimi-Linear and, with
+states of 128 numbers for each value, Granite 4.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from compiling import compile_for
 import torch
 
 from trioserve.kernels.triton.states import Convolution, Recurrence
-from trioserve.kernels.triton.tiles import Tiles
+from trioserve.kernels.triton.tiles import Spans, Tiles
 
 
-def main(capability: int, dtype: torch.dtype) -> None:
+def main(capability: int, dtype: torch.dtype, state_dim: int) -> None:
     compile_for(capability)
     numbers = torch.zeros(1, 5, dtype=torch.int32)
     nothing = torch.zeros(0, 4, dtype=torch.int32)
@@ -29,12 +29,11 @@ def main(capability: int, dtype: torch.dtype) -> None:
         decodes=torch.zeros(1, 4, dtype=torch.int32),
         chunks=nothing,
         rows=numbers.repeat(2, 1),
+        spans=Spans(numbers[:, :2], numbers[0, :1]) if dtype.itemsize == 2 else None,
     )
-    run_recurrence(tiles, dtype, num_heads=32, value_dim=128, is_delta=True)
-    run_recurrence(tiles, dtype, num_heads=48, value_dim=64, is_delta=False)
-    run_recurrence(
-        tiles, dtype, num_heads=32, value_dim=128, is_delta=True, has_key_steps=True
-    )
+    run_recurrence(tiles, dtype, num_heads=32, value_dim=128)
+    run_recurrence(tiles, dtype, num_heads=48, value_dim=64, state_dim=state_dim)
+    run_recurrence(tiles, dtype, num_heads=32, value_dim=128, has_key_steps=True)
     size = 2048
     convolution = make_convolution(size, 3, dtype)
     convolution.run(torch.zeros(2, 3 * size, dtype=dtype), tiles, is_gated=True)
@@ -56,10 +55,11 @@ def run_recurrence(
     *,
     num_heads: int,
     value_dim: int,
-    is_delta: bool,
+    state_dim: int | None = None,
     has_key_steps: bool = False,
 ) -> None:
-    num_keys, key_dim, num_values = 16 if is_delta else 1, 128, num_heads * value_dim
+    is_delta, key_dim = state_dim is None, state_dim or 128
+    num_keys, num_values = 16 if is_delta else 1, num_heads * value_dim
     if has_key_steps:
         num_keys = num_heads
     num_channels = 2 * num_keys * key_dim + num_values
@@ -85,5 +85,5 @@ def run_recurrence(
 
 
 if __name__ == "__main__":
-    capability, dtype = sys.argv[1:]
-    main(int(capability), getattr(torch, dtype))
+    capability, dtype, state_dim = sys.argv[1:]
+    main(int(capability), getattr(torch, dtype), int(state_dim))

@@ -10,6 +10,7 @@ from trioserve.kernels.triton.tiles import (
     count_splits,
     cut_tiles,
     list_rows,
+    list_spans,
 )
 from trioserve.types.plan import StepRow
 
@@ -39,6 +40,13 @@ def test_decodes_come_first_and_held_rows_keep_all_but_their_last_token() -> Non
     rows = [make_row(2, 0, 3), make_row(0, 4, 10), make_row(3, 9, 1)]
     expected = [(13, 1, 3, 9, 0), (0, 3, 2, 0, 3), (3, 10, 0, 4, 9)]
     assert list_rows(rows, {0, 3}) == expected
+
+
+def test_spans_end_at_borders_of_a_sequence_and_single_tokens_have_none() -> None:
+    rows = [(0, 1, 5, 200, 1), (1, 66, 3, 63, 66), (67, 128, 4, 64, 127)]
+    spans = [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1)]
+    assert list_spans(rows) == (spans, [0, 3])
+    assert list_spans(rows[:1]) == ([], [])
 
 
 @given(

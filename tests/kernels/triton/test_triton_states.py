@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 import math
 from typing import NamedTuple
@@ -18,7 +19,12 @@ from ..test_states import DELTA, EPSILON, KIMI, MAMBA2, SHORT_CONV, Layer, Row, 
 require_triton()
 
 from trioserve.kernels.triton.states import Convolution, Recurrence  # noqa: E402
-from trioserve.kernels.triton.tiles import Tiles, list_rows  # noqa: E402
+from trioserve.kernels.triton.tiles import (  # noqa: E402
+    Spans,
+    Tiles,
+    list_rows,
+    list_spans,
+)
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NUM_TOKENS = 7
@@ -44,15 +50,26 @@ class PlannedRow(NamedTuple):
 
 
 class Runner:
-    """A layer with the states of two slots, which held other texts before."""
+    """A layer with the states of two slots, which held other texts before.
 
-    def __init__(self, layer: Layer) -> None:
+    Args:
+      by_spans: rows with several tokens run by spans.
+    """
+
+    def __init__(
+        self,
+        layer: Layer,
+        dtype: torch.dtype = torch.float32,
+        *,
+        by_spans: bool = False,
+    ) -> None:
+        self._by_spans = by_spans
         self._sizes = sizes = layer.sizes
         shape = 2, sizes.num_taps - 1, sizes.num_channels
         self._convolution = Convolution(
             layer.taps.to(DEVICE),
             None if layer.bias is None else layer.bias.to(DEVICE),
-            torch.full(shape, math.nan, device=DEVICE),
+            torch.full(shape, math.nan, dtype=dtype, device=DEVICE),
         )
         if sizes.kind == SHORT_CONV:
             return
@@ -81,8 +98,9 @@ class Runner:
         """
         planned = [PlannedRow(row.slot, row.begin, row.end - row.begin) for row in rows]
         held = {row.slot for row in rows if row.is_held}
-        numbers = torch.tensor(list_rows(planned, held), dtype=torch.int32)
+        listed = list_rows(planned, held)
         num_decodes = sum(row.num_tokens == 1 for row in planned)
+        has_spans = self._by_spans and num_decodes < len(planned)
         nothing = torch.zeros((0, 4), dtype=torch.int32, device=DEVICE)
         tiles = Tiles(
             tables=nothing,
@@ -91,7 +109,8 @@ class Runner:
             # A row without tokens is padding, as graphs have it.
             decodes=nothing.new_zeros(num_decodes, 4),
             chunks=nothing,
-            rows=numbers.to(DEVICE),
+            rows=_send(listed),
+            spans=Spans(*map(_send, list_spans(listed))) if has_spans else None,
         )
 
         def join(texts: Tensor) -> Tensor:
@@ -114,6 +133,10 @@ class Runner:
                 wide = first, second
             output = self._recurrence.run(mixed, flat, tiles, wide)
         return list(output.cpu().split([row.num_tokens for row in planned]))
+
+
+def _send(numbers: Sequence[object]) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int32).to(DEVICE)
 
 
 @pytest.mark.parametrize("kind", [DELTA, MAMBA2, SHORT_CONV, KIMI])

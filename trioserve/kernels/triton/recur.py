@@ -5,11 +5,10 @@
     Kimi          the delta rule, with a decay for each column of S
 
 A state is a matrix of VALUE_DIM rows and KEY_DIM columns. Tokens follow each other one by one,
-in prompts too, and a program has the same shape for a chunk and for a decode. So a sequence
-gets the same numbers however its tokens are spread over steps. The price is the time of a long
-prompt that comes alone: a warp waits for the numbers of each token, and computes some 550
-instructions for it. Chunks of 64 tokens would be matrix products, but a chunk that a step cuts
-would need the numbers of its first part again.
+and a program has the same shape for a chunk and for a decode. So a sequence gets the same
+numbers however its tokens are spread over steps. The price is the time of a long prompt that
+comes alone: a warp waits for the numbers of each token, and computes some 550 instructions for
+it. In models of 16 bits, spans.py runs chunks but Kimi's.
 
 Source: Yang et al. 2025 (Gated Delta Networks), equation 10; Dao and Gu 2024 (Mamba-2),
 section 3; Kimi Team 2025 (Kimi Linear), equation 1.
@@ -25,7 +24,7 @@ from .convolve import read_row
 from .norm import normalize
 
 # In the root of the length of a query or a key, as transformers has it.
-_LENGTH_EPSILON = tl.constexpr(1e-6)
+LENGTH_EPSILON = tl.constexpr(1e-6)
 
 
 @triton.jit
@@ -120,8 +119,8 @@ def recur(
         value = tl.load(source + values, mask=is_value, other=0.0).to(tl.float32)
         more = others + (begin + t) * others_stride + head
         if IS_DELTA:
-            query *= tl.rsqrt(tl.sum(query * query, 0) + _LENGTH_EPSILON) * scale
-            key *= tl.rsqrt(tl.sum(key * key, 0) + _LENGTH_EPSILON)
+            query *= tl.rsqrt(tl.sum(query * query, 0) + LENGTH_EPSILON) * scale
+            key *= tl.rsqrt(tl.sum(key * key, 0) + LENGTH_EPSILON)
             rate = tl.sigmoid(tl.load(more).to(tl.float32))
             if HAS_KEY_STEPS:
                 source = key_steps + ((begin + t) * NUM_HEADS + head) * KEY_DIM

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from .convolve import convolve
 from .recur import recur, weigh_and_normalize
-from .tiles import Tiles
-from .widths import round_up
+from .spans import NUM_FACTORS, prepare_spans, run_spans
+from .tiles import SPAN_TOKENS, Tiles
+from .widths import MAX_SPAN_DIM, choose_span_size, round_side, round_up
 
 # Tokens and channels of one program of `convolve`, for decodes and for chunks; and values of a
 # program of `recur`, which is one warp, so that its sums need no shared memory. Usual choices,
@@ -17,6 +19,11 @@ from .widths import round_up
 _DECODE_TILE = 1, 256
 _CHUNK_TILE = 32, 64
 _VALUES = 8
+
+# Numbers of keys that `prepare_spans` reads at a time, so that it stays in registers; and reads
+# of `run_spans` that are under way at once, as many as shared memory holds.
+_KEY_PART = 32
+_SPAN_STAGES = 2
 
 # Numbers of `weigh_and_normalize` for each warp.
 _WARP_NUMBERS = 256
@@ -134,14 +141,33 @@ class Recurrence:
         """
         rows = tiles.rows
         assert rows is not None, "the model has states"
+        num_channels = mixed.shape[1]
         _, num_heads, value_dim, key_dim = self.states.shape
-        num_channels, num_values = mixed.shape[1], num_heads * value_dim
         gates = inputs[:, num_channels:]
-        others = gates[:, num_values:]
+        others = gates[:, num_heads * value_dim :]
         key_steps = None
         if wide is not None:
             others, (key_steps, gates) = gates, wide
-        output = mixed.new_empty((len(mixed), num_values))
+        output = mixed.new_empty((len(mixed), num_heads * value_dim))
+        has_spans = tiles.spans is not None and key_steps is None
+        if has_spans and key_dim <= MAX_SPAN_DIM:
+            self._run_spans(mixed, others, tiles, output)
+            rows = rows[: len(tiles.decodes)]
+        if len(rows):
+            self._recur(mixed, others, key_steps, rows, output)
+        self._weigh(output, gates)
+        return output
+
+    def _recur(
+        self,
+        mixed: Tensor,
+        others: Tensor,
+        key_steps: Tensor | None,
+        rows: Tensor,
+        output: Tensor,
+    ) -> None:
+        """Run rows token by token."""
+        _, num_heads, value_dim, key_dim = self.states.shape
         recur[len(rows), num_heads, -(-value_dim // _VALUES)](
             mixed,
             others,
@@ -154,7 +180,7 @@ class Recurrence:
             self.skip,
             *self.step_limits,
             key_dim**-0.5,
-            inputs.stride(0),
+            others.stride(0),
             NUM_KEY_HEADS=self.num_key_heads,
             NUM_HEADS=num_heads,
             KEY_DIM=key_dim,
@@ -165,8 +191,64 @@ class Recurrence:
             HAS_KEY_STEPS=key_steps is not None,
             num_warps=1,
         )
-        self._weigh(output, gates)
-        return output
+
+    def _run_spans(
+        self,
+        mixed: Tensor,
+        others: Tensor,
+        tiles: Tiles,
+        output: Tensor,
+    ) -> None:
+        """Run the rows behind the decodes, span by span."""
+        rows, spans = tiles.rows, tiles.spans
+        assert rows is not None and spans is not None, "there are chunks"
+        _, num_heads, value_dim, key_dim = self.states.shape
+        key_width, is_delta = round_side(key_dim), self.skip is None
+        sizes = {
+            "NUM_KEY_HEADS": self.num_key_heads,
+            "NUM_HEADS": num_heads,
+            "KEY_DIM": key_dim,
+            "VALUE_DIM": value_dim,
+            "KEY_WIDTH": key_width,
+            "IS_DELTA": is_delta,
+        }
+        heads = len(spans.numbers), num_heads
+        scores = mixed.new_empty((*heads, SPAN_TOKENS, SPAN_TOKENS))
+        inverses = torch.empty_like(scores) if is_delta else None
+        squares = torch.empty_like(scores, dtype=torch.float32) if is_delta else None
+        factors = self.decay.new_empty((*heads, NUM_FACTORS, SPAN_TOKENS))
+        lasting = self.decay.new_empty(heads)
+        prepare_spans[heads](
+            mixed,
+            others,
+            rows,
+            spans.numbers,
+            *(scores, inverses, squares, factors, lasting),
+            self.decay,
+            self.decay_bias,
+            *self.step_limits,
+            key_dim**-0.5,
+            others.stride(0),
+            **sizes,
+            PART=min(_KEY_PART, key_width),
+            num_warps=4,
+            # Reads that are under way at once would not see what is written on the way.
+            num_stages=1,
+        )
+        size = choose_span_size(key_width, value_dim)
+        run_spans[len(spans.firsts), num_heads, -(-value_dim // size.values)](
+            mixed,
+            self.states,
+            rows[len(tiles.decodes) :],
+            spans.firsts,
+            *(scores, inverses, factors, lasting),
+            output,
+            self.skip,
+            **sizes,
+            VALUES=size.values,
+            num_warps=size.warps,
+            num_stages=_SPAN_STAGES,
+        )
 
     def _weigh(self, numbers: Tensor, gates: Tensor) -> None:
         """Weigh numbers by gates, and normalise them, in place."""

@@ -22,6 +22,9 @@ TILE_NUMBERS = 4
 # tokens whose state the slot keeps.
 ROW_NUMBERS = 5
 
+# The positions of a sequence in one product of layers with states.
+SPAN_TOKENS = 64
+
 # A first token, a number of tokens, and the slot of an adapter.
 ADAPTER_NUMBERS = 3
 
@@ -60,6 +63,19 @@ class AdapterTiles:
     num_tokens: int = _FEW_TOKENS
 
 
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """The parts of a step's chunks that layers with states run by products.
+
+    Attributes:
+      numbers: (num_spans, 2) int32, as `list_spans` lists them
+      firsts: (num_chunks,) int32, the first span of each row with several tokens
+    """
+
+    numbers: Tensor
+    firsts: Tensor
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiles:
     """The tokens of a step, as all its layers attend from them.
@@ -71,6 +87,7 @@ class Tiles:
       decodes, chunks: (num_tiles, 4) int32, as `cut_tiles` cuts them
       num_queries: most tokens of a tile of a chunk
       rows: (num_rows, 5) int32, as `list_rows` lists them; None if no layer has states
+      spans: of the rows with several tokens; None if layers with states run token by token
       key_ends: (num_tokens,) int32, the ends of the keys that tokens see in layers that join
         images; None if all of them are behind the tokens
     """
@@ -83,6 +100,7 @@ class Tiles:
     num_queries: int = 1
     window_tables: Tensor | None = None
     rows: Tensor | None = None
+    spans: Spans | None = None
     key_ends: Tensor | None = None
     adapters: AdapterTiles | None = None
 
@@ -178,6 +196,30 @@ def list_rows(rows: Sequence[Row], held: Collection[int]) -> list[tuple[int, ...
         (decodes if row.num_tokens == 1 else chunks).append(numbers)
         begin += row.num_tokens
     return decodes + chunks
+
+
+def list_spans(
+    rows: Iterable[tuple[int, ...]],
+) -> tuple[list[tuple[int, int]], list[int]]:
+    """Cut the rows with several tokens into spans.
+
+    They end at multiples of SPAN_TOKENS of a sequence's positions. So chunks that end there give a
+    text the same bits.
+
+    Args:
+      rows: from `list_rows`.
+
+    Returns:
+      the row of each span and its place in the row; and the first span of each row that has some
+    """
+    spans: list[tuple[int, int]] = []
+    firsts: list[int] = []
+    for row, (_, num_tokens, _, start, _) in enumerate(rows):
+        if num_tokens > 1:
+            firsts.append(len(spans))
+            end = start % SPAN_TOKENS + num_tokens
+            spans += [(row, place) for place in range(-(-end // SPAN_TOKENS))]
+    return spans, firsts
 
 
 def count_splits(num_programs: int, num_cores: int, most: int = _MAX_SPLITS) -> int:

@@ -148,6 +148,33 @@ def list_candidates(
     return [first, *others]
 
 
+class SpanSize(NamedTuple):
+    """The sizes of one program of `run_spans`.
+
+    Attributes:
+      values: of a head.
+      warps: as in AttendSize.
+    """
+
+    values: int
+    warps: int
+
+
+# The widest keys whose programs stay in registers and shared memory.
+MAX_SPAN_DIM = 256
+
+
+def choose_span_size(key_width: int, value_dim: int) -> SpanSize:
+    """Return the largest size whose numbers stay in registers, as in `choose_size`.
+
+    Args:
+      key_width: numbers of a key, rounded up to a side of a product.
+      value_dim: values of a head.
+    """
+    values, warps = (32, 4) if key_width <= 128 else (16, 8)
+    return SpanSize(min(values, round_side(value_dim)), warps)
+
+
 # The widest rows of latents whose program stays in registers and shared memory: DeepSeek's.
 MAX_LATENT_DIM = 512
 MAX_SHARED_DIM = 64

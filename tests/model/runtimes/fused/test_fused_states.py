@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 import functools
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from interpreter import require_triton
 import numpy as np
@@ -20,6 +20,7 @@ from trioserve.kernels.triton.tiles import ROW_NUMBERS, TILE_NUMBERS
 from trioserve.model.loading.choose_runtime import make_decoder
 from trioserve.model.loading.files.facts import read_facts
 from trioserve.model.loading.load import load_modules
+from trioserve.model.runtimes.choice import OutputDiffers
 from trioserve.model.runtimes.fused.decode_inputs import DecodeInputs, list_choices
 from trioserve.model.runtimes.loaded import LoadedModel
 from trioserve.model.self_check import steps
@@ -88,14 +89,18 @@ def build(
     return build
 
 
-def _load(folder: Path) -> LoadedModel:
+def _load(
+    folder: Path,
+    dtype: Literal["float32", "float16"] = "float32",
+    ends: tuple[tuple[int, int], ...] = ((4, 2), (6, 3), (7, 4)),
+) -> LoadedModel:
     from trioserve.model.runtimes.fused.decoder import FusedDecoder
 
-    config = ModelConfig(device=DEVICE, dtype="float32")
+    config = ModelConfig(device=DEVICE, dtype=dtype)
     loaded = load_modules(folder, config, read_facts(folder, config), "tiny")
     with pytest.MonkeyPatch.context() as patch:
         # The steps of a load would take a minute on the interpreter.
-        patch.setattr(steps, "_ENDS_IN_FLOAT32", [(4, 2), (6, 3), (7, 4)])
+        patch.setattr(steps, "_choose_ends", lambda device, dtype: ends)
         decoder = make_decoder(
             loaded, lambda parts: FusedDecoder(parts, lambda: capture), int8=False
         )
@@ -118,6 +123,33 @@ def test_a_model_writes_what_generate_writes(
     planner.preempt(sequences[1], slot=2)
     planner.run(*sequences, num_tokens=2)
     model.check(former, *sequences)
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_load_compares_prompts_by_spans_in_16_bits(
+    build: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, is_broken: bool
+) -> None:
+    """A chunk ends within a span, and the next one in another span."""
+    from trioserve.kernels.triton import states
+    from trioserve.kernels.triton.spans import prepare_spans
+
+    folder, ends = build("qwen3_5_text").folder, ((3, 2), (66, 3))
+    if not is_broken:
+        assert _load(folder, "float16", ends).native is not None
+        return
+
+    class BrokenKernel:
+        def __getitem__(self, grid: Any) -> Callable[..., None]:
+            def launch(*args: Any, **constants: Any) -> None:
+                prepare_spans[grid](*args, **constants)
+                scores = args[4]
+                scores.zero_()
+
+            return launch
+
+    monkeypatch.setattr(states, "prepare_spans", BrokenKernel())
+    with pytest.raises(OutputDiffers):
+        _load(folder, "float16", ends)
 
 
 class Steps:

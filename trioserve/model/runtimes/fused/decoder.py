@@ -18,7 +18,13 @@ from ....kernels.triton.paged import PagedLayer
 from ....kernels.triton.paged_latents import LatentLayer
 from ....kernels.triton.sampling import Kept, choose_plain, choose_tokens
 from ....kernels.triton.steps import Angles, normalize
-from ....kernels.triton.tiles import AdapterTiles, Tiles, list_rows
+from ....kernels.triton.tiles import (
+    AdapterTiles,
+    Spans,
+    Tiles,
+    list_rows,
+    list_spans,
+)
 from ....types.plan import StepRow
 from ...attention.backend import PagedModel
 from ...attention.paged_triton import TritonAttention
@@ -387,14 +393,22 @@ class FusedLayers:
 
     def _cut(self, inputs: StepInputs) -> Tiles:
         """Cut the tokens of a step into tiles, and list its rows for states."""
-        rows = None
+        rows, spans = None, None
         if self.copies is not None:
             rows = inputs.numbers.add(_list_rows(inputs))
+            # Tokens in float32 follow each other one by one, so that a text gets the same bits
+            # however its tokens are spread over steps.
+            if inputs.has_chunks and self._dtype.itemsize == 2:
+                spans = [
+                    inputs.numbers.add(np.array(each, dtype=np.int32))
+                    for each in list_spans(rows.values.tolist())
+                ]
         tiles = self._attention.cut(inputs)
         return replace(
             tiles,
             adapters=self.adapters.cut(inputs),
             rows=None if rows is None else rows.get(),
+            spans=None if spans is None else Spans(*[each.get() for each in spans]),
         )
 
     def _compute(
