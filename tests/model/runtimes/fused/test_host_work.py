@@ -116,8 +116,9 @@ def test_plain_rows_cost_one_copy_and_are_chosen_in_the_graph(
         # They go to the host.
         expected_names += ["copy_", "record_stream"]
     for names in recorded:
-        # The first steps pin memory.
-        assert [name for name in names if name != "empty"] == expected_names
+        # The first steps pin memory. A start has no numbers to send, which views cannot show.
+        names = [name for name in names if name not in ("empty", "new_empty")]
+        assert names == expected_names
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="watches the interpreter's launches")
