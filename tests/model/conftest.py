@@ -491,8 +491,10 @@ class TinyVision(Tiny):
             return [int(tensors["num_soft_tokens_per_image"])]
         if self._model_type == "llava_next":
             # Rows of two parts without their padding, and a small picture of the whole.
+            model = self.oracle.model
+            own = {name: each.to(model.device) for name, each in tensors.items()}
             with torch.inference_mode():
-                output = self.oracle.model.get_image_features(**tensors)
+                output = model.get_image_features(**own)
             return [len(output.pooler_output[0])]
         if self._model_type == "internvl":
             return [4] * len(tensors["pixel_values"])
