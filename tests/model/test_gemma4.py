@@ -61,10 +61,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     return functools.cache(lambda kind: save(kind, tmp_path_factory.mktemp("model")))
 
 
-def save(kind: str, folder: Path) -> tuple[Path, Oracle]:
+def save(
+    kind: str, folder: Path, device: str = "cpu", **changes: Any
+) -> tuple[Path, Oracle]:
     """Save a tiny model; none of its norms, scales and factors are 1."""
     model_type, fields = KINDS[kind]
-    config = AutoConfig.for_model(model_type, **fields)
+    config = AutoConfig.for_model(model_type, **(fields | changes))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config)
@@ -72,7 +74,7 @@ def save(kind: str, folder: Path) -> tuple[Path, Oracle]:
             if "norm" in name or name.endswith(("scalar", ".scale", "expert_scale")):
                 numbers.uniform_(0.5, 1.5)
     model.save_pretrained(folder)
-    return folder, make_oracle(model)
+    return folder, make_oracle(model, device)
 
 
 @pytest.mark.parametrize(

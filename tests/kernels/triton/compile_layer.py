@@ -78,7 +78,7 @@ def main(
     rotary_dim = dim // 2 if has_all else dim
     angles = torch.zeros(4, rotary_dim)
     qkv = torch.zeros(2, (NUM_HEADS + 2 * NUM_KV_HEADS) * dim, dtype=dtype)
-    RotaryLayer(paged, rotary_dim, weight, weight, 1e-5).run(
+    RotaryLayer(paged, rotary_dim, weight, weight, 1e-5, weight, has_all).run(
         qkv, tiles, Angles(cos=angles, sin=angles, rows=tiles.positions)
     )
     if has_scales:

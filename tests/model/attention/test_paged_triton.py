@@ -226,8 +226,8 @@ def test_a_cache_of_int8_at_real_sizes(
             "it needs float32, float16 or bfloat16, by --dtype",
         ),
         (
-            make_model(layer=make_layer(dims=(512, 16))),
-            "the heads of the model have more than 256 numbers",
+            make_model(layer=make_layer(dims=(576, 16))),
+            "the heads of the model have more than 512 numbers",
         ),
         (make_latents(heads=(128, 1), dims=(576, 512)), None),
         (replace(make_model(), kv_dtype=torch.int8), None),

@@ -24,6 +24,7 @@ def add_and_normalize(
     weight,
     output,
     scale,
+    output_scale,
     epsilon,
     SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -41,6 +42,7 @@ def add_and_normalize(
       weight: (SIZE,) float32, of the norm of the sum
       output: (num_tokens, SIZE), if HAS_OUTPUT
       scale: factor of `added`.
+      output_scale: factor of the sum, if HAS_ADDED.
       WIDTH: SIZE, rounded up to a power of two.
     """
     row = tl.program_id(0).to(tl.int64) * SIZE
@@ -52,7 +54,7 @@ def add_and_normalize(
         if HAS_ADDED_NORM:
             factors = tl.load(added_weight + columns, mask=inside, other=0.0)
             more = normalize(more, factors, epsilon, SIZE)
-        rounded = (total + scale * more).to(hidden.dtype.element_ty)
+        rounded = ((total + scale * more) * output_scale).to(hidden.dtype.element_ty)
         tl.store(hidden + row + columns, rounded, mask=inside)
         # The next layer reads the stored numbers.
         total = rounded.to(tl.float32)

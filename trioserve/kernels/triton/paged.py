@@ -174,10 +174,9 @@ class PagedLayer:
         output = query.new_empty((*query.shape[:2], self.spec.value_dim))
         if len(tiles.decodes):
             self._attend_decodes(query, output, tiles)
-        if len(tiles.chunks):
-            self._launch(
-                query, output, None, None, tiles, tiles.chunks, 1, tiles.num_queries
-            )
+        num_queries, chunks = tiles.get_chunks(self.chunk_queries)
+        if len(chunks):
+            self._launch(query, output, None, None, tiles, chunks, 1, num_queries)
         return output
 
     def make_grid(
@@ -228,7 +227,7 @@ class PagedLayer:
         num_queries: int,
     ) -> None:
         spec, table = self.spec, tiles.get_table(self.is_windowed)
-        is_chunk = chosen is tiles.chunks
+        is_chunk = chosen is not tiles.decodes
         # A decode sees no key behind its own.
         has_ends = spec.joins_images and is_chunk
         key_ends = tiles.key_ends if has_ends else None

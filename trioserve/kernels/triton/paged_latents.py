@@ -63,7 +63,7 @@ class LatentLayer(PagedLayer):
         size = choose_latent_size(
             rows, self.itemsize, has_scales=self.scales is not None
         )
-        is_chunk = chosen is tiles.chunks
+        is_chunk = chosen is not tiles.decodes
         attend_latents[self.make_grid(len(chosen), splits, is_chunk=is_chunk)](
             query,
             output,

@@ -115,6 +115,7 @@ def rotate_and_write(
     angles,
     query_norm,
     key_norm,
+    value_norm,
     epsilon,
     qkv_stride,
     slot_stride,
@@ -129,16 +130,19 @@ def rotate_and_write(
     HALF_WIDTH: tl.constexpr,
     REST_WIDTH: tl.constexpr,
     HAS_NORMS: tl.constexpr,
+    HAS_VALUE_NORM: tl.constexpr,
+    KEYS_ARE_VALUES: tl.constexpr,
     HAS_SCALES: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
     """Take one token's queries, keys and values apart; the grid is (tokens, 2).
 
-    Program 0 rotates the queries, program 1 rotates the keys and writes keys and values.
+    Program 0 rotates the queries, program 1 rotates the keys and writes keys and values. The
+    grid is (tokens, 1) if another layer has written them.
 
     Args:
-      qkv: (num_tokens, qkv_stride), whose first numbers are all heads of queries, keys and
-        values, one after the other
+      qkv: (num_tokens, qkv_stride), whose first numbers are all heads of queries, keys and,
+        unless KEYS_ARE_VALUES, values, one after the other
       query: (num_tokens, NUM_HEADS, KEY_DIM), rotated
       cache, key_scales, value_scales, tables: as in `attend`.
       slots, positions: (num_tokens,) int64, places in the cache; a negative slot belongs
@@ -146,6 +150,8 @@ def rotate_and_write(
       cos, sin: (rows, ROTARY) float32
       angles: (num_tokens,) int64, the row of each token in cos and sin
       query_norm, key_norm: (KEY_DIM,) float32, if HAS_NORMS
+      value_norm: (VALUE_DIM,) float32, if HAS_VALUE_NORM
+      KEYS_ARE_VALUES: values are keys before their norm.
     """
     token = tl.program_id(0).to(tl.int64)
     query_size: tl.constexpr = NUM_HEADS * KEY_DIM
@@ -210,11 +216,14 @@ def rotate_and_write(
         heads = tl.arange(0, KV_HEADS_WIDTH)[:, None]
         columns = tl.arange(0, VALUE_WIDTH)[None, :]
         inside = (heads < num_written) & (columns < VALUE_DIM)
-        values = tl.load(
-            source + query_size + key_size + heads * VALUE_DIM + columns,
-            mask=inside,
-            other=0.0,
-        )
+        source += query_size if KEYS_ARE_VALUES else query_size + key_size
+        values = tl.load(source + heads * VALUE_DIM + columns, mask=inside, other=0.0)
+        if HAS_VALUE_NORM:
+            factors = tl.load(value_norm + columns, mask=columns < VALUE_DIM, other=0.0)
+            values = values.to(tl.float32)
+            squares = tl.sum(values * values, 1) / VALUE_DIM
+            values *= tl.rsqrt(squares + epsilon)[:, None] * factors
+            values = values.to(query.dtype.element_ty)
         targets = target + heads * both + KEY_DIM + columns
         values = keep_finite(values)
         if HAS_SCALES:

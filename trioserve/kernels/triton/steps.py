@@ -29,6 +29,7 @@ def normalize(
     added: Tensor | None = None,
     added_weight: Tensor | None = None,
     scale: float = 1.0,
+    output_scale: float = 1.0,
 ) -> Tensor | None:
     """Add to hidden states, in place, and normalise the sums.
 
@@ -37,6 +38,7 @@ def normalize(
       weight: (size,) float32, of the norm; None normalises nothing
       added_weight: (size,) float32, of a norm of `added` before the sum
       scale: factor of `added`.
+      output_scale: factor of the sums.
 
     Returns:
       (num_tokens, size), the normalised sums; None without a norm
@@ -50,6 +52,7 @@ def normalize(
         weight,
         output,
         scale,
+        output_scale,
         epsilon,
         SIZE=size,
         WIDTH=round_up(size),
@@ -115,6 +118,8 @@ class RotaryLayer:
       paged: its attention and cache.
       rotary_dim: numbers of a head that are rotated.
       query_norm, key_norm: (key_dim,) float32; both or none
+      value_norm: (value_dim,) float32; None without it
+      keys_are_values: values are keys before their norm.
     """
 
     paged: PagedLayer
@@ -122,6 +127,8 @@ class RotaryLayer:
     query_norm: Tensor | None
     key_norm: Tensor | None
     epsilon: float
+    value_norm: Tensor | None = None
+    keys_are_values: bool = False
 
     @cached_property
     def _sizes(self) -> dict[str, int | bool]:
@@ -138,6 +145,8 @@ class RotaryLayer:
             "HALF_WIDTH": round_up(self.rotary_dim // 2),
             "REST_WIDTH": round_up(spec.key_dim - self.rotary_dim),
             "HAS_NORMS": self.query_norm is not None,
+            "HAS_VALUE_NORM": self.value_norm is not None,
+            "KEYS_ARE_VALUES": self.keys_are_values,
             "HAS_SCALES": self.paged.scales is not None,
             "BLOCK_SIZE": self.paged.cache.shape[1],
         }
@@ -146,7 +155,8 @@ class RotaryLayer:
         """Rotate queries and keys, and write keys and values to the cache.
 
         Args:
-          qkv: (num_tokens, heads of queries, keys and values, and perhaps more)
+          qkv: (num_tokens, heads of queries, keys and values, and perhaps more); of queries
+            alone, if the layer reads another one's cache
 
         Returns:
           (num_tokens, num_heads, key_dim), the rotated queries
@@ -154,7 +164,8 @@ class RotaryLayer:
         spec = self.paged.spec
         query = qkv.new_empty((len(qkv), spec.num_heads, spec.key_dim))
         table = tiles.get_table(self.paged.is_windowed)
-        rotate_and_write[len(qkv), 2](
+        num_parts = 2 if spec.shares is None else 1
+        rotate_and_write[len(qkv), num_parts](
             qkv,
             query,
             self.paged.cache,
@@ -167,6 +178,7 @@ class RotaryLayer:
             angles.rows,
             self.query_norm,
             self.key_norm,
+            self.value_norm,
             self.epsilon,
             qkv.stride(0),
             table.stride(0),

@@ -8,9 +8,9 @@ A tile has neighbours of one sequence.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -76,6 +76,18 @@ class Spans:
     firsts: Tensor
 
 
+class ChunkTiles(NamedTuple):
+    """The tiles of chunks.
+
+    Attributes:
+      num_queries: most tokens of a tile.
+      numbers: (num_tiles, 4) int32, as `cut_tiles` cuts them
+    """
+
+    num_queries: int
+    numbers: Tensor
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiles:
     """The tokens of a step, as all its layers attend from them.
@@ -86,6 +98,8 @@ class Tiles:
       slots, positions: (num_tokens,) int64
       decodes, chunks: (num_tiles, 4) int32, as `cut_tiles` cuts them
       num_queries: most tokens of a tile of a chunk
+      larger_chunks: PagedLayer.chunk_queries -> the same chunks in other tiles, for layers whose
+        programs have room for more tokens.
       rows: (num_rows, 5) int32, as `list_rows` lists them; None if no layer has states
       spans: of the rows with several tokens; None if layers with states run token by token
       key_ends: (num_tokens,) int32, the ends of the keys that tokens see in layers that join
@@ -103,6 +117,12 @@ class Tiles:
     spans: Spans | None = None
     key_ends: Tensor | None = None
     adapters: AdapterTiles | None = None
+    larger_chunks: Mapping[int, ChunkTiles] = field(default_factory=dict)
+
+    def get_chunks(self, chunk_queries: int) -> ChunkTiles:
+        """Return the tiles of chunks for a layer."""
+        own = self.larger_chunks.get(chunk_queries)
+        return ChunkTiles(self.num_queries, self.chunks) if own is None else own
 
     def get_table(self, is_windowed: bool) -> Tensor:
         """Return the table of the blocks that a layer has."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import importlib.util
+from itertools import chain
 import os
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...kernels.triton.tiles import TILE_NUMBERS, Tiles, count_queries, cut_tiles
+from ...kernels.triton.tiles import (
+    TILE_NUMBERS,
+    ChunkTiles,
+    Tiles,
+    count_queries,
+    cut_tiles,
+)
 from ...kernels.triton.widths import MAX_LATENT_DIM, MAX_SHARED_DIM
 from ...types.plan import StepRow
 from ..step.layout import StepInputs
@@ -28,8 +35,8 @@ from .probe import LayerSpec
 if TYPE_CHECKING:
     from ...kernels.triton.paged import PagedLayer
 
-# Wider heads do not fit into a multiprocessor's shared memory beside their keys.
-MAX_DIM = 256
+# Gemma 4's. Wider heads do not fit into registers and shared memory beside their keys.
+MAX_DIM = 512
 
 # A cache of fewer tokens belongs to a check or a test, which need not be fast.
 _FEW_TOKENS = 4096
@@ -62,15 +69,19 @@ class TritonAttention:
             )
         )
         self.layers = tuple(map(_measure, layers))
-        # A stage of a pipeline may have no attention.
-        self._few_queries, self._many_queries, self._num_parts = (
-            min(numbers, default=1)
-            for numbers in (
-                [each.chunk_queries for each in self.layers],
-                [each.long_queries for each in self.layers],
-                [each.num_parts for each in self.layers],
+        kinds: dict[int, list[PagedLayer]] = {}
+        for layer in self.layers:
+            kinds.setdefault(layer.chunk_queries, []).append(layer)
+        # Few and many tokens of a tile, and programs of one, of each kind of layers. A stage of
+        # a pipeline may have no attention.
+        self._kinds = [
+            (
+                few,
+                min(each.long_queries for each in kinds[few]),
+                min(each.num_parts for each in kinds[few]),
             )
-        )
+            for few in sorted(kinds)
+        ] or [(1, 1, 1)]
 
     @staticmethod
     def find_obstacle(model: PagedModel) -> str | None:
@@ -93,21 +104,24 @@ class TritonAttention:
 
     def cut(self, step: StepInputs) -> Tiles:
         """Cut the tokens of a step into tiles."""
-        num_queries = count_queries(
-            *(step.rows, self._few_queries, self._many_queries),
-            *(self._num_parts, self._num_cores),
-        )
-        decodes, chunks = cut_tiles(step.rows, num_queries)
-        numbers = np.array([*decodes, *chunks], dtype=np.int32)
+        counts = [
+            count_queries(step.rows, *kind, self._num_cores) for kind in self._kinds
+        ]
+        cuts = [cut_tiles(step.rows, count) for count in counts]
+        lists = [cuts[0][0], *(chunks for _, chunks in cuts)]
+        numbers = np.array([*chain.from_iterable(lists)], dtype=np.int32)
         tiles = step.numbers.add(numbers.reshape(-1, TILE_NUMBERS)).get()
+        decodes, chunks, *larger = tiles.split([*map(len, lists)])
+        others = map(ChunkTiles, counts[1:], larger)
         return Tiles(
             tables=self._tables.block_ids,
             window_tables=self._tables.window_ids,
             slots=step.slot_ids,
             positions=step.position_ids[0],
-            decodes=tiles[: len(decodes)],
-            chunks=tiles[len(decodes) :],
-            num_queries=num_queries,
+            decodes=decodes,
+            chunks=chunks,
+            num_queries=counts[0],
+            larger_chunks=dict(zip((few for few, *_ in self._kinds[1:]), others)),
             key_ends=step.key_ends,
         )
 

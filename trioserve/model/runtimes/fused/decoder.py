@@ -47,7 +47,7 @@ from .decode_inputs import (
 )
 from .graphs import Capture, DecodeGraphs, GraphOutput, list_sizes
 from .latents import LatentAttention
-from .layer import Layer, Sublayer
+from .layer import Layer, LayerStep, Sublayer
 from .low_bits import LowBits
 from .mixers import Attention, Mixer, make_state_mixer
 from .products import join_products
@@ -313,7 +313,9 @@ class FusedLayers:
         if self._embed is not None:
             vectors = self._embed(token_ids[None])[0]
         assert vectors is not None, "the graph gets vectors, or looks them up"
-        output = self._finish(self._compute(vectors, tiles), tiles.adapters)
+        lookups = self._look_up(token_ids[None], vectors)
+        hidden = self._compute(vectors, tiles, lookups)
+        output = self._finish(hidden, tiles.adapters)
         if not self._chooses:
             return output, None
         temperatures, keys = numbers["temperatures"], numbers["keys"]
@@ -385,7 +387,8 @@ class FusedLayers:
         wanted = inputs.numbers.add(np.array(tokens, dtype=np.int64))
         tiles = self._cut(inputs)
         angles = self._find_angles(vectors, positions)
-        hidden = self._compute(vectors, tiles, angles, deepstack)
+        lookups = self._look_up(inputs.input_ids, vectors)
+        hidden = self._compute(vectors, tiles, lookups, angles, deepstack)
         if self._head is None:
             return hidden
         hidden = hidden[wanted.get()]
@@ -415,6 +418,7 @@ class FusedLayers:
         self,
         vectors: Tensor,
         tiles: Tiles,
+        lookups: Tensor | None,
         angles: Angles | None = None,
         deepstack: Tensor | None = None,
     ) -> Tensor:
@@ -428,11 +432,18 @@ class FusedLayers:
         num_added = 0 if deepstack is None else len(deepstack)
         pairs = zip(self._layers, (*self._layers[1:], None))
         for index, (layer, following) in enumerate(pairs):
-            normed = layer.run(hidden, normed, tiles, angles, following)
+            own = None if lookups is None else lookups[:, index]
+            step = LayerStep(tiles, angles, own)
+            normed = layer.run(hidden, normed, step, following)
             if deepstack is not None and index < num_added:
                 hidden += deepstack[index]
                 normed = hidden if following is None else following.enter(hidden)
         return hidden
+
+    def _look_up(self, token_ids: Tensor, vectors: Tensor) -> Tensor | None:
+        """Look up vectors of all layers, (num_tokens, num_layers, size), if they want some."""
+        look_up = self._parts.look_up
+        return None if look_up is None else look_up(token_ids, vectors)
 
     def _finish(self, hidden: Tensor, adapters: AdapterTiles | None) -> Tensor:
         """Return logits; the hidden states if the model's last layer is elsewhere."""

@@ -15,7 +15,7 @@ from ..description import DecoderParts
 from .adapters import FusedAdapters
 from .expert_products import ExpertProduct
 from .mixers import Mixer
-from .networks import StepProducts
+from .networks import Beside, Lookup, StepProducts
 from .products import Product
 from .weights import MixerWeights, SublayerWeights
 
@@ -39,6 +39,20 @@ class _StepProducts:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerStep:
+    """What a layer reads in a step besides hidden states.
+
+    Args:
+      angles: of the tokens; None if they are at their places.
+      vectors: (num_tokens, size), looked up for this layer; None if it looks up nothing
+    """
+
+    tiles: Tiles
+    angles: Angles | None
+    vectors: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class Sublayer:
     """A part of a layer that adds to the hidden states.
 
@@ -51,18 +65,25 @@ class Sublayer:
 
     def run(
         self,
+        hidden: Tensor,
         normed: Tensor,
-        tiles: Tiles,
-        angles: Angles | None,
+        step: LayerStep,
         multiply: StepProducts,
     ) -> Tensor:
         """Return what it adds, (num_tokens, hidden_size); see Layer.run."""
-        body = self.weights.body
-        if not isinstance(body, MixerWeights):
-            return body.run(normed, tiles.slots, multiply)
-        assert self.mixer is not None, "it mixes tokens"
-        inputs = multiply(body.inputs, normed)
-        return multiply(body.output, self.mixer.run(inputs, tiles, angles, multiply))
+        match self.weights.body:
+            case MixerWeights() as body:
+                assert self.mixer is not None, "it mixes tokens"
+                inputs = multiply(body.inputs, normed)
+                mixed = self.mixer.run(inputs, step.tiles, step.angles, multiply)
+                return multiply(body.output, mixed)
+            case Beside() as both:
+                return both.run(hidden, normed, step.tiles.slots, multiply)
+            case Lookup() as lookup:
+                assert step.vectors is not None, "the step has looked them up"
+                return lookup.run(hidden, step.vectors, multiply)
+            case network:
+                return network.run(normed, step.tiles.slots, multiply)
 
 
 class Layer:
@@ -103,8 +124,7 @@ class Layer:
         self,
         hidden: Tensor,
         normed: Tensor,
-        tiles: Tiles,
-        angles: Angles | None,
+        step: LayerStep,
         following: Layer | None,
     ) -> Tensor:
         """Add to the hidden states, and return the first input of the following layer.
@@ -112,14 +132,13 @@ class Layer:
         Args:
           hidden: (num_tokens, hidden_size), changed in place
           normed: the same, normalised by this layer's first norm
-          angles: of the tokens; None if they are at their places.
           following: None at the last layer, whose result means nothing.
         """
-        multiply = _StepProducts(self._adapters, tiles.adapters)
+        multiply = _StepProducts(self._adapters, step.tiles.adapters)
         nexts = [None] if following is None else following._sublayers[:1]
         for each, behind in zip(self._sublayers, (*self._sublayers[1:], *nexts)):
             weights = each.weights
-            added = each.run(normed, tiles, angles, multiply)
+            added = each.run(hidden, normed, step, multiply)
             result = normalize(
                 hidden,
                 None if behind is None else behind.weights.norm,
@@ -127,8 +146,9 @@ class Layer:
                 added=self._sum(added),
                 added_weight=weights.post_norm,
                 scale=weights.scale,
+                output_scale=weights.output_scale,
             )
-            # Without a norm, the next one reads what this one has read.
+            # Without a norm, the next one reads what this one has read, or hidden states.
             normed = normed if result is None else result
         return normed
 

@@ -61,12 +61,16 @@ class Attention:
     ) -> None:
         self._parts = parts
         self._paged = paged
+        shares = parts.call.shares is not None
         self._rotary = RotaryLayer(
             paged,
             rotary_dim=parts.cos.shape[1],
             query_norm=parts.query_norm,
-            key_norm=parts.key_norm,
+            # Nobody reads it where another layer has written the keys.
+            key_norm=parts.query_norm if shares else parts.key_norm,
             epsilon=epsilon,
+            value_norm=None if shares else parts.value_norm,
+            keys_are_values=parts.keys_are_values,
         )
 
     def run(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ....kernels.triton.adapted_pairs import PairChanges
 from ....kernels.triton.experts import Experts, Router, sum_outputs
-from ....kernels.triton.steps import weigh_gates
+from ....kernels.triton.steps import normalize, weigh_gates
 from .expert_products import ExpertProduct
 from .products import Product
 
@@ -111,8 +111,20 @@ class Mixture:
         own = [each for each in others if each is not None]
         return self.scores, *self.weights, *shared, *own
 
-    def run(self, given: Tensor, slots: Tensor, multiply: StepProducts) -> Tensor:
-        scores = multiply(self.scores, given.to(self.scores.weight.dtype))
+    def run(
+        self,
+        given: Tensor,
+        slots: Tensor,
+        multiply: StepProducts,
+        routed: Tensor | None = None,
+    ) -> Tensor:
+        """Run the experts; see Network.
+
+        Args:
+          routed: what the router reads; None is `given`.
+        """
+        routed = given if routed is None else routed
+        scores = multiply(self.scores, routed.to(self.scores.weight.dtype))
         first, second = map(multiply.find_changes, self.weights)
         choices = self.router.choose(scores, slots)
         low = given if self.inputs is None else multiply(self.inputs, given)
@@ -127,3 +139,81 @@ class Mixture:
 
     def compile(self, dtype: torch.dtype) -> None:
         self.experts.compile(dtype, self.router.num_chosen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """A network and a mixture of experts beside it; see BesideParts (description.py)."""
+
+    network: Dense
+    mixture: Mixture
+    router_norm: Tensor
+    input_norm: Tensor
+    output_norm: Tensor
+    network_norm: Tensor
+    epsilon: float
+
+    @property
+    def products(self) -> tuple[Product | ExpertProduct, ...]:
+        return *self.network.products, *self.mixture.products
+
+    def run(
+        self, hidden: Tensor, given: Tensor, slots: Tensor, multiply: StepProducts
+    ) -> Tensor:
+        """Run both.
+
+        Args:
+          hidden: (num_tokens, hidden_size)
+          given: what the network reads.
+          slots: as in Network.run.
+
+        Returns:
+          (num_tokens, hidden_size)
+        """
+        routed = self._normalize(hidden, self.router_norm)
+        read = self._normalize(hidden, self.input_norm)
+        output = self.network.run(given, slots, multiply)
+        output = self._normalize(output, self.network_norm)
+        added = self.mixture.run(read, slots, multiply, routed)
+        normalize(
+            output, None, self.epsilon, added=added, added_weight=self.output_norm
+        )
+        return output
+
+    def _normalize(self, numbers: Tensor, weight: Tensor) -> Tensor:
+        normed = normalize(numbers, weight, self.epsilon)
+        assert normed is not None, "there is a norm"
+        return normed
+
+    def compile(self, dtype: torch.dtype) -> None:
+        """See Network."""
+        self.mixture.compile(dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookup:
+    """The vector that a layer looks up for each token; see LookupParts (description.py)."""
+
+    gate: Product
+    output: Product
+    activation: str
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        return self.gate, self.output
+
+    def run(self, hidden: Tensor, vectors: Tensor, multiply: StepProducts) -> Tensor:
+        """Weigh the vectors of tokens.
+
+        Args:
+          hidden: (num_tokens, hidden_size)
+          vectors: (num_tokens, size)
+
+        Returns:
+          (num_tokens, hidden_size)
+        """
+        gates = multiply(self.gate, hidden)
+        return multiply(self.output, weigh_gates(gates, vectors, self.activation))
+
+    def compile(self, dtype: torch.dtype) -> None:
+        """See Network."""

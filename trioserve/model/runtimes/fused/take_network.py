@@ -9,12 +9,20 @@ from torch import Tensor, nn
 
 from ....kernels.triton.experts import Experts, Router
 from ....kernels.triton.matrices import Matrices, hold
-from ..description import Body, MixtureParts, MlpParts, list_products, release
+from ..description import (
+    BesideParts,
+    DecoderParts,
+    LookupParts,
+    MixtureParts,
+    MlpParts,
+    list_products,
+    release,
+)
 from ..named_products import name_experts, name_router
 from ..stored_experts import find_stored_experts, release_stored_experts
 from ..stored_linear import release_stored
 from .expert_products import ExpertProduct
-from .networks import Dense, Mixture, Network
+from .networks import Beside, Dense, Lookup, Mixture, Network
 from .products import (
     MakeWeight,
     PlainWeight,
@@ -24,22 +32,39 @@ from .products import (
 
 
 def take_network(
-    body: Body,
-    activation: str,
+    body: MlpParts | MixtureParts | BesideParts | LookupParts,
+    parts: DecoderParts,
     make: MakeWeight | None,
-    names: Mapping[nn.Module, str],
-) -> Network:
-    """Take the weights of a network, which check_parts has accepted.
+) -> Network | Beside | Lookup:
+    """Take the weights of what reads one token.
 
     Args:
+      parts: of its decoder.
       make: as in join_products.
-      names: as in DecoderParts.
     """
-    if isinstance(body, MlpParts):
-        taken: Network = _take_dense(body, activation, make)
-    else:
-        assert isinstance(body, MixtureParts), "check_parts looked at it"
-        taken = _take_mixture(body, activation, make, names)
+    activation, names = parts.activation, parts.names
+    taken: Network | Beside | Lookup
+    match body:
+        case MlpParts():
+            taken = _take_dense(body, activation, make)
+        case MixtureParts():
+            taken = _take_mixture(body, activation, make, names)
+        case BesideParts():
+            taken = Beside(
+                network=_take_dense(body.network, activation, make),
+                mixture=_take_mixture(body.mixture, activation, make, names),
+                router_norm=body.router_norm,
+                input_norm=body.input_norm,
+                output_norm=body.output_norm,
+                network_norm=body.network_norm,
+                epsilon=parts.epsilon,
+            )
+        case LookupParts():
+            taken = Lookup(
+                gate=join_products([body.gate], make=make),
+                output=join_products([body.output], make=make),
+                activation=activation,
+            )
     products = list_products(body)
     release(products)
     release_stored(products)

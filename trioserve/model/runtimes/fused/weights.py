@@ -14,6 +14,7 @@ from ..description import (
     DecoderParts,
     DeltaParts,
     LatentParts,
+    LayerParts,
     Mamba2Parts,
     MixerParts,
     StateParts,
@@ -24,7 +25,7 @@ from ..description import (
 from ..stored_linear import release_stored
 from .checks import check_parts
 from .expert_products import ExpertProduct
-from .networks import Network
+from .networks import Beside, Lookup, Network
 from .products import MakeWeight, Product, join_products
 from .take_network import take_network
 
@@ -53,12 +54,17 @@ class MixerWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SublayerWeights:
-    """A part of a layer that adds to the hidden states; see SublayerParts (description.py)."""
+    """A part of a layer that adds to the hidden states; see SublayerParts (description.py).
+
+    Args:
+      output_scale: factor of the hidden states behind it.
+    """
 
     norm: Tensor | None
-    body: MixerWeights | Network
+    body: MixerWeights | Network | Beside | Lookup
     post_norm: Tensor | None
     scale: float
+    output_scale: float
 
     @property
     def products(self) -> tuple[Product | ExpertProduct, ...]:
@@ -85,20 +91,26 @@ def take_weights(
     check_parts(parts)
     angles = _Angles()
 
-    def take(sublayer: SublayerParts) -> SublayerWeights:
+    def take(sublayer: SublayerParts, output_scale: float) -> SublayerWeights:
         body = sublayer.body
         return SublayerWeights(
             norm=sublayer.norm,
             body=(
                 _take_mixer(body, angles, make)
                 if isinstance(body, MixerParts)
-                else take_network(body, parts.activation, make, parts.names)
+                else take_network(body, parts, make)
             ),
             post_norm=sublayer.post_norm,
             scale=sublayer.scale,
+            output_scale=output_scale,
         )
 
-    return tuple(tuple(map(take, layer.sublayers)) for layer in parts.layers)
+    def take_layer(layer: LayerParts) -> LayerWeights:
+        *others, last = layer.sublayers
+        taken = [take(each, 1.0) for each in others]
+        return *taken, take(last, layer.output_scale)
+
+    return tuple(map(take_layer, parts.layers))
 
 
 def list_calls(mixers: Iterable[MixerParts]) -> list[LayerSpec]:
