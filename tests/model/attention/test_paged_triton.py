@@ -33,6 +33,7 @@ from .steps import (
 require_triton()
 
 from trioserve.kernels.triton import paged  # noqa: E402
+from trioserve.kernels.triton.measure_sizes import list_layer_candidates  # noqa: E402
 from trioserve.kernels.triton.paged import PagedLayer  # noqa: E402
 
 LIMIT = 2e-5
@@ -195,6 +196,34 @@ def test_latents_of_real_models(
     steps.fill(0, 1000)
     assert steps.step((0, 35), (1, 9)) < LIMITS[dtype]
     assert steps.step((0, 1), (1, 1)) < LIMITS[dtype]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("rows", [64, 128])
+@pytest.mark.parametrize("window", [None, 1024])
+def test_chunks_of_real_models_in_all_sizes(
+    window: int | None, rows: int, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choose(layer: PagedLayer) -> PagedLayer:
+        major, minor = torch.cuda.get_device_capability()
+        sizes = list_layer_candidates(layer, rows, 10 * major + minor)
+        if number >= len(sizes):
+            pytest.skip("there are fewer sizes")
+        return replace(layer, measured={rows: sizes[number]})
+
+    monkeypatch.setattr(paged_triton, "_measure", choose)
+    monkeypatch.setattr(paged, "count_cores", lambda device: 1)
+    layer = make_layer(heads=(32, 8), dims=(128, 128), window=window)
+    steps = Steps(
+        *(TritonAttention, layer),
+        block_size=16,
+        dtype=torch.bfloat16,
+        max_model_len=4112,
+    )
+    steps.fill(0, 2000)
+    assert steps.step((0, 2048), (1, 77)) < LIMITS[torch.bfloat16]
 
 
 @pytest.mark.gpu
