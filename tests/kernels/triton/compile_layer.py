@@ -3,7 +3,8 @@
     python compile_layer.py CAPABILITY DTYPE DIM WINDOW [int8] [sizes]
 
 With int8, keys and values are kept in 8 bits, and other kernels than theirs are left out. With
-sizes, attention is compiled in all sizes that a device may choose, and nothing else.
+sizes, attention is compiled in all sizes that a device may choose, and nothing else; four heads of
+queries share one of keys.
 
 Prints the lines of compiling.py.
 """
@@ -38,9 +39,10 @@ def main(
 ) -> None:
     compile_for(capability)
     has_all = window is not None
+    num_heads = 4 * NUM_KV_HEADS if has_sizes else NUM_HEADS
     spec = LayerSpec(
         module_name="layer",
-        num_heads=NUM_HEADS,
+        num_heads=num_heads,
         num_kv_heads=NUM_KV_HEADS,
         key_dim=dim,
         value_dim=dim,
@@ -48,7 +50,7 @@ def main(
         window=window,
         scaling=0.125,
         softcap=50.0 if has_all else None,
-        sinks=torch.zeros(NUM_HEADS, dtype=dtype) if has_all else None,
+        sinks=torch.zeros(num_heads, dtype=dtype) if has_all else None,
     )
     cache_dtype = torch.int8 if has_scales else dtype
     cache = torch.zeros(4, 16, NUM_KV_HEADS, 2 * dim, dtype=cache_dtype)
@@ -57,7 +59,7 @@ def main(
     tiles, many = make_tiles(paged.chunk_queries)
     size = NUM_HEADS * dim
     hidden = torch.zeros(2, size, dtype=dtype)
-    heads = torch.zeros(2, NUM_HEADS, dim, dtype=dtype)
+    heads = torch.zeros(2, num_heads, dim, dtype=dtype)
     keys = heads[:, :NUM_KV_HEADS]
 
     if has_sizes:

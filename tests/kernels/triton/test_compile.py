@@ -164,13 +164,13 @@ def test_all_kernels_of_an_int8_cache_compile_for_all_gpus(
 def test_all_sizes_that_a_device_may_choose_compile(
     tmp_path: Path, capability: int, cache: tuple[str, ...], dim: int, window: int
 ) -> None:
-    """Compute capability 9.0 has more shared memory than others, and more numbers fit in it."""
+    """The device measures whether a few addresses matter that registers do not hold."""
     arguments = capability, "bfloat16", dim, window, *cache, "sizes"
     kernels = compile_kernels(tmp_path, "compile_layer.py", *arguments)
     limit = LEAST_SHARED if capability < 90 else MOST_SHARED
     assert {kernel["name"] for kernel in kernels} == {"attend"}
-    assert [kernel for kernel in kernels if kernel["shared"] > limit] == []
-    assert [kernel for kernel in kernels if kernel["spilled"]] == []
+    assert [kernel for kernel in kernels if int(kernel["shared"]) > limit] == []
+    assert [kernel for kernel in kernels if int(kernel["spilled"]) > PARKED] == []
 
 
 @pytest.mark.matrix

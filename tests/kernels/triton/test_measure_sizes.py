@@ -108,9 +108,9 @@ def test_long_chunks_have_more_rows_if_those_are_faster(
 ) -> None:
     layer = make_layer()
     few, many = (list_layer_candidates(layer, rows, 80) for rows in (64, 128))
-    attention.fastest = 128, many[1]
+    attention.fastest = 128, many[0]
     found = choose_sizes(layer, SizeTable(tmp_path, ENOUGH), attention.time)
-    assert {**found.measured, 16: None} == {16: None, 64: few[0], 128: many[1]}
+    assert {**found.measured, 16: None} == {16: None, 64: few[0], 128: many[0]}
     assert (found.chunk_queries, found.long_queries) == (32, 64)
     # They may be nonsense there.
     attention.broken = attention.fastest
@@ -130,9 +130,8 @@ def test_other_layers_are_measured_again(attention: Attention, tmp_path: Path) -
     ]
     for layer in layers:
         choose_sizes(layer, SizeTable(tmp_path, ENOUGH), attention.time)
-    # Decodes, chunks, and the rows of long chunks. Tiles of 128 rows have one size alone for
-    # caches of int8, and on this device for layers with a window or a soft cap.
-    assert len(list(tmp_path.iterdir())) == 4 * len(layers) - 3
+    # Decodes, chunks, and the rows of long chunks: here, 128 rows have one size alone.
+    assert len(list(tmp_path.iterdir())) == 3 * len(layers)
     count = len(attention.sizes)
     # In float32 there is one size alone.
     choose_sizes(make_layer(torch.float32), SizeTable(tmp_path, ENOUGH), attention.time)
@@ -156,11 +155,9 @@ def test_the_kernels_run_on_the_problems(
     layer = make_layer(dtype)
     found = choose_sizes(layer, SizeTable(tmp_path, ENOUGH), time)
     # None was passed over, and the first of each was the fastest.
-    counts = {
-        rows: len(list_layer_candidates(layer, rows, 80)) for rows in (16, 64, 128)
-    }
-    num_chunks = counts[64] + (counts[128] > 1) * counts[128] + 2
-    shapes = [(4, 4, 16)] * counts[16] + [(12, 4, 16)] * num_chunks
+    counts = [len(list_layer_candidates(layer, rows, 80)) for rows in (16, 64)]
+    # At last, 64 rows beside 128.
+    shapes = [(4, 4, 16)] * counts[0] + [(12, 4, 16)] * (counts[1] + 2)
     assert [each.shape for each in outputs] == shapes
     assert all(each.isfinite().all() for each in outputs)
     firsts = {rows: list_layer_candidates(layer, rows, 80)[0] for rows in (16, 64)}
@@ -174,4 +171,5 @@ def test_sizes_are_measured_on_a_device(dtype: torch.dtype, tmp_path: Path) -> N
     layer = replace(make_layer(dtype, dim=128), num_cores=132)
     found = choose_sizes(layer, SizeTable(tmp_path, ENOUGH), time_on_device)
     assert {16, 64} <= set(found.measured) <= {16, 64, 128}
-    assert len(list(tmp_path.iterdir())) == (3 if dtype == torch.int8 else 4)
+    # 128 rows have several sizes on some cards.
+    assert len(list(tmp_path.iterdir())) in (3, 4)

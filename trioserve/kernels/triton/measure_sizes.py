@@ -17,7 +17,7 @@ import triton
 from .paged import PagedLayer
 from .size_table import SizeTable
 from .tiles import Tiles, cut_tiles
-from .widths import AttendSize, list_candidates
+from .widths import AttendSize, list_candidates, round_up
 
 # Returns the seconds of one call of a function.
 Timer = Callable[[Callable[[], object]], float]
@@ -80,11 +80,13 @@ def list_layer_candidates(
 ) -> list[AttendSize]:
     """Return the sizes that a layer may have, as `list_candidates` does."""
     spec = layer.spec
+    has_extras = spec.window is not None or spec.softcap is not None
+    has_extras = has_extras or spec.sinks is not None
     return list_candidates(
         *(rows, layer.width, layer.itemsize),
         capability=capability,
         has_scales=layer.scales is not None,
-        is_plain=spec.window is None and spec.softcap is None and spec.sinks is None,
+        is_plain=not has_extras and layer.group == round_up(layer.group),
     )
 
 

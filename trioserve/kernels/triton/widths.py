@@ -115,7 +115,8 @@ def list_candidates(
     Args:
       rows, width, itemsize, has_scales: as in `choose_size`.
       capability: of the device, times ten. Before 90, fewer sizes stay in registers.
-      is_plain: the layer has no window, soft cap or sinks.
+      is_plain: the layer has no window, soft cap or sinks, and the heads of a group are a power
+        of two.
     """
     first = choose_size(rows, width, itemsize, has_scales=has_scales)
     if itemsize > 2 or width > 256:
@@ -131,9 +132,9 @@ def list_candidates(
     elif width > 128:
         others = [AttendSize(16, 8, 2), AttendSize(32, 8, 2)]
     elif rows > 64:
-        if has_scales or not (is_plain or has_room):
+        if has_scales or not has_room:
             others = []
-        elif is_plain and has_room:
+        elif is_plain:
             # The fastest on an H100, when the loop had more instructions.
             others = [AttendSize(32, 4, 3), AttendSize(128, 8, 2)]
         else:
