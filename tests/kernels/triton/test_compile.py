@@ -146,7 +146,7 @@ def test_all_kernels_compile_for_all_gpus(
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("window", [0, 4096])
-@pytest.mark.parametrize("dim", [64, 128, 192, 256])
+@pytest.mark.parametrize("dim", [64, 128, 192, 256, 512])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("capability", [80, 89, 90])
 def test_all_kernels_of_an_int8_cache_compile_for_all_gpus(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import gc
+from pathlib import Path
 from typing import Any
 import weakref
 
@@ -12,13 +13,18 @@ import pytest
 
 from trioserve.model.self_check.steps import make_check
 
+from . import test_fused_states
 from ...adapters.trained import ATTENTION, IGNORED, Adapted, train
+from ...conftest import Tiny
 from ...planning import Planner, make_prompt
 from .graphs import DEVICE, GRAPHS, load
 
 require_triton()
 
 pytestmark = IGNORED
+
+# Its fixture of models with states.
+build = test_fused_states.build
 
 # By the number of an adapter: magnitudes of products with biases, ranks that differ, a part of
 # the joined modules, and the head.
@@ -108,3 +114,31 @@ def test_the_memory_of_layers_is_free_without_the_garbage_collector(
         assert held() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "targets"),
+    [
+        pytest.param(*each, marks=pytest.mark.matrix)
+        for each in (
+            # Their outputs have factors behind the changes.
+            ("falcon_h1", ["in_proj", "k_proj", "gate_proj", "down_proj"]),
+            # Narrow numbers, and what is made of them.
+            ("kimi_linear", ["b_proj", "f_a_proj", "f_b_proj", "g_b_proj"]),
+        )
+    ],
+)
+def test_adapters_change_products_of_states(
+    build: Callable[[str], Tiny], tmp_path: Path, model_type: str, targets: list[str]
+) -> None:
+    model = build(model_type)
+    adapted = Adapted(model.folder)
+    adapted.adapters[1] = train(model.folder, tmp_path, target_modules=targets)
+    planner = Planner(model.loaded)
+    adapted.load(planner.runner, 1)
+    sequences = [
+        planner.begin(make_prompt(4, slot), slot=slot, adapter=slot) for slot in (0, 1)
+    ]
+    planner.step((sequences[0], 3), (sequences[1], 4))
+    planner.run(*sequences, num_tokens=2)
+    adapted.check(*sequences)
