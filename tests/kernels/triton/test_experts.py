@@ -364,6 +364,8 @@ def test_adapters_at_sizes_of_real_models(
     for slot, own in enumerate(zip(first.weights, second.weights)):
         changed = replace(experts, first=own[0], second=own[1])
         chosen = real & (slots == slot)[:, None]
+        if not chosen.any():
+            continue
         expected = changed.run(given, choices).float()[chosen]
         error = (actual[chosen] - expected).norm() / expected.norm()
         assert error < 2e-2

@@ -88,8 +88,16 @@ class Steps(BackendPair):
         assert not self.lengths[slot]
         plan = self.plan((slot, num_tokens))
         blocks = self.tables.block_ids[slot, : len(plan.rows[0].new_block_ids)]
-        one, other = (backend.caches[0].blocks for backend in self.backends)
-        one[blocks] = other[blocks] = self.draw(one[blocks].shape)
+        shape = self.backends[0].caches[0].blocks[blocks].shape
+        # Numbers that all types of caches hold exactly.
+        codes = (32 * self.draw(shape)).round().clamp(-127, 127)
+        for backend in self.backends:
+            cache = backend.caches[0]
+            if cache.scales is None:
+                cache.blocks[blocks] = (codes / 32).to(cache.blocks.dtype)
+            else:
+                cache.blocks[blocks] = codes.to(torch.int8)
+                cache.scales[:, blocks] = 1 / 32
 
     def step(self, *parts: tuple[int, int], number: float = 0.0) -> float:
         """Run (slot, number of tokens) of each row; return the largest difference.

@@ -240,7 +240,8 @@ def test_a_cache_of_int8_at_real_sizes(
     steps = RoundedSteps(
         make_int8, layer, block_size=16, dtype=dtype, max_model_len=4112
     )
-    assert steps.step((0, 2048), (1, 77)) < LIMITS[dtype]
+    # Of so many numbers some are beyond 4, where float16 has steps of 0.004.
+    assert steps.step((0, 2048), (1, 77)) < 2 * LIMITS[dtype]
     assert steps.step((0, 2000), (1, 1)) < LIMITS[dtype]
     assert steps.step((0, 1)) < LIMITS[dtype]
     assert steps.step((0, 1), (1, 1), (2, 1)) < LIMITS[dtype]

@@ -221,7 +221,8 @@ def test_a_gpu_goes_on_behind_a_refused_capture() -> None:
         capture(lambda: (numbers * numbers.sum().item(), None))
     assert torch.cuda.current_stream() == stream
     copy_to_host(torch.ones(1 << 20, device="cuda")).read()
-    assert count_active() == active
+    # Torch 2.11 keeps what the failed capture held, but nothing of later steps.
+    assert count_active() - active < 1 << 20
     torch.cuda.empty_cache()
     assert capture(lambda: (numbers + 1, None)).replay()[0].tolist() == [1, 2, 3, 4]
 

@@ -98,6 +98,8 @@ class CudaGraphs:
                     output = function()
         except Exception as error:
             self._close(graph)
+            # Torch 2.11 refuses further captures in the same one.
+            self._pool = torch.cuda.graph_pool_handle()
             # The end of a capture that has failed says only that it has.
             raise error.__context__ or error from None
         return _CudaGraph(graph, output)
