@@ -224,8 +224,10 @@ class ImageEncoder:
         return tensor.to(model.device, dtype)
 
 
-def _join(parts: Iterable[Tensor]) -> Tensor:
+def _join(parts: Tensor | Iterable[Tensor]) -> Tensor:
     """Join the tensors of an image's parts, (num_vectors, hidden_size)."""
+    # Transformers 5.17 has joined some already.
+    parts = [parts] if isinstance(parts, Tensor) else parts
     return torch.cat([part.flatten(0, -2) for part in parts])
 
 

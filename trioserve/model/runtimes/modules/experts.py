@@ -48,7 +48,8 @@ def change_experts(
         inner = _multiply(experts, expert, first, changes, inputs[rows])
         gate = experts._apply_gate if experts.has_gate else experts.act_fn
         output = _multiply(experts, expert, second, changes, gate(inner))
-        if experts.has_post_expert_norm:
+        # Transformers 5.17 does not know it.
+        if getattr(experts, "has_post_expert_norm", False):
             output = experts.post_expert_norm(output)
         outputs.index_add_(0, rows, (output * weights[rows, places, None]).float())
     return outputs
