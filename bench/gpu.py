@@ -27,7 +27,7 @@ How to read it
 
   decode N    time of one step of N sequences: answers of two lengths, subtracted; of
               transformers' continuous batching, the times of its tokens
-  prefill N   time to the first token of a prompt of N tokens
+  prefill N   time to the first token of a prompt of N tokens, the least of three
   share       the least time that the two rates allow, over the measured time. A decode reads
               the weights, of experts those that tokens choose by chance, and reads and writes
               the states of each sequence
