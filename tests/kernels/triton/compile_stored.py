@@ -32,12 +32,10 @@ def main(capability: int, dtype: torch.dtype, *counts: int) -> None:
     for name, kinds in FORMATS.items():
         for bits, group, scale_type, has_zeros in kinds:
             shape = NUM_OUTPUTS, NUM_INPUTS // group if group else 1
-            length, kind = NUM_INPUTS * bits // 32, torch.int32
-            if name == "int8":
-                length, kind = NUM_INPUTS, torch.int8
+            length = NUM_INPUTS * bits // 32
             stored = StoredWeights(
                 format=name,
-                codes=torch.zeros(NUM_OUTPUTS, length, dtype=kind),
+                codes=torch.zeros(NUM_OUTPUTS, length, dtype=torch.int32),
                 scales=torch.zeros(shape, dtype=scale_type),
                 zeros=torch.zeros(shape, dtype=scale_type) if has_zeros else None,
                 group=group,

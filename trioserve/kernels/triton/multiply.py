@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from .attend import multiply_and_add
-from .read_tile import read_tile
+from .read_tile import read_factors, read_tile
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -57,6 +57,9 @@ def multiply(
     given += tokens.to(tl.int64)[:, None] * given_stride
     here = split * split_inputs
     there = tl.minimum(here + split_inputs, num_inputs)
+    # Codes are exact in products of 16 bits, and sums are fewer than weights, unless tokens are
+    # many. All sums of a row share a scale if its inputs do.
+    IS_SCALED: tl.constexpr = GROUP != 0 and (GROUP < INPUTS or TOKENS > 32)
     summed = tl.zeros((TOKENS, OUTPUTS), tl.float32)
     for begin in range(here, there, INPUTS):
         weights = read_tile(
@@ -73,6 +76,7 @@ def multiply(
             HAS_ZEROS,
             INPUTS,
             given.dtype.element_ty,
+            IS_SCALED,
         )
         inputs = begin + tl.arange(0, INPUTS)
         is_input = inputs < num_inputs
@@ -83,7 +87,16 @@ def multiply(
             mask=is_token[:, None] & is_input[None, :],
             other=0.0,
         )
-        summed = multiply_and_add(numbers, tl.trans(weights), summed)
+        if GROUP == 0 or IS_SCALED:
+            summed = multiply_and_add(numbers, tl.trans(weights), summed)
+        else:
+            part = tl.zeros((TOKENS, OUTPUTS), tl.float32)
+            part = multiply_and_add(numbers, tl.trans(weights), part)
+            factors = read_factors(scales, rows, begin, num_groups, FORMAT, GROUP)
+            summed += part * factors[None, :]
+    if GROUP == 0:
+        factors = read_factors(scales, rows, 0, num_groups, FORMAT, GROUP)
+        summed *= factors[None, :]
     is_output = outputs < num_outputs
     if HAS_BIAS:
         biases = tl.load(bias + outputs, mask=is_output, other=0.0)

@@ -27,6 +27,7 @@ def read_tile(
     HAS_ZEROS: tl.constexpr,
     INPUTS: tl.constexpr,
     DTYPE: tl.constexpr,
+    IS_SCALED: tl.constexpr = True,
 ):
     """Return the weights of some outputs for INPUTS neighbouring inputs.
 
@@ -41,6 +42,8 @@ def read_tile(
       GROUP: inputs that share a scale; 0 is all.
       INPUTS: 64 or 128.
       DTYPE: of the weights, also of "plain" ones.
+      IS_SCALED: they are multiplied by their scales; without it, `read_factors` returns what
+        sums of them must be multiplied by.
 
     Returns:
       (OUTPUTS, INPUTS) DTYPE
@@ -58,7 +61,12 @@ def read_tile(
         groups = first + tl.arange(0, PARTS)
         places = rows[:, None] * num_groups + groups[None, :]
         shape: tl.constexpr = (rows.shape[0], PARTS, INPUTS // PARTS)
-        numbers = _read_codes(codes, rows, begin, row_length, FORMAT, INPUTS, DTYPE)
+        # Not all differences of codes of int8 and zeros are numbers of bfloat16.
+        is_wide: tl.constexpr = FORMAT == "int8" and HAS_ZEROS
+        numbers = _read_codes(
+            *(codes, rows, begin, row_length, FORMAT, INPUTS),
+            tl.float16 if is_wide else DTYPE,
+        )
         numbers = tl.reshape(numbers, shape)
         exact: tl.constexpr = numbers.dtype
         if HAS_ZEROS:
@@ -68,14 +76,25 @@ def read_tile(
             numbers = numbers - tl.expand_dims(offsets, 2).to(exact)
         elif FORMAT == "int4":
             numbers = numbers - (136.0 if exact == tl.bfloat16 else 1032.0)
-        factors = tl.expand_dims(_read_scales(tl.load(scales + places), FORMAT), 2)
-        if exact == DTYPE and scales.dtype.element_ty == DTYPE:
-            # Two numbers at a time, rounded as by way of float32.
-            numbers = numbers * factors.to(DTYPE)
-        else:
-            numbers = numbers.to(tl.float32) * factors
+        if IS_SCALED:
+            factors = tl.expand_dims(_read_scales(tl.load(scales + places), FORMAT), 2)
+            if exact == DTYPE and scales.dtype.element_ty == DTYPE:
+                # Two numbers at a time, rounded as by way of float32.
+                numbers = numbers * factors.to(DTYPE)
+            else:
+                numbers = numbers.to(tl.float32) * factors
         weights = tl.reshape(numbers, (rows.shape[0], INPUTS))
     return weights.to(DTYPE)
+
+
+@triton.jit
+def read_factors(scales, rows, begin, num_groups, FORMAT: tl.constexpr, GROUP):
+    """Return the scales of the group of an input, (OUTPUTS,) float32.
+
+    Args: as in `read_tile`.
+    """
+    group = 0 if GROUP == 0 else begin // GROUP
+    return _read_scales(tl.load(scales + rows * num_groups + group), FORMAT)
 
 
 @triton.jit
@@ -90,36 +109,46 @@ def _read_codes(
 ):
     """Return codes as numbers, (OUTPUTS, INPUTS).
 
-    Floats of few bits are bits of a float16 whose exponent has another meaning; the scales
-    make up for it. They are float32 then, and so are codes of int8. Codes of int4 become the
-    lowest bits of 128 in bfloat16, or of 1024 in float16: no conversion is as fast.
+    Conversions are slow, so codes become bits of bfloat16 or float16, two at a time. Codes of
+    int4 are the lowest bits of 128 or 1024, which is left to subtract. Floats of few bits are
+    those of floats whose exponents have another bias; a factor makes up for it.
     """
     OUTPUTS: tl.constexpr = rows.shape[0]
+    # The interpreter does not compute with bfloat16.
+    short: tl.constexpr = DTYPE == tl.bfloat16 and not IS_INTERPRETED
+    type: tl.constexpr = tl.bfloat16 if short else tl.float16
     if FORMAT == "int4":
         words = _read_nibbles(codes, rows, begin, row_length, INPUTS) & 0x000F000F
-        # Twice 128 or 1024. The interpreter does not compute with bfloat16.
-        if DTYPE == tl.bfloat16 and not IS_INTERPRETED:
-            numbers = _take_halves(words | 0x43004300, tl.bfloat16)
-        else:
-            numbers = _take_halves(words | 0x64006400, tl.float16)
+        numbers = _take_halves(words | (0x43004300 if short else 0x64006400), type)
     elif FORMAT == "mxfp4":
         words = _read_nibbles(codes, rows, begin, row_length, INPUTS)
-        # The sign, and three bits behind a part of the exponent.
-        words = ((words << 12) & -0x7FFF8000) | ((words & 0x00070007) << 9)
-        numbers = _take_halves(words, tl.float16).to(tl.float32)
-    elif FORMAT == "fp8":
+        # The sign, and three bits behind a part of the exponent, whose bias is 1.
+        rest = words & 0x00070007
+        rest = rest << 6 if short else rest << 9
+        numbers = _take_halves(((words << 12) & -0x7FFF8000) | rest, type)
+        numbers *= 2.0**126 if short else 2.0**14
+    else:
         places = begin // 4 + tl.arange(0, INPUTS // 4)
         words = tl.load(codes + rows[:, None] * row_length + places[None, :])
         words = tl.reshape(words, (OUTPUTS, INPUTS // 64, 16))
-        # The codes in the high bytes of 16 bits.
-        words = tl.permute(tl.join(words << 8, words), (0, 1, 3, 2))
-        # The sign, and the rest one bit behind it.
-        words = (words & -0x7FFF8000) | ((words & 0x7F007F00) >> 1)
-        numbers = _take_halves(words, tl.float16).to(tl.float32)
-    else:
-        places = begin + tl.arange(0, INPUTS)
-        held = tl.load(codes + rows[:, None] * row_length + places[None, :])
-        numbers = held.to(tl.float32)
+        if FORMAT == "fp8":
+            # The codes in the high bytes of 16 bits.
+            words = tl.permute(tl.join(words << 8, words), (0, 1, 3, 2))
+            # The sign, and the rest behind a part of the exponent, whose bias is 7.
+            rest = words & 0x7F007F00
+            rest = rest >> 4 if short else rest >> 1
+            numbers = _take_halves((words & -0x7FFF8000) | rest, type)
+            numbers *= 2.0**120 if short else 2.0**8
+        else:
+            words = tl.permute(tl.join(words, words >> 8), (0, 1, 3, 2))
+            if short:
+                # Seven bits behind 128; and 128, or 256 for a sign.
+                numbers = _take_halves((words & 0x007F007F) | 0x43004300, type)
+                numbers -= _take_halves((words & 0x00800080) | 0x43004300, type)
+            else:
+                # 128 more than the code, behind 1024.
+                words = (words & 0x00FF00FF) ^ 0x64806480
+                numbers = _take_halves(words, type) - 1152.0
     return tl.reshape(numbers, (OUTPUTS, INPUTS))
 
 
@@ -148,16 +177,12 @@ def _take_halves(words, DTYPE: tl.constexpr):
 
 @triton.jit
 def _read_scales(scales, FORMAT: tl.constexpr):
-    """Return the factors of what _read_codes returns, float32."""
+    """Return scales as numbers, float32."""
     if FORMAT == "mxfp4":
-        # An exponent, with a bias of 127. That of codes is 15 in place of 1.
+        # An exponent, with a bias of 127.
         bits = scales.to(tl.int32) << 23
         # 2 ** -127 is not a normal number.
-        bits = tl.where(bits == 0, 0x400000, bits)
-        factors = bits.to(tl.float32, bitcast=True) * 16384.0
-    elif FORMAT == "fp8":
-        # The bias of exponents is 15 in place of 7.
-        factors = scales.to(tl.float32) * 256.0
+        factors = tl.where(bits == 0, 0x400000, bits).to(tl.float32, bitcast=True)
     else:
         factors = scales.to(tl.float32)
     return factors

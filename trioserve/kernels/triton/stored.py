@@ -10,12 +10,12 @@
     weight = (code - zero) * scale
 
 A row of codes has the inputs of one output. It is padded to a multiple of 128 inputs, so that
-no read of it needs a mask. Codes of int8 are in order. The others lie in words of 32 bits, 16 for
-each run of inputs, so that threads of a product need no exchange:
+no read of it needs a mask. Codes lie in words of 32 bits, 16 for each run of inputs, so that
+threads of a product need no exchange:
 
     int4, mxfp4    codes of word w, from the lowest bits, are inputs 2 w, 2 w + 32, 2 w + 64,
                    2 w + 96, 2 w + 1, 2 w + 33, 2 w + 65 and 2 w + 97 of a run of 128
-    fp8            inputs 2 w, 2 w + 32, 2 w + 1 and 2 w + 33 of a run of 64
+    int8, fp8      inputs 2 w, 2 w + 32, 2 w + 1 and 2 w + 33 of a run of 64
 
 Source of mxfp4: Open Compute Project, Microscaling Formats 1.0.
 """
@@ -60,7 +60,7 @@ class StoredWeights:
     """The weights of a product, in one of the formats but "plain".
 
     Args:
-      codes: (num_outputs, padded inputs) int8; int32, words, in all other formats
+      codes: (num_outputs, words) int32
       scales: (num_outputs, num_groups) floating; uint8 of mxfp4
       zeros: (num_outputs, num_groups) in the type of the scales, or None
       group: inputs that share a scale; 0 is all
@@ -181,11 +181,10 @@ def _read_codes(stored: StoredWeights) -> Tensor:
 
 def _list_codes(stored: StoredWeights) -> Tensor:
     """Return (num_outputs, padded inputs), int8 or the bits of a code in uint8, in order."""
-    if stored.format == "int8":
-        return stored.codes
     held: Tensor = stored.codes.view(torch.uint8).unflatten(1, (-1, _WORDS, 2, 2))
-    if stored.format == "fp8":
-        return held.permute(0, 1, 4, 2, 3).flatten(1)
+    if stored.format in ("int8", "fp8"):
+        listed = held.permute(0, 1, 4, 2, 3).flatten(1)
+        return listed.view(torch.int8) if stored.format == "int8" else listed
     pairs = torch.stack((held & 15, held >> 4), dim=-1)
     return pairs.permute(0, 1, 4, 5, 2, 3).flatten(1)
 
@@ -193,7 +192,7 @@ def _list_codes(stored: StoredWeights) -> Tensor:
 def _make_words(codes: Tensor, format: str) -> Tensor:
     """Put codes, (num_outputs, padded inputs), into words; the module says how."""
     held: Tensor
-    if format == "fp8":
+    if format in ("int8", "fp8"):
         held = codes.unflatten(1, (-1, 2, _WORDS, 2)).permute(0, 1, 3, 4, 2)
     else:
         runs = codes.unflatten(1, (-1, 2, 2, _WORDS, 2)).permute(0, 1, 4, 5, 2, 3)
@@ -239,8 +238,7 @@ def store(
         zeros = None if zeros is None else pad(zeros, (0, missing))
         # The last group of a row may be cut short by the end of the inputs.
         codes = pad(codes, (0, -codes.shape[1] % group))
-    if format != "int8":
-        codes = _make_words(codes, format)
+    codes = _make_words(codes, format)
     if codes.nbytes >= _MOST_BYTES:
         raise NotStored("more than 2 GiB of codes")
     return StoredWeights(
