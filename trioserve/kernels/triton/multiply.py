@@ -57,9 +57,12 @@ def multiply(
     given += tokens.to(tl.int64)[:, None] * given_stride
     here = split * split_inputs
     there = tl.minimum(here + split_inputs, num_inputs)
-    # Codes are exact in products of 16 bits, and sums are fewer than weights, unless tokens are
-    # many. All sums of a row share a scale if its inputs do.
-    IS_SCALED: tl.constexpr = GROUP != 0 and (GROUP < INPUTS or TOKENS > 32)
+    # Codes are exact in products of 16 bits, so scales of rows and of wide groups wait for sums.
+    # With many tokens, weights take fewer instructions if two are scaled at a time.
+    is_fast: tl.constexpr = scales.dtype.element_ty == given.dtype.element_ty
+    IS_SCALED: tl.constexpr = GROUP != 0 and (
+        GROUP < INPUTS or TOKENS > (32 if is_fast else 64)
+    )
     summed = tl.zeros((TOKENS, OUTPUTS), tl.float32)
     for begin in range(here, there, INPUTS):
         weights = read_tile(

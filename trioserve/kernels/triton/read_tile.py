@@ -78,7 +78,9 @@ def read_tile(
             numbers = numbers - (136.0 if exact == tl.bfloat16 else 1032.0)
         if IS_SCALED:
             factors = tl.expand_dims(_read_scales(tl.load(scales + places), FORMAT), 2)
-            if exact == DTYPE and scales.dtype.element_ty == DTYPE:
+            # Powers of 2 are exact in bfloat16, whose exponents are those of float32.
+            is_power: tl.constexpr = FORMAT == "mxfp4" and DTYPE == tl.bfloat16
+            if exact == DTYPE and (is_power or scales.dtype.element_ty == DTYPE):
                 # Two numbers at a time, rounded as by way of float32.
                 numbers = numbers * factors.to(DTYPE)
             else:
