@@ -31,6 +31,7 @@ from ..runtimes.modules.packing import pack_products
 from ..runtimes.native.decoder import NativeDecoder
 from ..runtimes.native.packer import NUMBERS
 from ..runtimes.on_kernels import DecoderOnKernels, LayersOnKernels
+from ..runtimes.quantise_parts import quantise_parts
 from ..runtimes.recognise.decoder import find_parts
 from ..self_check.compare import describe_failure
 from ..self_check.steps import (
@@ -98,12 +99,21 @@ def _make_decoder(model: LoadedModel, config: ModelConfig) -> DecoderOnKernels:
     with agreeing(model.tensor_group, model.device):
         pack = _choose_kernels(model, config)
     with on_device(model.device):
-        return make_decoder(model, pack, int8=config.quantization != "none")
+        return make_decoder(
+            model,
+            pack,
+            int8=config.quantization != "none",
+            format=_find_format(model, config),
+        )
 
 
 @torch.inference_mode()
 def make_decoder(
-    model: LoadedModel, pack: Callable[[DecoderParts], DecoderOnKernels], *, int8: bool
+    model: LoadedModel,
+    pack: Callable[[DecoderParts], DecoderOnKernels],
+    *,
+    int8: bool,
+    format: str | None = None,
 ) -> DecoderOnKernels:
     """Make a decoder that computes the same as a model's modules.
 
@@ -112,6 +122,7 @@ def make_decoder(
         returns a decoder, or raises OutputDiffers.
       pack: makes the decoder; it may raise NotRecognised.
       int8: the decoder has weights of eight bits.
+      format: to which plain weights are quantised before the modules run; None leaves them.
 
     Raises:
       NotRecognised, OutputDiffers
@@ -121,6 +132,8 @@ def make_decoder(
         parts = _find_parts(model)
         if model.tensor_group is not None:
             _check_split(parts, model.tensor_group)
+        if format is not None:
+            quantise_parts(parts, format)
     tables, steps = make_steps(
         *(model.info.vocab_size, model.device, model.dtype),
         has_states=bool(model.states),
@@ -146,12 +159,12 @@ def make_decoder(
     if problem := compare_decoders(
         *(expected, actual, model.dtype),
         int8=int8,
-        fp8_inputs=decoder.has_fp8_inputs,
         int8_cache=model.kv_dtype == torch.int8,
         routes=any(find_mixture(body) is not None for body in parts.bodies),
         given=given,
     ):
         raise OutputDiffers(problem)
+    decoder.round_inputs()
     return decoder
 
 
@@ -212,6 +225,12 @@ def _choose_kernels(
     )
 
 
+def _find_format(model: LoadedModel, config: ModelConfig) -> str | None:
+    """Return the format to which a GPU's plain weights are quantised; kernels on CPUs do it."""
+    quantises = model.device.type == "cuda" and config.quantization != "none"
+    return config.quantization if quantises else None
+
+
 def _fuse(
     parts: DecoderParts, *, config: ModelConfig, group: TensorGroup | None
 ) -> DecoderOnKernels:
@@ -224,7 +243,6 @@ def _fuse(
         parts,
         CudaGraphs if config.cuda_graphs else None,
         group=group,
-        quantization=config.quantization,
     )
 
 

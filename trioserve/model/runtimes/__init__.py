@@ -7,6 +7,7 @@ native/       runs the native kernels, on a CPU
 fused/        runs Triton's kernels, on a GPU
 choice        the choice between kernels and modules; consensus makes it one for all shards
 loaded        LoadedModel
+quantise_parts  weights of eight bits in modules, before kernels for GPUs take them
 named_products  the names of the products that adapters change
 vision        the kinds of models that read images, and their encoders
 deepstack     vectors of images that are added behind the first layers

@@ -446,6 +446,9 @@ def release(modules: Sequence[nn.Module], name: str = "weight") -> None:
         setattr(module, name, make_empty(weight.shape, weight.dtype))
 
 
-def make_empty(shape: tuple[int, ...], dtype: torch.dtype) -> nn.Parameter:
+def make_empty(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None
+) -> nn.Parameter:
     """Return a weight without numbers: some models read its type or its shape."""
-    return nn.Parameter(torch.empty((), dtype=dtype).expand(shape), requires_grad=False)
+    empty = torch.empty((), dtype=dtype, device=device)
+    return nn.Parameter(empty.expand(shape), requires_grad=False)

@@ -106,14 +106,14 @@ class OnKernels(Protocol):
 
 
 class DecoderOnKernels(OnKernels, Protocol):
-    """The layers of a decoder, with packed weights.
+    """The layers of a decoder, with packed weights."""
 
-    Attributes:
-      has_fp8_inputs: the inputs of some products are rounded to FP8.
-    """
+    def round_inputs(self) -> None:
+        """Round the inputs of products to FP8 from now on, where weights say so.
 
-    @property
-    def has_fp8_inputs(self) -> bool: ...
+        A difference in a last bit changes other inputs in the next layer, and so on, until two
+        right decoders differ by all that rounding changes. So they are compared before.
+        """
 
     def open(
         self,

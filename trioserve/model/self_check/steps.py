@@ -178,7 +178,6 @@ def compare_decoders(
     dtype: torch.dtype,
     *,
     int8: bool,
-    fp8_inputs: bool = False,
     int8_cache: bool = False,
     routes: bool = False,
     given: Tensor | None = None,
@@ -187,7 +186,7 @@ def compare_decoders(
 
     Args:
       expected, actual: logits; or hidden states, if the layers read `given`.
-      int8, fp8_inputs, int8_cache, routes: as in find_difference.
+      int8, int8_cache, routes: as in find_difference.
     """
     expected, actual = expected.float(), actual.float()
     if given is not None:
@@ -200,7 +199,6 @@ def compare_decoders(
     return find_difference(
         *(expected, actual, dtype),
         int8=int8,
-        fp8_inputs=fp8_inputs,
         int8_cache=int8_cache,
         routes=routes,
     )

@@ -6,7 +6,6 @@ Without a GPU, Triton's interpreter runs the kernels on a CPU.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +131,6 @@ def test_plain_experts_are_quantised(tmp_path: Path, format: str) -> None:
     make_model("qwen3_moe").save_pretrained(tmp_path)
     loaded = load_modules(tmp_path, CONFIG, read_facts(tmp_path, CONFIG), "tiny")
     # It compares the logits with those of the modules.
-    make = partial(FusedDecoder, quantization=format)
-    decoder = make_decoder(loaded, make, int8=True)
+    decoder = make_decoder(loaded, FusedDecoder, int8=True, format=format)
     networks = [layer[-1].body for layer in decoder.weights]
     assert {each.experts.first.format for each in networks} == {format}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -182,8 +181,7 @@ def test_plain_weights_are_quantised_but_for_the_head(
     facts = read_facts(folder, CONFIG)
     loaded = load_modules(folder, CONFIG, facts, "tiny")
     # It compares the logits with those of the modules.
-    make = partial(FusedDecoder, quantization=format)
-    decoder = make_decoder(loaded, make, int8=True)
+    decoder = make_decoder(loaded, FusedDecoder, int8=True, format=format)
     assert decoder.description == f"native triton, {format}"
     assert decoder.head is not None and isinstance(decoder.head.weight, PlainWeight)
     mixing, network = decoder.weights[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from interpreter import require_triton
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 require_triton()
 
@@ -22,11 +22,13 @@ from trioserve.model.loading.dequantise import find_format  # noqa: E402
 from trioserve.model.loading.dequantise.formats import FINE_FP8  # noqa: E402
 from trioserve.model.loading.files.facts import read_facts  # noqa: E402
 from trioserve.model.loading.load import load_modules  # noqa: E402
+from trioserve.model.runtimes.fused import low_bits as low_bits_module  # noqa: E402
 from trioserve.model.runtimes.fused.decoder import FusedDecoder  # noqa: E402
 from trioserve.model.runtimes.fused.low_bits import (  # noqa: E402
     LowBits,
     LowBitWeight,
 )
+from trioserve.model.runtimes.loaded import LoadedModel  # noqa: E402
 from trioserve.model.runtimes.stored_linear import store_linear  # noqa: E402
 from trioserve.model.self_check.compare import measure_distance  # noqa: E402
 from trioserve.testing.models import make_tiny_model  # noqa: E402
@@ -38,6 +40,9 @@ from ...checkpoints import (  # noqa: E402
     compressed,
 )
 from .graphs import DEVICE  # noqa: E402
+
+# Layers of the deep model; more take longer in the interpreter, and differ by no more.
+DEPTH = 8
 
 # No CPU multiplies with scales of groups.
 ON_CPU = pytest.mark.skipif(DEVICE != "cpu", reason="is about CPUs")
@@ -78,16 +83,60 @@ def test_int8_weights_leave_their_inputs() -> None:
     assert not quantise(torch.ones(16, 64), "int8").rounds_inputs
 
 
-def test_plain_weights_are_quantised_with_their_inputs(tmp_path: Path) -> None:
+def load_deep(folder: Path, num_layers: int) -> LoadedModel:
+    """Load a model of random weights, whose layers change what they read as those of wide ones."""
     config = ModelConfig(device=DEVICE, dtype="bfloat16")
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
-    make_tiny_model("llama", **sizes).save_pretrained(tmp_path)
-    loaded = load_modules(tmp_path, config, read_facts(tmp_path, config), "tiny")
-    make = partial(FusedDecoder, quantization="fp8")
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "initializer_range": 0.3}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+    model = make_tiny_model("llama", **sizes, num_hidden_layers=num_layers)
+    model.save_pretrained(folder)
+    return load_modules(folder, config, read_facts(folder, config), "tiny")
+
+
+@pytest.fixture
+def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter takes its time, and other tests try all numbers of tokens."""
+    monkeypatch.setattr(low_bits_module, "SIZES", (1,))
+    monkeypatch.setattr(low_bits_module, "DEQUANTISED_TOKENS", 17)
+
+
+@pytest.mark.usefixtures("few_tokens")
+def test_a_deep_model_is_compared_before_its_inputs_are_rounded(tmp_path: Path) -> None:
+    """Rounded inputs and weights would differ from exact ones by 0.6 of the logits' size."""
+    loaded = load_deep(tmp_path, DEPTH)
     # It compares the logits with those of the modules.
-    decoder = make_decoder(loaded, make, int8=True)
+    decoder = make_decoder(loaded, FusedDecoder, int8=True, format="fp8")
     assert decoder.description == "native triton, fp8, inputs in fp8"
-    assert decoder.has_fp8_inputs
+    weight = decoder.weights[0][0].products[0].weight
+    assert isinstance(weight, LowBitWeight)
+    given = draw(3, 64).to(DEVICE, torch.bfloat16)
+    exact = linear(given, weight.stored.restore(torch.bfloat16))
+    assert 1e-2 < measure_distance(exact, weight.multiply(given, None)) < 5e-2
+
+
+@pytest.mark.usefixtures("few_tokens")
+@pytest.mark.parametrize("name", ["multiply_rounded", "round_tokens"])
+def test_inputs_stay_as_they_are_if_their_product_is_wrong(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+) -> None:
+    caplog.set_level("INFO", "trioserve")
+    right = getattr(low_bits_module, name)
+
+    def compute(given: Tensor, *others: Any) -> Tensor:
+        output: Tensor = right(given, *others)
+        # The scale of another token.
+        output[-1] *= 1.25
+        return output
+
+    monkeypatch.setattr(low_bits_module, name, compute)
+    loaded = load_deep(tmp_path, 1)
+    decoder = make_decoder(loaded, FusedDecoder, int8=True, format="fp8")
+    assert decoder.description == "native triton, fp8"
+    fault = "64 x 64 keep their inputs: its output would differ by "
+    assert caplog.text.count(f"products with FP8 weights of {fault}") == 1
 
 
 def make_weight(
@@ -104,8 +153,9 @@ def make_weight(
     assert form.keep is not None
     low_bits = LowBits(dtype)
     store_linear(module, form.keep(parts).to(torch.device(DEVICE)), dtype)
-    made = low_bits.join([module], None, quantises=False)
+    made = low_bits.join([module], None)
     assert made is not None
+    low_bits.round_inputs()
     return made, low_bits
 
 

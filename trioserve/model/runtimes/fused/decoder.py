@@ -64,7 +64,6 @@ class FusedDecoder:
       make_capture: makes the Capture of decodes (graphs.py); None runs decodes by
         single launches.
       group: the processes that share the layers; None if they are whole.
-      quantization: as in ModelConfig, of plain weights but the head's.
 
     Raises:
       NotRecognised: no module has lost anything.
@@ -79,27 +78,27 @@ class FusedDecoder:
         make_capture: Callable[[], Capture] | None = None,
         *,
         group: TensorGroup | None = None,
-        quantization: str = "none",
     ) -> None:
         self.make_capture = make_capture
-        low_bits = LowBits(
-            parts.dtype, None if quantization == "none" else quantization
-        )
+        self._low_bits = low_bits = LowBits(parts.dtype)
         self.weights = take_weights(parts, low_bits)
         self.parts = parts
         self.group = group
         # A head may be the embedding, too, so its module keeps its weight.
         self.head = None
         if parts.head is not None:
-            self.head = join_products([parts.head], make=low_bits, quantises=False)
+            self.head = join_products([parts.head], make=low_bits)
         low_bits.allocate()
-        self.has_fp8_inputs = low_bits.rounds_inputs
         formats = low_bits.describe()
         self.description = f"{self.name}, {formats}" if formats else self.name
 
     def make_scans(self) -> TorchScans:
         """Make the scans of the logits."""
         return TorchScans()
+
+    def round_inputs(self) -> None:
+        """Round the inputs of products; see DecoderOnKernels (on_kernels.py)."""
+        self._low_bits.round_inputs()
 
     def open(
         self,

@@ -9,9 +9,9 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
-from ....kernels.triton.matrices import Matrices, hold, hold_stored
+from ....kernels.triton.matrices import Matrices, hold_stored
 from ....kernels.triton.paged import count_cores
 from ....kernels.triton.products import (
     DEQUANTISED_TOKENS,
@@ -24,19 +24,28 @@ from ....kernels.triton.round_inputs import (
     multiply_rounded,
     round_tokens,
 )
-from ....kernels.triton.stored import NotStored, StoredWeights, join, quantise
+from ....kernels.triton.stored import NotStored, StoredWeights, join
 from ...self_check.compare import describe_failure, find_difference
 from ..choice import OutputDiffers
 from ..stored_linear import find_stored
 
 logger = logging.getLogger(__name__)
 
+# Of float8_e4m3fn.
+_LARGEST = torch.finfo(torch.float8_e4m3fn).max
+
 
 @dataclass(slots=True)
-class _Scratch:
-    """Memory for the dequantised weights of one product at a time."""
+class _Shared:
+    """What the products of a decoder share.
+
+    Args:
+      numbers: memory for the dequantised weights of one product at a time.
+      rounds: inputs are rounded to eight bits, where weights say so.
+    """
 
     numbers: Tensor | None = None
+    rounds: bool = False
 
     def lend(self, shape: tuple[int, int]) -> Tensor:
         assert self.numbers is not None, "LowBits.allocate was called"
@@ -49,15 +58,16 @@ class LowBitWeight:
 
     Args:
       has_bias: its product has one.
-      factors: of multiply_rounded, by which inputs are rounded, too, in batches of all sizes:
-        a token must have the same numbers alone and beside others. None leaves the inputs.
+      factors: of multiply_rounded, by which inputs are rounded, too, once they are in `shared`,
+        in batches of all sizes: a token must have the same numbers alone and beside others. None
+        leaves the inputs.
     """
 
     stored: StoredWeights
     has_bias: bool
     factors: Tensor | None = None
     dtype: torch.dtype
-    scratch: _Scratch
+    shared: _Shared
     num_cores: int
 
     @property
@@ -69,13 +79,14 @@ class LowBitWeight:
         return self.stored.codes.device
 
     def multiply(self, given: Tensor, bias: Tensor | None) -> Tensor:
+        factors = self.factors if self.shared.rounds else None
         if len(given) < DEQUANTISED_TOKENS:
-            if self.factors is not None:
+            if factors is not None:
                 given = round_tokens(given, self.stored.group)
             return multiply_stored(given, self.stored, bias, self.num_cores)
-        if self.factors is not None:
-            return multiply_rounded(given, self.stored, self.factors, bias)
-        weight = self.scratch.lend(self.shape)
+        if factors is not None:
+            return multiply_rounded(given, self.stored, factors, bias)
+        weight = self.shared.lend(self.shape)
         restore_stored(self.stored, weight)
         return linear(given, weight, bias)
 
@@ -90,12 +101,10 @@ class LowBits:
 
     Args:
       dtype: of the model.
-      format: to which plain weights are quantised; None leaves them.
     """
 
     dtype: torch.dtype
-    format: str | None = None
-    _scratch: _Scratch = field(default_factory=_Scratch)
+    _shared: _Shared = field(default_factory=_Shared)
     _made: list[LowBitWeight] = field(default_factory=list)
     # By the kinds and shapes of weights: can the device multiply them by rounded inputs?
     _rounds: dict[tuple[object, ...], bool] = field(default_factory=dict)
@@ -103,19 +112,18 @@ class LowBits:
     _num_dequantised: int = 0
 
     def join(
-        self, modules: Sequence[nn.Linear], order: Tensor | None, *, quantises: bool
+        self, modules: Sequence[nn.Linear], order: Tensor | None
     ) -> LowBitWeight | None:
         """Join the weights of modules that read the same input.
 
         Args:
           order: of the outputs; None if they are in order.
-          quantises: plain weights may be quantised.
 
         Returns:
           None if they are plain, or cannot be one matrix
         """
         try:
-            parts = [self._find(module, quantises) for module in modules]
+            parts = [self._find(module) for module in modules]
             joined = join(parts)
         except NotStored as error:
             if any(find_stored(module) is not None for module in modules):
@@ -128,7 +136,7 @@ class LowBits:
             stored=joined,
             has_bias=any(module.bias is not None for module in modules),
             dtype=self.dtype,
-            scratch=self._scratch,
+            shared=self._shared,
             num_cores=count_cores(joined.codes.device),
         )
         made = self._round_inputs(made)
@@ -146,7 +154,8 @@ class LowBits:
             return weight
         kind = *stored.kind, weight.has_bias, *weight.shape
         if kind not in self._rounds:
-            fault = _find_fault(rounding, (1, DEQUANTISED_TOKENS))
+            tried = replace(rounding, shared=_Shared(rounds=True))
+            fault = _find_fault(tried, (1, DEQUANTISED_TOKENS))
             self._rounds[kind] = fault is None
             if fault is not None:
                 shape = " x ".join(map(str, weight.shape))
@@ -154,31 +163,21 @@ class LowBits:
                 logger.info(reason, fault)
         return rounding if self._rounds[kind] else weight
 
-    def _find(self, module: nn.Linear, quantises: bool) -> StoredWeights:
+    def _find(self, module: nn.Linear) -> StoredWeights:
         stored = find_stored(module)
-        if stored is not None:
-            return stored
-        if self.format is None or not quantises:
+        if stored is None:
             raise NotStored("plain weights")
-        return quantise(module.weight.detach(), self.format)
+        return stored
 
-    def hold_experts(
-        self, weights: Tensor | StoredWeights, num_experts: int
-    ) -> Matrices:
+    def hold_experts(self, weights: StoredWeights, num_experts: int) -> Matrices:
         """Return the weights of all experts as kernels read them.
 
         Args:
-          weights: (num_experts, num_outputs, num_inputs), which may be quantised; or in fewer
-            bits already, the experts one after the other.
+          weights: the experts one after the other.
 
         Raises:
           OutputDiffers: the kernels do not read their format.
         """
-        if isinstance(weights, Tensor):
-            if self.format is None:
-                return hold(weights)
-            # In float32, all of them would take gigabytes.
-            weights = join([quantise(each, self.format) for each in weights])
         try:
             held = hold_stored(weights, num_experts)
         except NotStored as error:
@@ -190,12 +189,13 @@ class LowBits:
         """Return the formats, for the log; empty without any."""
         formats = {each.stored.format for each in self._made}
         described = sorted(formats | self._experts)
-        return ", ".join([*described, *["inputs in fp8"] * self.rounds_inputs])
+        if any(each.factors is not None for each in self._made):
+            described.append("inputs in fp8")
+        return ", ".join(described)
 
-    @property
-    def rounds_inputs(self) -> bool:
-        """True if the inputs of some products are rounded."""
-        return any(each.factors is not None for each in self._made)
+    def round_inputs(self) -> None:
+        """Round the inputs of products from now on, where weights say so."""
+        self._shared.rounds = True
 
     def allocate(self) -> None:
         """Allocate the memory for the largest product, and try the kernels.
@@ -214,7 +214,7 @@ class LowBits:
             return
         largest = max(math.prod(each.shape) for each in self._made)
         device = self._made[0].device
-        self._scratch.numbers = torch.empty(largest, dtype=self.dtype, device=device)
+        self._shared.numbers = torch.empty(largest, dtype=self.dtype, device=device)
         tried = set()
         for each in self._made:
             kind = each.stored.kind, each.has_bias
@@ -226,7 +226,7 @@ class LowBits:
 
 
 def _find_fault(weight: LowBitWeight, sizes: Sequence[int]) -> str | None:
-    """Compare the kernels with dequantised weights, which multiply exact inputs.
+    """Compare the kernels with dequantised weights, which multiply the same inputs by torch.
 
     Args:
       sizes: numbers of tokens.
@@ -236,15 +236,36 @@ def _find_fault(weight: LowBitWeight, sizes: Sequence[int]) -> str | None:
     """
     chance = torch.Generator().manual_seed(0)
     shape = DEQUANTISED_TOKENS, weight.shape[1]
-    given = torch.randn(shape, generator=chance).to(weight.device, weight.dtype)
-    bias = given.new_zeros(weight.shape[0]) if weight.has_bias else None
+    given = torch.randn(shape, generator=chance)
+    # Tokens of other sizes have other scales.
+    given *= 0.5 + torch.rand(len(given), 1, generator=chance)
+    given = given.to(weight.device, weight.dtype)
+    bias = None
+    if weight.has_bias:
+        bias = torch.randn(weight.shape[0], generator=chance).to(given)
+    rounds = weight.shared.rounds
     try:
         plain = weight.stored.restore(weight.dtype)
+        meant = _round_by_torch(given, weight.stored.group) if rounds else given
         for num_tokens in sizes:
-            own = given[:num_tokens]
-            fault = find_difference(linear(own, plain), weight.multiply(own, bias))
+            expected = linear(meant[:num_tokens], plain, bias)
+            actual = weight.multiply(given[:num_tokens], bias)
+            fault = find_difference(
+                expected, actual, rounds_inputs=rounds, dim=1 if rounds else None
+            )
             if fault is not None:
                 return fault
     except Exception as error:
         return describe_failure(error)
     return None
+
+
+def _round_by_torch(given: Tensor, group: int) -> Tensor:
+    """Round tokens to eight bits, as round_tokens (round_inputs.py) should."""
+    num_inputs = given.shape[1]
+    size = group or num_inputs
+    groups = pad(given.float(), (0, -num_inputs % size)).unflatten(1, (-1, size))
+    scales = (groups.abs().amax(2, keepdim=True) / _LARGEST).clamp_min(1e-12)
+    rounded: Tensor = (groups / scales).to(torch.float8_e4m3fn).float() * scales
+    rounded = rounded.flatten(1)[:, :num_inputs]
+    return rounded.to(given.dtype)

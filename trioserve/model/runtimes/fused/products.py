@@ -40,14 +40,10 @@ class Weight(Protocol):
 class MakeWeight(Protocol):
     """Makes weights in forms of its own, from modules that read the same input."""
 
-    def join(
-        self, modules: Sequence[nn.Linear], order: Tensor | None, *, quantises: bool
-    ) -> Weight | None:
+    def join(self, modules: Sequence[nn.Linear], order: Tensor | None) -> Weight | None:
         """Join weights; see LowBits (low_bits.py)."""
 
-    def hold_experts(
-        self, weights: Tensor | StoredWeights, num_experts: int
-    ) -> Matrices:
+    def hold_experts(self, weights: StoredWeights, num_experts: int) -> Matrices:
         """Return the weights of experts; see LowBits."""
 
 
@@ -111,7 +107,6 @@ def join_products(
     order: Tensor | None = None,
     *,
     make: MakeWeight | None = None,
-    quantises: bool = True,
     scale: Tensor | None = None,
 ) -> Product:
     """Join modules to one product; they keep their weights.
@@ -119,11 +114,10 @@ def join_products(
     Args:
       order: as in Product, on any device.
       make: is asked first for a weight.
-      quantises: `make` may quantise.
       scale: as in Product, on any device.
     """
     order = None if order is None else order.cpu()
-    weight = None if make is None else make.join(modules, order, quantises=quantises)
+    weight = None if make is None else make.join(modules, order)
     if weight is None:
         numbers = [_get_numbers(each) for each in modules]
         joined = numbers[0] if len(numbers) == 1 else torch.cat(numbers)

@@ -115,9 +115,7 @@ def _take_mixture(
         inputs=join_products(mixture.inputs, make=make) if mixture.inputs else None,
         output=None if output is None else join_products([output], make=make),
         shared=None if shared is None else _take_dense(shared, activation, make),
-        shared_gate=(
-            None if gate is None else join_products([gate], make=make, quantises=False)
-        ),
+        shared_gate=(None if gate is None else join_products([gate], make=make)),
     )
     for name in (mixture.first_name, "down_proj"):
         release([mixture.experts], name)
@@ -185,7 +183,7 @@ def _take_matrices(
         weight = weight.transpose(1, 2)
     if mixes:
         weight = _put_gates_first(weight)
-    return hold(weight) if make is None else make.hold_experts(weight, num_experts)
+    return hold(weight)
 
 
 def _take_bias(mixture: MixtureParts, name: str) -> Tensor | None:

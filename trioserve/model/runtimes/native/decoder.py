@@ -79,7 +79,6 @@ class NativeDecoder:
         check_mixtures(parts)
         self.name = f"native {library.name}{' int8' if int8 else ''}"
         self.num_threads = num_threads
-        self.has_fp8_inputs = False
         self._sums = None if group is None else NativeSums(group)
         self._library = library
         self._pool = library.open_pool(num_threads)
@@ -150,6 +149,9 @@ class NativeDecoder:
     def description(self) -> str:
         """The names of the model and of its kernels, for the log."""
         return f"{self.name}, {self.num_threads} threads"
+
+    def round_inputs(self) -> None:
+        """Do nothing: no weights of these kernels say so."""
 
     def open(
         self,
