@@ -112,7 +112,8 @@ STAGES = [StagePlace(stage=stage, num_stages=2) for stage in range(2)]
 def list_weights(model: LoadedStage) -> list[tuple[str, tuple[int, ...]]]:
     """Return the formats and shapes of a model's products, layer by layer."""
     decoder: Any = model.native
-    weights = [each.weight for layer in decoder.weights for each in layer.products]
+    bodies = [each.body for layer in decoder.weights for each in layer]
+    weights = [each.weight for body in bodies for each in body.products]
     return [
         (
             weight.stored.format if isinstance(weight, LowBitWeight) else "plain",
@@ -172,7 +173,7 @@ def test_shards_keep_their_parts_of_experts(
     for model in shards.models:
         decoder: Any = model.native
         for layer in decoder.weights:
-            experts = layer.network.experts
+            experts = layer[-1].body.experts
             assert (experts.first.format, experts.second.format) == ("int4", "int4")
     assert write(shards) == expected
 
