@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,15 +43,16 @@ def find_attention(
     scale = _find_scale(attention, call, factor)
     inputs = find_products(attention, ("qkv_proj",), names)
     order = _find_order(inputs, call)
+    find_optional = partial(find_optional_norm, attention, angles.cos.device)
     found = AttentionParts(
         call=call,
         inputs=inputs,
         order=order,
         inputs_scale=scale,
         has_gate=order is not None,
-        query_norm=find_optional_norm(attention, call.key_dim, "q_norm", "q_layernorm"),
-        key_norm=find_optional_norm(attention, call.key_dim, "k_norm", "k_layernorm"),
-        value_norm=find_optional_norm(attention, call.value_dim, "v_norm"),
+        query_norm=find_optional(call.key_dim, "q_norm", "q_layernorm"),
+        key_norm=find_optional(call.key_dim, "k_norm", "k_layernorm"),
+        value_norm=find_optional(call.value_dim, "v_norm"),
         keys_are_values=keys_are_values,
         cos=angles.cos,
         sin=angles.sin,

@@ -30,7 +30,7 @@ def find_beside(layer: Any, network: MlpParts, hidden_size: int) -> BesideParts 
         return None
     router = layer.router
     scale = get_part(router, "scale").float() * get_part(router, "scalar_root_size")
-    router_norm = find_norm(get_part(router, "norm"), hidden_size) * scale
+    router_norm = find_norm(get_part(router, "norm"), hidden_size, scale.device) * scale
     mixture = MixtureParts(
         router=check_linear(get_part(router, "proj"), "proj").weight,
         experts=get_part(layer, "experts"),

@@ -16,21 +16,23 @@ from torch.nn import functional
 from ..choice import NotRecognised
 
 
-def find_norm(norm: nn.Module, size: int | None = None) -> Tensor:
+def find_norm(
+    norm: nn.Module, size: int | None = None, device: torch.device | None = None
+) -> Tensor:
     """Return the weight of a root mean square norm, (size,) float32.
 
     The mean square of ones is one, so a norm of ones returns its weight.
 
     Args:
-      size: the weight's expected size; None is any. If it is given, a norm without a
-        weight has one of ones.
+      size: the weight's expected size; None is any.
+      device: where a norm without a weight has one of ones; None refuses such norms.
 
     Raises:
       NotRecognised
     """
     weight = getattr(norm, "weight", None)
-    if weight is None and size is not None:
-        weight = torch.ones(size)
+    if weight is None and size is not None and device is not None:
+        weight = torch.ones(size, device=device)
     if not isinstance(weight, Tensor) or weight.dim() != 1:
         raise NotRecognised(f"{type(norm).__name__} has no weight of one dimension")
     if size is not None and len(weight) != size:
@@ -66,11 +68,17 @@ def read_epsilon(norm: nn.Module) -> float:
     return epsilon
 
 
-def find_optional_norm(module: Any, size: int, *names: str) -> Tensor | None:
-    """Return the weight of a norm that a module may have; None if it has none."""
+def find_optional_norm(
+    module: Any, device: torch.device, size: int, *names: str
+) -> Tensor | None:
+    """Return the weight of a norm that a module may have; None if it has none.
+
+    Args:
+      device, size: as in find_norm.
+    """
     norms = (getattr(module, name, None) for name in names)
     norm = next((each for each in norms if each is not None), None)
-    return None if norm is None else find_norm(norm, size)
+    return None if norm is None else find_norm(norm, size, device)
 
 
 # They have an epsilon of their own: transformers gives them none.
