@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import logging
+from pathlib import Path
+import traceback
 from typing import TypeVar
 
 from ...config import ModelConfig
@@ -12,6 +14,8 @@ from ...kernels.library import NoKernels
 from .on_kernels import OnKernels
 
 logger = logging.getLogger(__name__)
+
+_PACKAGE = Path(__file__).parents[2]
 
 
 class NotRecognised(Exception):
@@ -22,10 +26,16 @@ class NotRecognised(Exception):
         """Return this error in place of one of a library, which goes to the log.
 
         Models differ in more ways than anybody can list, and their modules still run. So
-        the message of the library would tell a user nothing.
+        the message of the library would tell a user nothing. The function names the part.
         """
         logger.debug("the parts of the model cannot be found", exc_info=error)
-        return cls("the model is built in a way that they do not know")
+        frames = traceback.extract_tb(error.__traceback__)
+        ours = [each.name for each in frames if _PACKAGE in Path(each.filename).parents]
+        place = f" in {ours[-1]}" if ours else ""
+        return cls(
+            "the model is built in a way that they do not know "
+            f"({type(error).__name__}{place})"
+        )
 
 
 class OutputDiffers(Exception):

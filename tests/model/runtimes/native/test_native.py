@@ -130,7 +130,9 @@ def test_the_log_has_no_error_of_a_library(
     monkeypatch.setattr(native, "find_parts", fail)
     folder = save_tiny_model("llama", tmp_path / "model")
     assert load(folder).info.kernels == "torch"
-    reason = "the model is built in a way that they do not know"
+    reason = (
+        "the model is built in a way that they do not know (ValueError in _find_parts)"
+    )
     assert f"kernels: torch, because {reason}" in caplog.messages
     assert "It seems like" not in caplog.text
 
