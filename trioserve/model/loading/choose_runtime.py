@@ -247,11 +247,12 @@ def _fuse(
 
 
 def _find_parts(model: LoadedModel) -> DecoderParts:
+    num_checked = NUM_CHECKED_WITH_STATES if model.states else NUM_CHECKED
     try:
         return find_parts(
             model.model,
             model.layers,
-            max(model.info.max_model_len, NUM_CHECKED, NUM_CHECKED_WITH_STATES),
+            max(model.info.max_model_len, num_checked),
             begin=model.begin,
             end=model.end,
             has_plane=_has_plane(model),
