@@ -44,7 +44,8 @@ def test_the_norm_of_values_is_run_where_the_angles_are() -> None:
     for name in ("q_proj", "k_proj", "v_proj"):
         setattr(attention, name, nn.Linear(8, 8, bias=False, device=DEVICE))
     attention.v_norm = Norm()
-    angles = Angles(*(2 * [torch.empty(4, 8, device=DEVICE)]))
+    numbers = torch.empty(4, 8, device=DEVICE)
+    angles = Angles(cos=numbers, sin=numbers)
     with pytest.raises(Ran, match="meta"):
         find_attention(attention, CALL, angles)
 
