@@ -33,6 +33,7 @@ def multiply(
     TOKENS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
+    IS_TURNED: tl.constexpr,
 ):
     """Multiply some tokens by some outputs' weights; the grid is (outputs, tokens, splits).
 
@@ -46,6 +47,8 @@ def multiply(
       split_inputs: of a split, a multiple of INPUTS.
       TOKENS, OUTPUTS: of a program.
       INPUTS: of a read.
+      IS_TURNED: the weights are the first matrix of the product, so they go from registers to
+        tensor cores, and each warp dequantises rows of its own.
     """
     block, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     tokens = tile * TOKENS + tl.arange(0, TOKENS)
@@ -63,7 +66,8 @@ def multiply(
     IS_SCALED: tl.constexpr = GROUP != 0 and (
         GROUP < INPUTS or TOKENS > (32 if is_fast else 64)
     )
-    summed = tl.zeros((TOKENS, OUTPUTS), tl.float32)
+    sides: tl.constexpr = (OUTPUTS, TOKENS) if IS_TURNED else (TOKENS, OUTPUTS)
+    summed = tl.zeros(sides, tl.float32)
     for begin in range(here, there, INPUTS):
         weights = read_tile(
             codes,
@@ -91,15 +95,17 @@ def multiply(
             other=0.0,
         )
         if GROUP == 0 or IS_SCALED:
-            summed = multiply_and_add(numbers, tl.trans(weights), summed)
+            summed = _add_product(numbers, weights, summed, IS_TURNED)
         else:
-            part = tl.zeros((TOKENS, OUTPUTS), tl.float32)
-            part = multiply_and_add(numbers, tl.trans(weights), part)
+            part = tl.zeros(sides, tl.float32)
+            part = _add_product(numbers, weights, part, IS_TURNED)
             factors = read_factors(scales, rows, begin, num_groups, FORMAT, GROUP)
-            summed += part * factors[None, :]
+            summed += part * tl.expand_dims(factors, 1 if IS_TURNED else 0)
     if GROUP == 0:
         factors = read_factors(scales, rows, 0, num_groups, FORMAT, GROUP)
-        summed *= factors[None, :]
+        summed *= tl.expand_dims(factors, 1 if IS_TURNED else 0)
+    if IS_TURNED:
+        summed = tl.trans(summed)
     is_output = outputs < num_outputs
     if HAS_BIAS:
         biases = tl.load(bias + outputs, mask=is_output, other=0.0)
@@ -110,6 +116,16 @@ def multiply(
         summed.to(output.dtype.element_ty),
         mask=is_token[:, None] & is_output[None, :],
     )
+
+
+@triton.jit
+def _add_product(numbers, weights, summed, IS_TURNED: tl.constexpr):
+    """Add a product to `summed`: (outputs, tokens) if IS_TURNED, else (tokens, outputs)."""
+    if IS_TURNED:
+        summed = multiply_and_add(weights, tl.trans(numbers), summed)
+    else:
+        summed = multiply_and_add(numbers, tl.trans(weights), summed)
+    return summed
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

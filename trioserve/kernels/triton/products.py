@@ -49,7 +49,7 @@ def multiply_stored(
       (num_tokens, num_outputs), in the type of `given`
     """
     num_tokens, num_inputs = given.shape
-    size = _choose_size(num_tokens, given.dtype)
+    size = _choose_size(num_tokens, given.dtype, stored.format)
     num_tiles = -(-num_tokens // size.tokens)
     num_blocks = -(-stored.num_outputs // size.outputs)
     most = max(1, num_inputs // _LEAST_INPUTS)
@@ -80,6 +80,8 @@ def multiply_stored(
         TOKENS=size.tokens,
         OUTPUTS=size.outputs,
         INPUTS=size.inputs,
+        # More warps would share the columns, too, and dequantise the same weights.
+        IS_TURNED=size.warps == 4,
         num_warps=size.warps,
         num_stages=size.stages,
     )
@@ -113,7 +115,7 @@ class _Size(NamedTuple):
     stages: int
 
 
-def _choose_size(num_tokens: int, dtype: torch.dtype) -> _Size:
+def _choose_size(num_tokens: int, dtype: torch.dtype, format: str) -> _Size:
     """Return a size whose numbers stay in registers, and in 99 kB of shared memory.
 
     tests/kernels/triton/test_compile.py checks it. The choice is not measured on a GPU yet.
@@ -122,7 +124,8 @@ def _choose_size(num_tokens: int, dtype: torch.dtype) -> _Size:
         # Exact float32 has no tensor cores: each thread keeps whole rows and columns.
         return _Size(16, 32, 64, 4, 3)
     tokens = min(_MOST_TOKENS, round_side(num_tokens))
-    warps = 4 if tokens <= 16 else 8
+    # On 8.0, four warps have too few registers for 64 tokens by mxfp4.
+    warps = 4 if tokens <= (32 if format == "mxfp4" else 64) else 8
     return _Size(tokens, _OUTPUTS, _INPUTS, warps, 3 if tokens <= 64 else 2)
 
 
