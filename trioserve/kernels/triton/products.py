@@ -81,7 +81,7 @@ def multiply_stored(
         OUTPUTS=size.outputs,
         INPUTS=size.inputs,
         # More warps would share the columns, too, and dequantise the same weights.
-        IS_TURNED=size.warps == 4,
+        IS_TURNED=size.warps == 4 and stored.format != "mxfp4",
         num_warps=size.warps,
         num_stages=size.stages,
     )
@@ -124,8 +124,8 @@ def _choose_size(num_tokens: int, dtype: torch.dtype, format: str) -> _Size:
         # Exact float32 has no tensor cores: each thread keeps whole rows and columns.
         return _Size(16, 32, 64, 4, 3)
     tokens = min(_MOST_TOKENS, round_side(num_tokens))
-    # On 8.0, four warps have too few registers for 64 tokens by mxfp4.
-    warps = 4 if tokens <= (32 if format == "mxfp4" else 64) else 8
+    # On 8.x, mxfp4 would need more registers than four warps have.
+    warps = 4 if tokens <= (16 if format == "mxfp4" else 64) else 8
     return _Size(tokens, _OUTPUTS, _INPUTS, warps, 3 if tokens <= 64 else 2)
 
 
