@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 import ctypes
 from ctypes import Structure, c_bool, c_float, c_int32, c_void_p
 from dataclasses import dataclass
@@ -139,6 +141,16 @@ def test_a_product_is_that_of_pytorch(
     actual = multiply(products.kernels, spec, sources, x, num_threads)
     expected = x.double() @ stored.double().T
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+@contextmanager
+def without_tiles(tiles: ctypes.CDLL) -> Iterator[None]:
+    """Let vectors compute."""
+    tiles.test_use_tiles(False)
+    try:
+        yield
+    finally:
+        tiles.test_use_tiles(True)
 
 
 def describe(weights: Tensor) -> SourceSpec:
@@ -317,11 +329,8 @@ def test_a_quantised_product_has_the_same_bits_by_tiles_and_by_vectors(
         group_size=group_size,
     )
     by_tiles = multiply(tiles, spec, [source], x)
-    tiles.test_use_tiles(False)
-    try:
+    with without_tiles(tiles):
         by_vectors = multiply(tiles, spec, [source], x)
-    finally:
-        tiles.test_use_tiles(True)
     assert torch.equal(by_tiles, by_vectors)
 
 
@@ -602,11 +611,8 @@ def test_tiles_compute_the_attention_of_many_queries(
         **{**CHUNK, "values_in_keys": values_in_keys},
     )
     out, _ = case.attend(tiles)
-    tiles.test_use_tiles(False)
-    try:
+    with without_tiles(tiles):
         by_vectors, _ = case.attend(tiles)
-    finally:
-        tiles.test_use_tiles(True)
     # Sums are added in another order.
     assert torch.equal(out, by_vectors) != by_tiles
 

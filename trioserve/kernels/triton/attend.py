@@ -229,9 +229,8 @@ def attend_to_keys(
     tokens = cache + blocks * (BLOCK_SIZE * NUM_KV_HEADS * KEPT_DIM)
     within = (offsets * NUM_KV_HEADS + kv_head) * KEPT_DIM
     scaled = (blocks * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + offsets
-    source = tokens[None, :] + (
-        within[None, :] + key_columns[:, None]
-    )  # (KEY_WIDTH, keys)
+    # (KEY_WIDTH, keys)
+    source = tokens[None, :] + (within[None, :] + key_columns[:, None])
     if IS_MASKED:
         inside = is_key[None, :] & (key_columns < KEY_DIM)[:, None]
         keys = tl.load(source, mask=inside, other=0.0)

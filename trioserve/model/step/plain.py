@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+# SETTINGS of kernels/triton/draw.py, which needs triton.
 NUM_SETTINGS: Final = 7
 
 
@@ -19,8 +20,8 @@ class PlainRows:
     Attributes:
       temperatures: (num_rows,) float32; 0 takes the likeliest token
       keys: (num_rows,) int64, of the noise; 0 for greedy rows
-      settings: (num_rows, SETTINGS) float64, in the order of kernels/triton/draw.py; None if the
-        temperatures alone decide
+      settings: (num_rows, NUM_SETTINGS) float64, in the order of kernels/triton/draw.py; None if
+        the temperatures alone decide
     """
 
     temperatures: NDArray[np.float32]

@@ -15,12 +15,10 @@ from ..description import (
     LookupParts,
     MixtureParts,
     MlpParts,
-    list_products,
     release,
 )
 from ..named_products import name_experts, name_router
 from ..stored_experts import find_stored_experts, release_stored_experts
-from ..stored_linear import release_stored
 from .expert_products import ExpertProduct
 from .networks import Beside, Dense, Lookup, Mixture, Network
 from .products import (
@@ -36,21 +34,20 @@ def take_network(
     parts: DecoderParts,
     make: MakeWeight | None,
 ) -> Network | Beside | Lookup:
-    """Take the weights of what reads one token.
+    """Take the weights of what reads one token; only experts lose theirs here.
 
     Args:
       parts: of its decoder.
       make: as in join_products.
     """
     activation, names = parts.activation, parts.names
-    taken: Network | Beside | Lookup
     match body:
         case MlpParts():
-            taken = _take_dense(body, activation, make)
+            return _take_dense(body, activation, make)
         case MixtureParts():
-            taken = _take_mixture(body, activation, make, names)
+            return _take_mixture(body, activation, make, names)
         case BesideParts():
-            taken = Beside(
+            return Beside(
                 network=_take_dense(body.network, activation, make),
                 mixture=_take_mixture(body.mixture, activation, make, names),
                 router_norm=body.router_norm,
@@ -60,15 +57,11 @@ def take_network(
                 epsilon=parts.epsilon,
             )
         case LookupParts():
-            taken = Lookup(
+            return Lookup(
                 gate=join_products([body.gate], make=make),
                 output=join_products([body.output], make=make),
                 activation=activation,
             )
-    products = list_products(body)
-    release(products)
-    release_stored(products)
-    return taken
 
 
 def _take_dense(mlp: MlpParts, activation: str, make: MakeWeight | None) -> Dense:

@@ -93,13 +93,17 @@ def take_weights(
 
     def take(sublayer: SublayerParts, output_scale: float) -> SublayerWeights:
         body = sublayer.body
+        taken = (
+            _take_mixer(body, angles, make)
+            if isinstance(body, MixerParts)
+            else take_network(body, parts, make)
+        )
+        products = list_products(body)
+        release(products)
+        release_stored(products)
         return SublayerWeights(
             norm=sublayer.norm,
-            body=(
-                _take_mixer(body, angles, make)
-                if isinstance(body, MixerParts)
-                else take_network(body, parts, make)
-            ),
+            body=taken,
             post_norm=sublayer.post_norm,
             scale=sublayer.scale,
             output_scale=output_scale,
@@ -129,17 +133,13 @@ def _take_mixer(
     scale = None
     if isinstance(mixer, AttentionParts | Mamba2Parts):
         scale = mixer.inputs_scale
-    taken = MixerWeights(
+    return MixerWeights(
         parts=mixer if isinstance(mixer, StateParts) else angles.share(mixer),
         inputs=join_products(mixer.inputs, mixer.order, make=make, scale=scale),
         between=tuple(_list_between(mixer, make)),
         output=join_products([mixer.output], make=make),
         projection=projection,
     )
-    products = list_products(mixer)
-    release(products)
-    release_stored(products)
-    return taken
 
 
 def _list_between(mixer: MixerParts, make: MakeWeight | None) -> Iterator[Product]:
