@@ -19,8 +19,11 @@ from trioserve.types.plan import StepPlan
 class Planner:
     """Plans as many steps as there is work."""
 
-    def __init__(self, events: list[str], num_steps: int) -> None:
+    def __init__(
+        self, events: list[str], num_steps: int, is_steady: bool = False
+    ) -> None:
         self.events = events
+        self.is_steady = is_steady
         self.num_left = num_steps
         self.seconds: list[float] = []
         self._num_planned = 0
@@ -55,10 +58,13 @@ class Executor(FakeExecutor[StepPlan, StepResult]):
         return super().submit(plan, notify)
 
 
-def list_events(depth: int) -> list[str]:
-    """List the events of nine steps, in order."""
-    # One place stays free for a request that comes while the first step runs.
-    num_submitted = max(1, depth - 1)
+def list_events(depth: int, num_first: int) -> list[str]:
+    """List the events of nine steps, in order.
+
+    Args:
+      num_first: those that are submitted at once.
+    """
+    num_submitted = num_first
     events = [f"submit {number}" for number in range(1, num_submitted + 1)]
     for number in range(1, 10):
         events.append(f"update {number}")
@@ -79,10 +85,31 @@ async def test_the_device_has_its_next_step_before_readers_have_this_ones_tokens
     loop = StepLoop(executor, planner)
     await nursery.start(loop.run, events.append)
     await trio.sleep(10)
-    assert events == list_events(depth)
+    # One place stays free for a request that comes while the first step runs.
+    assert events == list_events(depth, max(1, depth - 1))
     # The scheduler bounds steps by these.
     assert planner.seconds == [1.0] * 9
     assert executor.idle_seconds == 0
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "is_steady", "depth"),
+    [(0.004, True, 3), (0.006, True, 2), (0.004, False, 2)],
+)
+async def test_quick_and_steady_steps_have_one_more_in_flight(
+    nursery: trio.Nursery,
+    autojump_clock: trio.abc.Clock,
+    step_seconds: float,
+    is_steady: bool,
+    depth: int,
+) -> None:
+    events: list[str] = []
+    executor = Executor(events, depth=2, max_depth=3, step_seconds=step_seconds)
+    loop = StepLoop(executor, Planner(events, 9, is_steady))
+    await nursery.start(loop.run, events.append)
+    await trio.sleep(1)
+    # Nobody knows how long the first one takes.
+    assert events == list_events(depth, num_first=1)
 
 
 async def test_requests_that_come_while_a_step_runs_are_planned_together(

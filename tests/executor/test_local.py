@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from queue import SimpleQueue
 import threading
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
 from trioserve.errors import InvalidAdapter
-from trioserve.executor import LocalExecutor
+from trioserve.executor import LocalExecutor, make_local_executor
 from trioserve.types.adapter import AdapterFacts, AdapterSource
 from trioserve.types.output import StepResult
 from trioserve.types.plan import StepPlan
@@ -194,3 +196,15 @@ async def test_a_model_that_pools_refuses_adapters() -> None:
     executor = LocalExecutor[StepPlan, StepResult](result_of)
     with pytest.raises(InvalidAdapter, match="'a': a model that pools"):
         await executor.load_adapter(AdapterSource(number=1, name="a", path=""))
+
+
+@pytest.mark.parametrize(
+    ("device_type", "depth", "max_depth"),
+    [("cpu", 2, 2), ("cuda", 1, 1), ("cuda", 2, 3)],
+)
+def test_a_device_beside_the_host_may_have_one_more_step(
+    device_type: str, depth: int, max_depth: int
+) -> None:
+    runner: Any = SimpleNamespace(step=None, launch=None)
+    executor = make_local_executor(runner, device_type, depth=depth)
+    assert (executor.depth, executor.max_depth) == (depth, max_depth)

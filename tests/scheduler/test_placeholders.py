@@ -16,6 +16,7 @@ from scheduling import Loop, make_device, make_scheduler, make_sequence
 from trioserve.testing.fake_device import FakeDevice
 from trioserve.types.output import SequenceError, StepResult, TokenDelta, TokenLogprobs
 from trioserve.types.plan import StepPlan
+from trioserve.types.structured import Grammar
 
 NO = SequenceError(reason="no")
 
@@ -363,3 +364,25 @@ def test_a_step_costs_the_same_after_100_and_after_60_000_tokens() -> None:
     assert long_calls == short_calls
     # A list of so many ids would take 480 kB.
     assert long_bytes < short_bytes + 20_000
+
+
+def test_plans_are_steady_while_decodes_alone_run_and_nobody_can_join() -> None:
+    scheduler = make_scheduler(max_num_seqs=2, max_num_batched_tokens=5)
+    loop = Loop(scheduler)
+
+    def step() -> bool:
+        loop.step()
+        return scheduler.is_steady
+
+    scheduler.add(make_sequence(1, 6, max_tokens=20))
+    # The first chunk; the last token of the prompt is a row like a decode.
+    assert [step() for _ in range(3)] == [False, True, True]
+    scheduler.add(make_sequence(2, 4, max_tokens=3))
+    assert not scheduler.is_steady
+    assert [step() for _ in range(2)] == [False, True]
+    # There is no slot for it.
+    scheduler.add(make_sequence(3, 4, max_tokens=3, grammar=Grammar(text="")))
+    assert scheduler.is_steady
+    # When it has one, its grammar may be late.
+    assert [step() for _ in range(4)] == [False, False, False, True]
+    assert loop.ended.keys() == {2, 3}

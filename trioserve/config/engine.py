@@ -81,7 +81,8 @@ class SchedulerConfig:
         seconds of waiting (for models that pool, 65,536 tokens), so every request is
         served in the end.
       async_scheduling: Plan and launch the next step while the device runs this one.
-        The tokens of this one are not known yet then. Models that pool do not need it.
+        The tokens of this one are not known yet then. On a GPU, two steps are launched
+        ahead while steps take up to 5 ms. Models that pool do not need it.
     """
 
     max_num_seqs: int = 128

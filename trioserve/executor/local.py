@@ -69,7 +69,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         the one before, and the last returns the result. A CPU needs one stage. A GPU
         works by itself and needs two: one thread launches the next step while the other
         waits for this one. The event loop never touches a tensor.
-      depth: largest number of steps in flight.
+      depth, max_depth: see Executor; max_depth is the same as depth unless it is given.
       adapters, cache: of a model that generates.
     """
 
@@ -77,10 +77,12 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         self,
         *stages: Callable[[Any], Any],
         depth: int = 1,
+        max_depth: int | None = None,
         adapters: Adapters | None = None,
         cache: Cache | None = None,
     ) -> None:
         self.depth = depth
+        self.max_depth = max_depth or depth
         self._adapters = adapters
         self._cache = cache
         # One adapter is read at a time: each takes the memory of its file for a moment.
@@ -213,6 +215,7 @@ def make_local_executor(
         runner.launch,
         methodcaller("finish"),
         depth=depth,
+        max_depth=depth + 1,
         adapters=runner,
         cache=runner,
     )

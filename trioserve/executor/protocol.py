@@ -36,6 +36,10 @@ class Executor(Protocol[PlanT, ResultT]):
     def depth(self) -> int:
         """Largest number of steps in flight, including the running one."""
 
+    @property
+    def max_depth(self) -> int:
+        """The same while steps are quick and like each other; see engine/loop.py."""
+
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Serve until cancelled; started before anything is submitted."""
 

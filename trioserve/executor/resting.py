@@ -49,7 +49,7 @@ class RestingExecutor(Generic[PlanT, ResultT]):
         trim: Callable[[], int],
         telling_shortage: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self.depth = first.depth
+        self.depth, self.max_depth = first.depth, first.max_depth
         has_cache = isinstance(first, LocalExecutor) and first.has_cache
         self.levels: tuple[SleepLevel, ...] = (1, 2) if has_cache else (2,)
         self._present: Executor[PlanT, ResultT] | None = first

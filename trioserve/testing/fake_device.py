@@ -439,11 +439,13 @@ class FakeExecutor(Generic[PlanT, ResultT]):
         token_seconds: float = 0.0,
         seconds_of: Callable[[PlanT], float] | None = None,
         depth: int = 1,
+        max_depth: int | None = None,
         fail_at_step: int | None = None,
         adapter_seconds: float = 0.5,
         read_adapter: Callable[[AdapterSource], AdapterFacts] = make_adapter,
     ) -> None:
         self.depth = depth
+        self.max_depth = max_depth or depth
         self.adapters: dict[int, AdapterFacts] = {}
         # Those that the submitted steps may use.
         self._on_device: set[int] = set()

@@ -74,6 +74,8 @@ def make_generation(
             device.step,
             seconds_of=limits.seconds_of,
             depth=limits.depth,
+            # As on a GPU.
+            max_depth=limits.depth + (limits.depth > 1),
             fail_at_step=next(failures),
         )
         return LocalCore(scheduler, executor, info=info)

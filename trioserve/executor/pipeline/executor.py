@@ -98,7 +98,7 @@ class PipelineExecutor:
     def __init__(
         self, stages: Sequence[StagePeer], *, depth: int, step_timeout: float
     ) -> None:
-        self.depth = depth
+        self.depth = self.max_depth = depth
         self._stages = stages
         self._step_timeout = step_timeout
         self._in_flight: deque[Handle[StepResult]] = deque()

@@ -181,6 +181,7 @@ class PipelineSimulator:
         transfers: PlannedTransfers | None = None,
     ) -> None:
         self.depth = num_stages + 1 if depth is None else depth
+        self.max_depth = self.depth
         self.record = Record()
         self._step = step
         self._num_stages = num_stages

@@ -35,6 +35,7 @@ class RunningSequences:
       num_flows: requests that the running sequences belong to.
       ended_slots: slots whose end the runner has not been told yet.
       has_late: sequences are late, or often late.
+      num_guided: running sequences with grammars.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -44,6 +45,7 @@ class RunningSequences:
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self.ended_slots: list[int] = []
         self.has_late = False
+        self.num_guided = 0
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences)
@@ -92,6 +94,7 @@ class RunningSequences:
         flow = sequence.flow
         self.num_flows += flow.num_running == 0
         flow.num_running += 1
+        self.num_guided += sequence.sampling.grammar is not None
         sequence.slot = self._free_slots.pop()
         insort(self._sequences, sequence, key=_get_order)
 
@@ -105,6 +108,7 @@ class RunningSequences:
         flow = sequence.flow
         flow.num_running -= 1
         self.num_flows -= flow.num_running == 0
+        self.num_guided -= sequence.sampling.grammar is not None
 
     def check(self) -> None:
         """Assert every invariant of order, slots and counts."""
@@ -112,6 +116,8 @@ class RunningSequences:
         assert orders == sorted(set(orders)), "running sequences stand in order"
         slots = [sequence.slot for sequence in self._sequences] + self._free_slots
         assert len(slots) == len(set(slots)), "a slot has one owner"
+        guided = [each for each in self._sequences if each.sampling.grammar is not None]
+        assert len(guided) == self.num_guided, "every grammar is counted"
         flows = Counter(sequence.flow for sequence in self._sequences)
         assert len(flows) == self.num_flows, "every request with a sequence is counted"
         for flow, num_running in flows.items():

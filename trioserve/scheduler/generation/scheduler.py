@@ -149,6 +149,8 @@ class Scheduler:
         # stages that divides their durations.
         self._sizes: dict[int, tuple[StepSize, int]] = {}
         self._num_steps = 0
+        # The last plan computes a part of a prompt.
+        self._has_chunks = False
         self._step_seconds = 0.0
         self._num_preemptions = 0
         self._num_computed_tokens = 0
@@ -195,6 +197,7 @@ class Scheduler:
         ends, running.ended_slots = tuple(running.ended_slots), []
         self._num_steps += 1
         self._num_computed_tokens += draft.size.num_tokens
+        self._has_chunks = draft.size.num_tokens > len(draft.rows)
         if draft.is_typical:
             # A step that is alone in a pipeline goes through all stages before its result
             # comes. Otherwise results follow each other at the pace of one stage.
@@ -249,6 +252,16 @@ class Scheduler:
             for sequence in self._running
             if sequence.started_in == plan.step_id
         ]
+
+    @property
+    def is_steady(self) -> bool:
+        """True if the last plan has decodes alone, and nobody waits for anything but a slot.
+
+        Rows with grammars wait for the tokens of the step before, and are skipped if these are
+        late. The more steps are in flight, the more rows are planned behind a skipped one.
+        """
+        may_admit = self._waiting.num_sequences > 0 and self._running.has_free_slot
+        return not (self._has_chunks or may_admit or self._running.num_guided)
 
     @property
     def is_at_rest(self) -> bool:

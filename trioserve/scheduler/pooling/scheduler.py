@@ -150,6 +150,11 @@ class PoolingScheduler:
         """Report nothing: an input has no part of its result before the whole."""
         return ()
 
+    @property
+    def is_steady(self) -> bool:
+        """False: each step has other inputs."""
+        return False
+
     def statistics(self) -> PoolingStatistics:
         return PoolingStatistics(
             num_running=sum(map(len, self._in_flight.values())),
