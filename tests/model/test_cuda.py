@@ -154,3 +154,15 @@ def test_results_reach_the_host_on_a_stream_of_their_own(no_sync: Any) -> None:
             copies.append(copy_to_host(torch.full((1000,), each, device=device)))
             torch.full((1000,), -1, device=device)
     assert [int(copy.read()[999]) for copy in copies] == list(range(50))
+
+
+def test_results_reach_the_host_before_the_next_step_overwrites_them(
+    no_sync: Any,
+) -> None:
+    result = torch.zeros(1000, device=torch.device(DEVICE, 0))
+    copies = []
+    with no_sync():
+        for each in range(50):
+            result.fill_(each)
+            copies.append(copy_to_host(result, in_turn=True))
+    assert [int(copy.read()[999]) for copy in copies] == list(range(50))

@@ -45,6 +45,10 @@ class Device:
         self.events.append(Event(source, target))
         return self.events[-1]
 
+    def copy_in_turn(self, source: Tensor, target: Tensor) -> Event:
+        # Nothing later happens before it.
+        return self.copy(source.clone(), target)
+
 
 @pytest.mark.parametrize(
     "tensor",
@@ -118,3 +122,13 @@ def test_a_buffer_waits_for_its_event_and_the_oldest_comes_first() -> None:
 def test_a_tensor_on_the_host_is_not_copied() -> None:
     tensor = torch.arange(3)
     assert copy_to_host(tensor).read() is tensor
+
+
+def test_a_copy_in_turn_has_the_numbers_that_later_steps_overwrite() -> None:
+    tensor = torch.arange(3)
+    copies = [
+        HostCopier(Device()).copy(tensor, in_turn=True),
+        copy_to_host(tensor, in_turn=True),
+    ]
+    tensor.zero_()
+    assert [copy.read().tolist() for copy in copies] == [[0, 1, 2]] * 2

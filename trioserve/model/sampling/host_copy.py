@@ -6,7 +6,9 @@
 
 A GPU and the host work at the same time. If the host reads a number too early, it has to
 wait. So the results of a step are sent at once and read later. Copies have a stream of their
-own, so that the next step does not wait for them.
+own, so that the next step does not wait for them. The few bytes that a captured step leaves
+at a fixed place have none: to copy them there first would take the device as long, and the
+host longer.
 """
 
 from __future__ import annotations
@@ -28,14 +30,17 @@ class HostCopy(Protocol):
         """Wait for the copy and return it; any number of threads may do so."""
 
 
-def copy_to_host(tensor: Tensor) -> HostCopy:
+def copy_to_host(tensor: Tensor, *, in_turn: bool = False) -> HostCopy:
     """Send a tensor to the host without waiting.
 
     Args:
       tensor: must not be changed until the copy is read. On the host it is not copied.
+      in_turn: later steps overwrite the tensor, and wait until it is copied.
     """
     copier = _find_copier(tensor.device)
-    return _OnHost(tensor) if copier is None else copier.copy(tensor)
+    if copier is None:
+        return _OnHost(tensor.clone() if in_turn else tensor)
+    return copier.copy(tensor, in_turn=in_turn)
 
 
 class _OnHost:
@@ -59,6 +64,9 @@ class CopyDevice(Protocol):
         copy.
         """
 
+    def copy_in_turn(self, source: Tensor, target: Tensor) -> CopyEvent:
+        """Copy after that work, and before all that it is given later; returns the event."""
+
 
 class HostCopier:
     """Sends tensors of one device."""
@@ -67,12 +75,12 @@ class HostCopier:
         self._device = device
         self._buffers = HostBuffers(device.pin)
 
-    def copy(self, tensor: Tensor) -> HostCopy:
+    def copy(self, tensor: Tensor, *, in_turn: bool = False) -> HostCopy:
+        """See copy_to_host."""
         buffer = self._buffers.take(tensor.nbytes)
         target = buffer[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        return _Pending(
-            self._buffers, buffer, target, self._device.copy(tensor, target)
-        )
+        copy = self._device.copy_in_turn if in_turn else self._device.copy
+        return _Pending(self._buffers, buffer, target, copy(tensor, target))
 
 
 class _Pending:
@@ -122,6 +130,12 @@ class _CudaCopies:
             source.record_stream(self._stream)
             event = torch.cuda.Event()
             event.record(self._stream)
+        return event
+
+    def copy_in_turn(self, source: Tensor, target: Tensor) -> CopyEvent:
+        target.copy_(source, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
 

@@ -21,13 +21,16 @@ from .logprobs import LogprobReports
 class SampledIds:
     """The tokens of one step, one for each row.
 
+    Args:
+      in_turn: see copy_to_host.
+
     Attributes:
       on_device: (num_rows,) int64
     """
 
-    def __init__(self, token_ids: Tensor) -> None:
+    def __init__(self, token_ids: Tensor, *, in_turn: bool = False) -> None:
         self.on_device = token_ids
-        self._copy = copy_to_host(token_ids)
+        self._copy = copy_to_host(token_ids, in_turn=in_turn)
         self._read: list[int] | None = None
 
     def read(self) -> list[int]:

@@ -94,7 +94,7 @@ class SamplingWriter:
             return LaunchedStep(
                 step_id=plan.step_id,
                 slots=tuple(rows.slots.tolist()),
-                sampled=Sampled(ids=SampledIds(output.token_ids)),
+                sampled=Sampled(ids=SampledIds(output.token_ids, in_turn=True)),
             )
         num_sampled = len(rows.sampled)
         launched = self._sample(plan, rows, output[:num_sampled])

@@ -34,7 +34,8 @@ class ChosenTokens:
     """The next tokens of a step's rows, chosen together with the layers' work.
 
     Attributes:
-      token_ids: (num_rows,) int64, on the device; the slots keep them already
+      token_ids: (num_rows,) int64, on the device, where the next step overwrites them; the
+        slots keep them already
     """
 
     token_ids: Tensor

@@ -364,10 +364,10 @@ class FusedLayers:
         if plain is not None:
             numbers |= list_choices(plain, tokens, num_rows)
         output, chosen = captured.run(numbers, vectors)
-        # Copies of what the next step overwrites, unless the sampler reads it before.
+        # Copies of what the next step overwrites, unless it is read before.
         if plain is not None:
             assert chosen is not None, "the graph chooses tokens"
-            return ChosenTokens(chosen[: len(tokens)].clone())
+            return ChosenTokens(chosen[: len(tokens)])
         if self._head is None:
             return output[:num_rows].clone()
         if [*tokens] == [*range(num_rows)]:
