@@ -191,7 +191,7 @@ def test_output_is_the_same_with_steps_launched_ahead(
 ) -> None:
     model = tiny("llama", device)
     expected, _ = answer_all(model, EVERYTHING, depth=1, num_blocks=96)
-    # A server has two steps in flight.
+    # A server has two steps in flight, and three while they are quick.
     for depth, num_blocks in ((2, 10), (3, 96)):
         answers, num_preemptions = answer_all(
             model,
