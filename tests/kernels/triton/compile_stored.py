@@ -12,7 +12,12 @@ import sys
 from compiling import NUM_CORES, compile_for
 import torch
 
-from trioserve.kernels.triton.products import multiply_stored, restore_stored
+from trioserve.kernels.triton.products import (
+    make_splits,
+    multiply_plain,
+    multiply_stored,
+    restore_stored,
+)
 from trioserve.kernels.triton.round_inputs import round_to_codes, round_tokens
 from trioserve.kernels.triton.stored import StoredWeights
 
@@ -29,6 +34,11 @@ FORMATS = {
 
 def main(capability: int, dtype: torch.dtype, *counts: int) -> None:
     compile_for(capability)
+    splits = make_splits(NUM_OUTPUTS, NUM_CORES, torch.device("cpu"))
+    if dtype != torch.float32:
+        given = torch.zeros(1, NUM_INPUTS, dtype=dtype)
+        weight = torch.zeros(NUM_OUTPUTS, NUM_INPUTS, dtype=dtype)
+        multiply_plain(given, weight, None, splits)
     for name, kinds in FORMATS.items():
         for bits, group, scale_type, has_zeros in kinds:
             shape = NUM_OUTPUTS, NUM_INPUTS // group if group else 1
@@ -43,7 +53,7 @@ def main(capability: int, dtype: torch.dtype, *counts: int) -> None:
             )
             for num_tokens in counts:
                 given = torch.zeros(num_tokens, NUM_INPUTS, dtype=dtype)
-                multiply_stored(given, stored, given[0, :NUM_OUTPUTS], NUM_CORES)
+                multiply_stored(given, stored, given[0, :NUM_OUTPUTS], splits)
             restore_stored(stored, torch.zeros(stored.shape, dtype=dtype))
     for num_inputs in (2048, 14336):
         given = torch.zeros(3, num_inputs, dtype=torch.bfloat16)

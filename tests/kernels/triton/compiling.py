@@ -4,7 +4,8 @@ Code runs as on a GPU, but each launch only compiles its kernel, with the argume
 launched with. Prints one object of JSON a kernel:
 
     name, shared (bytes of shared memory), spilled (bytes a thread that registers do not hold),
-    hash (of what was compiled)
+    hash (of what was compiled), follows (it may begin before kernels in front of it are done),
+    waits (for them)
 
 It is for processes of their own, because the tests' processes have Triton's interpreter.
 """
@@ -84,6 +85,8 @@ def _compile_only(kernel: JITFunction[Any], grid: Any) -> Any:
             "shared": compiled.metadata.shared,
             "hash": compiled.hash,
             "spilled": _count_spilled(compiled.asm["cubin"]),
+            "follows": compiled.metadata.launch_pdl,
+            "waits": "griddepcontrol.wait" in compiled.asm["ptx"],
         }
         print(json.dumps(found), flush=True)
 

@@ -42,7 +42,7 @@ LAYER_KERNELS = {
 }
 CACHE_KERNELS = {"write_cache", "attend", "merge", "rotate_and_write"}
 LATENT_KERNELS = {"write_cache", "rotate_latents", "attend_latents", "merge"}
-STORED_KERNELS = {"multiply", "add_splits", "restore", "round_inputs"}
+STORED_KERNELS = {"multiply", "restore", "round_inputs"}
 STATE_KERNELS = {"convolve", "recur", "weigh_and_normalize"}
 SPAN_KERNELS = {"prepare_spans", "run_spans"}
 EXPERT_KERNELS = {"route", "group_pairs", "multiply_pairs", "sum_pairs", "shrink_pairs"}
@@ -79,6 +79,7 @@ def check(
     assert {kernel["name"] for kernel in kernels} == names
     assert [kernel for kernel in kernels if int(kernel["shared"]) > shared] == []
     assert [kernel for kernel in kernels if int(kernel["spilled"]) > parked] == []
+    assert [kernel for kernel in kernels if kernel["follows"] != kernel["waits"]] == []
 
 
 def test_the_kernels_of_a_layer_compile_for_a_gpu(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch.nn.functional import linear, pad
 
 require_triton()
 
-from trioserve.kernels.triton.products import multiply_stored  # noqa: E402
+from trioserve.kernels.triton.products import make_splits, multiply_stored  # noqa: E402
 from trioserve.kernels.triton.round_inputs import (  # noqa: E402
     find_factors,
     multiply_rounded,
@@ -115,6 +115,7 @@ def test_products_are_those_with_rounded_numbers(
     assert factors is not None
     given, bias = draw_tokens(6, 300), draw(48, seed=2).bfloat16()
     rounded = round_tokens(given, group)
+    splits = make_splits(48, NUM_CORES, DEVICE)
     for own in (None, bias):
         output = multiply_rounded(given, stored, factors, own)
         meant = linear(rounded.float(), stored.restore(torch.float32))
@@ -122,7 +123,7 @@ def test_products_are_those_with_rounded_numbers(
         assert output.shape == (6, 48) and output.dtype == torch.bfloat16
         assert measure_distance(meant, output, dim=1) < 1e-2
         # The other kernel, for fewer tokens, has the same inputs.
-        others = multiply_stored(rounded, stored, own, NUM_CORES)
+        others = multiply_stored(rounded, stored, own, splits)
         assert measure_distance(others, output, dim=1) < 2e-2
 
 

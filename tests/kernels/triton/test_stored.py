@@ -13,6 +13,8 @@ from torch.nn.functional import linear
 require_triton()
 
 from trioserve.kernels.triton.products import (  # noqa: E402
+    make_splits,
+    multiply_plain,
     multiply_stored,
     restore_stored,
 )
@@ -46,6 +48,13 @@ def draw(*shape: int, high: int = 0, seed: int = 0) -> Tensor:
     if high:
         return torch.randint(0, high, shape, generator=generator)
     return torch.randn(shape, generator=generator)
+
+
+def multiply(given: Tensor, stored: StoredWeights, bias: Tensor | None) -> Tensor:
+    splits = make_splits(stored.num_outputs, NUM_CORES, DEVICE)
+    output = multiply_stored(given, stored, bias, splits)
+    assert not splits.tickets.any()
+    return output
 
 
 def make(
@@ -108,7 +117,7 @@ def test_products_are_those_with_restored_weights(
     given, bias = draw(num_tokens, num_inputs, seed=4), draw(67, seed=5)
     given, bias = given.to(DEVICE), bias.to(DEVICE)
     for own in (None, bias):
-        output = multiply_stored(given, stored, own, NUM_CORES)
+        output = multiply(given, stored, own)
         expected = linear(given, meant, own)
         assert torch.allclose(output, expected, rtol=1e-4, atol=1e-3)
 
@@ -118,7 +127,7 @@ def test_tokens_of_16_bits_are_a_part_of_wider_rows(num_tokens: int) -> None:
     stored, meant = make("int4", 64, True, 64, 256)
     wide = draw(num_tokens, 2 * 256, seed=4).to(DEVICE, torch.bfloat16)
     given = wide[:, 256:]
-    output = multiply_stored(given, stored, None, NUM_CORES)
+    output = multiply(given, stored, None)
     expected = given.float() @ meant.bfloat16().float().T
     assert output.dtype == torch.bfloat16
     assert torch.allclose(output.float(), expected, rtol=1e-2, atol=1e-1)
@@ -127,9 +136,25 @@ def test_tokens_of_16_bits_are_a_part_of_wider_rows(num_tokens: int) -> None:
 def test_a_token_has_the_same_numbers_in_all_small_batches() -> None:
     stored, _ = make("fp8", 128, False, 40, 1100)
     given = draw(5, 1100).to(DEVICE, torch.bfloat16)
-    together = multiply_stored(given, stored, None, NUM_CORES)
-    alone = [multiply_stored(row[None], stored, None, NUM_CORES) for row in given]
+    together = multiply(given, stored, None)
+    alone = [multiply(row[None], stored, None) for row in given]
     assert torch.equal(together, torch.cat(alone))
+
+
+@pytest.mark.parametrize("num_outputs, num_inputs", [(67, 1184), (300, 160)])
+def test_products_of_plain_weights(num_outputs: int, num_inputs: int) -> None:
+    weight = draw(num_outputs, num_inputs).to(DEVICE, torch.bfloat16)
+    given = draw(16, num_inputs, seed=4).to(DEVICE, torch.bfloat16)
+    bias = draw(num_outputs, seed=5).to(DEVICE, torch.bfloat16)
+    splits = make_splits(num_outputs, NUM_CORES, DEVICE)
+    for own in (None, bias):
+        output = multiply_plain(given, weight, own, splits)
+        expected = linear(
+            given.float(), weight.float(), None if own is None else own.float()
+        )
+        assert (output.float() - expected).norm() < 1e-2 * expected.norm()
+    alone = [multiply_plain(row[None], weight, bias, splits) for row in given[:3]]
+    assert torch.equal(torch.cat(alone), output[:3])
 
 
 def test_inputs_may_have_another_order() -> None:
@@ -141,7 +166,7 @@ def test_inputs_may_have_another_order() -> None:
     restore_stored(stored, restored)
     assert torch.equal(restored[:, order], meant)
     assert torch.equal(restored, stored.restore(torch.float32))
-    output = multiply_stored(given, stored, None, NUM_CORES)
+    output = multiply(given, stored, None)
     assert torch.allclose(output, linear(given, restored), rtol=1e-4, atol=1e-4)
 
 
@@ -206,6 +231,6 @@ def test_products_of_large_models(
     restored = torch.empty(4096, 14336, dtype=torch.bfloat16, device=DEVICE)
     restore_stored(stored, restored)
     assert torch.equal(restored, stored.restore(torch.bfloat16))
-    output = multiply_stored(given, stored, None, NUM_CORES).float()
+    output = multiply(given, stored, None).float()
     expected = given.float() @ restored.float().T
     assert (output - expected).norm() < 1e-2 * expected.norm()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .follow import follow, may_follow
+
 
 @triton.jit
 def activate(gate, ACTIVATION: tl.constexpr):
@@ -30,6 +32,7 @@ def activate(gate, ACTIVATION: tl.constexpr):
     return gate
 
 
+@may_follow
 @triton.jit
 def weigh(
     gates,
@@ -52,6 +55,7 @@ def weigh(
       scale: factor of gates before the activation.
       ACTIVATION: as in `activate`.
     """
+    follow()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < SIZE

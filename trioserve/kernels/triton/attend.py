@@ -20,6 +20,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .follow import IS_INTERPRETED, follow, let_next_begin, may_follow, wait
+
 # Columns of the tensor of tiles.
 TILE_BEGIN = tl.constexpr(0)
 TILE_COUNT = tl.constexpr(1)
@@ -38,9 +40,8 @@ SMALLEST_PEAK = tl.constexpr(1e-30)
 # 1.5 * 2**23
 WHOLE = tl.constexpr(12582912.0)
 
-IS_INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
-
+@may_follow
 @triton.jit
 def write_cache(
     key,
@@ -75,6 +76,7 @@ def write_cache(
       slots, positions: (num_tokens,) int64
       HEADS_WIDTH: NUM_KV_HEADS, rounded up to a power of two.
     """
+    follow()
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions + token)
     slot = tl.load(slots + token)
@@ -283,6 +285,23 @@ def attend_to_keys(
 
 
 @triton.jit
+def find_keys(position, count, WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """Return the first key that a tile sees, and the end of them, if each token sees its own."""
+    first = 0
+    if WINDOW:
+        # With the rest of a block, which a step holds as long as any key of it is seen.
+        first = tl.maximum(position - WINDOW + 1, 0) // BLOCK_SIZE * BLOCK_SIZE
+    return first, tl.where(count > 0, position + count, first)
+
+
+@triton.jit
+def find_length(num_keys, NUM_SPLITS: tl.constexpr, TILE_KEYS: tl.constexpr):
+    """Return how many keys a split has, a multiple of TILE_KEYS."""
+    return tl.cdiv(tl.cdiv(num_keys, NUM_SPLITS), TILE_KEYS) * TILE_KEYS
+
+
+@may_follow
+@triton.jit
 def attend(
     query,
     output,
@@ -341,6 +360,7 @@ def attend(
       WINDOW: largest number of keys that a query sees; 0 is all.
       TILE_ROWS: rows of the product: a row is one token and one head.
     """
+    let_next_begin()
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if IS_CHUNK:
         # The first tiles are the longest. They begin first in all heads, so that no head's run
@@ -350,6 +370,7 @@ def attend(
     count = tl.load(tiles + tile * TILE_COLUMNS + TILE_COUNT)
     slot = tl.load(tiles + tile * TILE_COLUMNS + TILE_SLOT).to(tl.int64)
     position = tl.load(tiles + tile * TILE_COLUMNS + TILE_POSITION)
+    wait()
 
     rows = tl.arange(0, TILE_ROWS)
     row_tokens, heads = rows // GROUP, kv_head * GROUP + rows % GROUP
@@ -370,16 +391,16 @@ def attend(
     query_ends = query_positions + 1
 
     # Keys [first, last) are seen by the tile, and [here, there) by this program.
-    last = tl.where(count > 0, position + count, 0)
+    first, last = find_keys(position, count, WINDOW, BLOCK_SIZE)
     if HAS_KEY_ENDS:
         query_ends = tl.load(key_ends + begin + row_tokens, mask=is_row, other=0)
         last = tl.max(query_ends, 0)
-    first = 0
-    if WINDOW:
-        # With the rest of a block, which a step holds as long as any key of it is seen.
-        first = tl.maximum(position - WINDOW + 1, 0) // BLOCK_SIZE * BLOCK_SIZE
-    length = tl.cdiv(tl.cdiv(last - first, NUM_SPLITS), TILE_KEYS) * TILE_KEYS
+    length = find_length(last - first, NUM_SPLITS, TILE_KEYS)
     here = first + split * length
+    if NUM_SPLITS > 1:
+        # `merge` reads no such part.
+        if here >= last:
+            return
     there = tl.minimum(here + length, last)
     IS_ALIGNED: tl.constexpr = TILE_KEYS % BLOCK_SIZE == 0 or (
         WINDOW == 0 and BLOCK_SIZE % TILE_KEYS == 0
@@ -469,6 +490,7 @@ def attend(
         )
 
 
+@may_follow
 @triton.jit
 def merge(
     parts,
@@ -480,31 +502,42 @@ def merge(
     num_heads,
     VALUE_DIM: tl.constexpr,
     VALUE_WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
 ):
     """Put the splits of one token and one head together; the grid is (tiles, heads).
 
     Args:
-      parts, sums, peaks: as `attend` writes them.
+      parts, sums, peaks: as `attend` writes them, for splits that have keys.
       output: (num_tokens, num_heads, VALUE_DIM)
+      BLOCK_SIZE, WINDOW, NUM_SPLITS, TILE_KEYS: as in `attend`.
     """
+    let_next_begin()
     tile, head = tl.program_id(0), tl.program_id(1)
     begin = tl.load(tiles + tile * TILE_COLUMNS + TILE_BEGIN).to(tl.int64)
     count = tl.load(tiles + tile * TILE_COLUMNS + TILE_COUNT)
+    position = tl.load(tiles + tile * TILE_COLUMNS + TILE_POSITION)
+    wait()
+    # The count is 1, or 0 for a tile that is padding.
+    if count == 0:
+        return
+    first, last = find_keys(position, count, WINDOW, BLOCK_SIZE)
     numbers_of_splits = tl.arange(0, NUM_SPLITS)
+    length = find_length(last - first, NUM_SPLITS, TILE_KEYS)
+    is_split = numbers_of_splits * length < last - first
     splits = (tile.to(tl.int64) * num_heads + head) * NUM_SPLITS + numbers_of_splits
     columns = tl.arange(0, VALUE_WIDTH)
-    # The count is 1, or 0 for a tile that is padding, which was not written.
-    is_split = numbers_of_splits < count * NUM_SPLITS
-    is_column = columns < count * VALUE_DIM
-    peak = tl.load(peaks + splits, mask=is_split, other=0.0)
+    is_column = columns < VALUE_DIM
+    peak = tl.load(peaks + splits, mask=is_split, other=float("-inf"))
     base = tl.max(peak, 0)
     if HAS_SINKS:
         sink = tl.load(sinks + head).to(tl.float32)
         base = tl.maximum(base, sink)
     fading = tl.exp(peak - base)
-    total = tl.sum(tl.load(sums + splits, mask=is_split, other=1.0) * fading, 0)
+    total = tl.sum(tl.load(sums + splits, mask=is_split, other=0.0) * fading, 0)
     if HAS_SINKS:
         total += tl.exp(sink - base)
     summed = tl.load(

@@ -29,9 +29,11 @@ from .attend import (
     TILE_COUNT,
     TILE_POSITION,
     TILE_SLOT,
+    find_length,
     multiply,
     multiply_and_add,
 )
+from .follow import follow, may_follow
 
 
 @triton.jit
@@ -121,6 +123,7 @@ def attend_to_rows(
     )
 
 
+@may_follow
 @triton.jit
 def attend_latents(
     query,
@@ -164,6 +167,7 @@ def attend_latents(
       LATENT_WIDTH, SHARED_WIDTH: the dims, rounded up to a power of two.
       TILE_ROWS: rows of the product: a row is one token and one head.
     """
+    follow()
     tile, part, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if IS_CHUNK:
         # As in `attend`.
@@ -193,8 +197,12 @@ def attend_latents(
 
     # Keys [0, last) are seen by the tile, and [here, there) by this program.
     last = tl.where(count > 0, position + count, 0)
-    length = tl.cdiv(tl.cdiv(last, NUM_SPLITS), TILE_KEYS) * TILE_KEYS
+    length = find_length(last, NUM_SPLITS, TILE_KEYS)
     here = split * length
+    if NUM_SPLITS > 1:
+        # As in `attend`.
+        if here >= last:
+            return
     there = tl.minimum(here + length, last)
 
     # All rows see the keys before `masked`.

@@ -13,8 +13,10 @@ import triton
 import triton.language as tl
 
 from .draw import add_noise, find_first, has_token, keep_token, scale
+from .follow import follow, may_follow
 
 
+@may_follow
 @triton.jit
 def scan_part(
     logits,
@@ -38,6 +40,7 @@ def scan_part(
       peaks: (num_rows, num_parts) float32, the largest logit, or sum of logit and noise
       best: (num_rows, num_parts) int32, the first token with it
     """
+    follow()
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if has_token(places, row, HAS_PLACES):
         temperature = tl.load(temperatures + row)
@@ -57,6 +60,7 @@ def scan_part(
         tl.store(best + place, token)
 
 
+@may_follow
 @triton.jit
 def take_best(
     peaks,
@@ -76,6 +80,7 @@ def take_best(
       peaks, best: (num_rows, NUM_PARTS), as scan_part writes them
       places, slots, last_tokens, chosen: see keep_token
     """
+    follow()
     row = tl.program_id(0).to(tl.int64)
     if has_token(places, row, HAS_PLACES):
         parts = tl.arange(0, WIDTH)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .follow import follow, may_follow
 from .tiles import ROW_NUMBERS
 
 _ROW_NUMBERS = tl.constexpr(ROW_NUMBERS)
@@ -63,6 +64,7 @@ def read_inputs(
     return tl.where(is_new, new, old).to(tl.float32)
 
 
+@may_follow
 @triton.jit(do_not_specialize_on_alignment=["rows"])
 def convolve(
     x,
@@ -96,6 +98,7 @@ def convolve(
       TAPS_WIDTH: NUM_TAPS - 1, rounded up to a power of two.
       TOKENS: tokens at a time.
     """
+    follow()
     begin, count, slot, position, num_kept = read_row(rows, tl.program_id(0))
     channels = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     is_channel = channels < NUM_CHANNELS

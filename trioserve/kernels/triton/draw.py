@@ -26,6 +26,8 @@ from torch import Tensor
 import triton
 import triton.language as tl
 
+from .follow import follow, may_follow
+
 # 2**42: the weights of 2**20 tokens fit into 63 bits.
 ONE = tl.constexpr(4398046511104.0)
 
@@ -165,6 +167,7 @@ def keep_token(
     tl.store(chosen + place, token)
 
 
+@may_follow
 @triton.jit
 def find_peaks(
     scores,
@@ -184,6 +187,7 @@ def find_peaks(
       peaks: (num_rows, num_parts) float32, its logit; NaN counts as infinity
       best: (num_rows, num_parts) int32, the first token with that logit
     """
+    follow()
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if has_token(places, row, HAS_PLACES):
         tokens = part * PART + tl.arange(0, PART)
@@ -222,6 +226,7 @@ def find_lowest(peak, level, LEVELS: tl.constexpr):
     return tl.where(level == LEVELS - 1, float("-inf"), peak - (1 << level))
 
 
+@may_follow
 @triton.jit
 def sum_levels(
     scores,
@@ -251,6 +256,7 @@ def sum_levels(
       best, raced: (num_rows, NUM_PARTS) int32 and float32, this token and its sum
       counts, sums: (num_rows, LEVELS, NUM_PARTS) int64
     """
+    follow()
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     settings += row * SETTINGS
     way = tl.load(settings + WAY)
@@ -331,6 +337,7 @@ def choose_level(
     return level, tl.sum(count, 0), tl.sum(weight, 0), total
 
 
+@may_follow
 @triton.jit
 def list_tokens(
     scores,
@@ -356,6 +363,7 @@ def list_tokens(
       listed: (num_rows, VOCABULARY) int32, the tokens of all parts, in their order
       keys: the same shape, int32, their keys
     """
+    follow()
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     settings += row * SETTINGS
     if tl.load(settings + WAY) == CUT:
@@ -512,6 +520,7 @@ def draw_from_listed(
     return race_listed(keys, tokens, count, key, num_equal, settings, BLOCK)
 
 
+@may_follow
 @triton.jit
 def draw(
     settings,
@@ -538,6 +547,7 @@ def draw(
     Args:
       places, slots, last_tokens, chosen: see keep_token
     """
+    follow()
     row = tl.program_id(0).to(tl.int64)
     settings += row * SETTINGS
     if has_token(places, row, HAS_PLACES):

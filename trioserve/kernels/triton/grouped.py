@@ -13,6 +13,7 @@ import triton.language as tl
 
 from .activate import activate
 from .attend import multiply_and_add
+from .follow import follow, may_follow
 from .pair_changes import expand_pairs
 from .read_tile import read_tile
 from .route import read_block
@@ -33,6 +34,7 @@ def weigh_clamped(gates, numbers, slope, limit):
     return (numbers + 1) * gates * tl.sigmoid(slope * gates)
 
 
+@may_follow
 @triton.jit(do_not_specialize=["num_blocks", "num_pairs", "num_splits", "slot_stride"])
 def multiply_pairs(
     given,
@@ -97,6 +99,7 @@ def multiply_pairs(
       ACTIVATION: as in `activate`, of the gates or of the outputs; "clamped", as in
         `weigh_clamped`; or "none".
     """
+    follow()
     num_columns: tl.constexpr = (NUM_OUTPUTS + OUTPUTS - 1) // OUTPUTS
     together = tl.program_id(0) // (SIDE_BY_SIDE * num_columns)
     within = tl.program_id(0) % (SIDE_BY_SIDE * num_columns)
@@ -201,6 +204,7 @@ def multiply_pairs(
     )
 
 
+@may_follow
 @triton.jit
 def sum_pairs(
     parts,
@@ -221,6 +225,7 @@ def sum_pairs(
       gates: (num_tokens,), whose sigmoids weigh it, if HAS_GATES
       output: (num_tokens, SIZE)
     """
+    follow()
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < SIZE

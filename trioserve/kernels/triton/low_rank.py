@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 
 from .attend import multiply_and_add
+from .follow import follow, may_follow
 
 # Columns of the tensor of tiles.
 TILE_BEGIN = tl.constexpr(0)
@@ -47,6 +48,7 @@ RANKS = tl.constexpr(16)
 
 
 # The adapters that are tried first have a table of their own, with another stride.
+@may_follow
 @triton.jit(do_not_specialize=["slot_stride", "num_tokens", "split_steps"])
 def shrink(
     given,
@@ -73,6 +75,7 @@ def shrink(
       TOKENS: most tokens of a tile.
       INPUTS: of a read.
     """
+    follow()
     tile, module, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     begin = tl.load(tiles + tile * TILE_COLUMNS + TILE_BEGIN).to(tl.int64)
     count = tl.load(tiles + tile * TILE_COLUMNS + TILE_COUNT)
@@ -112,6 +115,7 @@ def shrink(
         tl.store(target, summed, mask=is_row[:, None])
 
 
+@may_follow
 @triton.jit(do_not_specialize=["slot_stride", "num_tokens", "num_splits"])
 def expand(
     output,
@@ -142,6 +146,7 @@ def expand(
       OUTPUTS: most outputs of a block.
       IS_ALIGNED: all blocks begin and end at multiples of 16.
     """
+    follow()
     tile, block = tl.program_id(0), tl.program_id(1)
     begin = tl.load(tiles + tile * TILE_COLUMNS + TILE_BEGIN).to(tl.int64)
     count = tl.load(tiles + tile * TILE_COLUMNS + TILE_COUNT)

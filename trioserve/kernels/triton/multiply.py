@@ -1,4 +1,4 @@
-"""Products with weights in fewer bits than 16, and the way back to whole numbers."""
+"""Products of few tokens, with weights in 16 or fewer bits, and the way back to whole numbers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import triton
 import triton.language as tl
 
 from .attend import multiply_and_add
+from .follow import IS_INTERPRETED, let_next_begin, may_follow, wait
 from .read_tile import read_factors, read_tile
 
 
+@may_follow
 @triton.jit(do_not_specialize=["num_tokens"])
 def multiply(
     given,
@@ -17,6 +19,8 @@ def multiply(
     zeros,
     order,
     bias,
+    parts,
+    tickets,
     output,
     num_tokens,
     num_outputs,
@@ -30,12 +34,16 @@ def multiply(
     HAS_ZEROS: tl.constexpr,
     HAS_ORDER: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_SPLITS: tl.constexpr,
     TOKENS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
     IS_TURNED: tl.constexpr,
+    LINES: tl.constexpr,
 ):
     """Multiply some tokens by some outputs' weights; the grid is (outputs, tokens, splits).
+
+    The program of a block that ends last adds up the block's splits, in their order.
 
     Args:
       given: (num_tokens, num_inputs), whose tokens are a stride apart
@@ -43,13 +51,17 @@ def multiply(
       order: (num_inputs,) int32, the place of each input of the weights in `given`, if
         HAS_ORDER
       bias: (num_outputs,), if HAS_BIAS
-      output: (splits, num_tokens, num_outputs), in the type that it has
+      parts: (splits, num_tokens, num_outputs) float32, if HAS_SPLITS
+      tickets: (blocks of tokens and outputs,) int32, zeros before and after, if HAS_SPLITS
+      output: (num_tokens, num_outputs), in the type that it has
       split_inputs: of a split, a multiple of INPUTS.
       TOKENS, OUTPUTS: of a program.
       INPUTS: of a read.
       IS_TURNED: the weights are the first matrix of the product, so they go from registers to
         tensor cores, and each warp dequantises rows of its own.
+      LINES: of 128 bytes of each row, which are fetched while kernels before this one end.
     """
+    let_next_begin()
     block, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     tokens = tile * TOKENS + tl.arange(0, TOKENS)
     is_token = tokens < num_tokens
@@ -60,11 +72,16 @@ def multiply(
     given += tokens.to(tl.int64)[:, None] * given_stride
     here = split * split_inputs
     there = tl.minimum(here + split_inputs, num_inputs)
+    if LINES:
+        fetch(codes, rows, here, there, row_length, FORMAT, LINES)
+    wait()
     # Codes are exact in products of 16 bits, so scales of rows and of wide groups wait for sums.
     # With many tokens, weights take fewer instructions if two are scaled at a time.
-    is_fast: tl.constexpr = scales.dtype.element_ty == given.dtype.element_ty
-    IS_SCALED: tl.constexpr = GROUP != 0 and (
-        GROUP < INPUTS or TOKENS > (32 if is_fast else 64)
+    IS_SCALED: tl.constexpr = (
+        False
+        if GROUP == 0
+        else GROUP < INPUTS
+        or TOKENS > (32 if scales.dtype.element_ty == given.dtype.element_ty else 64)
     )
     sides: tl.constexpr = (OUTPUTS, TOKENS) if IS_TURNED else (TOKENS, OUTPUTS)
     summed = tl.zeros(sides, tl.float32)
@@ -101,21 +118,64 @@ def multiply(
             part = _add_product(numbers, weights, part, IS_TURNED)
             factors = read_factors(scales, rows, begin, num_groups, FORMAT, GROUP)
             summed += part * tl.expand_dims(factors, 1 if IS_TURNED else 0)
-    if GROUP == 0:
+    if GROUP == 0 and FORMAT != "plain":
         factors = read_factors(scales, rows, 0, num_groups, FORMAT, GROUP)
         summed *= tl.expand_dims(factors, 1 if IS_TURNED else 0)
     if IS_TURNED:
         summed = tl.trans(summed)
     is_output = outputs < num_outputs
+    is_sum = is_token[:, None] & is_output[None, :]
+    places = tokens.to(tl.int64)[:, None] * num_outputs + outputs[None, :]
+    if HAS_SPLITS:
+        size = num_tokens.to(tl.int64) * num_outputs
+        tl.store(parts + split * size + places, summed, mask=is_sum)
+        # All threads have stored before one of them says so.
+        tl.debug_barrier()
+        ticket = tickets + tile * tl.num_programs(0) + block
+        if tl.atomic_add(ticket, 1, sem="acq_rel") < tl.num_programs(2) - 1:
+            return
+        tl.store(ticket, 0)
+        summed = tl.zeros((TOKENS, OUTPUTS), tl.float32)
+        for each in range(tl.num_programs(2)):
+            # Behind the first cache, which knows nothing of other multiprocessors.
+            place = parts + each * size + places
+            summed += tl.load(place, mask=is_sum, other=0.0, cache_modifier=".cg")
     if HAS_BIAS:
         biases = tl.load(bias + outputs, mask=is_output, other=0.0)
         summed += biases.to(tl.float32)[None, :]
-    lines = split.to(tl.int64) * num_tokens + tokens
-    tl.store(
-        output + lines[:, None] * num_outputs + outputs[None, :],
-        summed.to(output.dtype.element_ty),
-        mask=is_token[:, None] & is_output[None, :],
-    )
+    tl.store(output + places, summed.to(output.dtype.element_ty), mask=is_sum)
+
+
+@triton.jit
+def fetch(
+    codes,
+    rows,
+    here,
+    there,
+    row_length,
+    FORMAT: tl.constexpr,
+    LINES: tl.constexpr,
+):
+    """Fetch the begin of some rows' inputs [here, there) to the second cache.
+
+    Args:
+      codes, rows, row_length, FORMAT: as in `read_tile`.
+    """
+    if not IS_INTERPRETED:
+        bits: tl.constexpr = codes.dtype.element_ty.primitive_bitwidth
+        is_short: tl.constexpr = FORMAT == "int4" or FORMAT == "mxfp4"
+        inputs: tl.constexpr = 1 if FORMAT == "plain" else 8 if is_short else 4
+        places = here // inputs + tl.arange(0, LINES) * (1024 // bits)
+        places = tl.minimum(places, (there - 1) // inputs)
+        lines = codes + rows[:, None] * row_length + places[None, :]
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; // $0",
+            "=r,l",
+            [lines.to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @triton.jit
@@ -126,42 +186,6 @@ def _add_product(numbers, weights, summed, IS_TURNED: tl.constexpr):
     else:
         summed = multiply_and_add(numbers, tl.trans(weights), summed)
     return summed
-
-
-@triton.jit(do_not_specialize=["num_tokens"])
-def add_splits(
-    parts,
-    bias,
-    output,
-    num_tokens,
-    num_outputs,
-    SPLITS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-):
-    """Add up the splits of a product, in their order; the grid is (tokens, outputs).
-
-    Args:
-      parts: (SPLITS, num_tokens, num_outputs) float32
-      bias: (num_outputs,), if HAS_BIAS
-      output: (num_tokens, num_outputs)
-      OUTPUTS: of a program.
-    """
-    token = tl.program_id(0).to(tl.int64)
-    outputs = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
-    is_output = outputs < num_outputs
-    summed = tl.zeros((OUTPUTS,), tl.float32)
-    for split in tl.static_range(SPLITS):
-        line = (split * num_tokens + token) * num_outputs
-        summed += tl.load(parts + line + outputs, mask=is_output, other=0.0)
-    if HAS_BIAS:
-        biases = tl.load(bias + outputs, mask=is_output, other=0.0)
-        summed += biases.to(tl.float32)
-    tl.store(
-        output + token * num_outputs + outputs,
-        summed.to(output.dtype.element_ty),
-        mask=is_output,
-    )
 
 
 @triton.jit

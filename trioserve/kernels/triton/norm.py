@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .follow import follow, may_follow
+
 
 @triton.jit
 def normalize(numbers, weight, epsilon, SIZE: tl.constexpr):
@@ -16,6 +18,7 @@ def normalize(numbers, weight, epsilon, SIZE: tl.constexpr):
     return numbers * tl.rsqrt(mean + epsilon) * weight
 
 
+@may_follow
 @triton.jit
 def add_and_normalize(
     hidden,
@@ -45,6 +48,7 @@ def add_and_normalize(
       output_scale: factor of the sum, if HAS_ADDED.
       WIDTH: SIZE, rounded up to a power of two.
     """
+    follow()
     row = tl.program_id(0).to(tl.int64) * SIZE
     columns = tl.arange(0, WIDTH)
     inside = columns < SIZE

@@ -142,6 +142,12 @@ class PagedLayer:
         """Numbers of a head, rounded up to a power of two."""
         return max(self.sizes["KEY_WIDTH"], self.sizes["VALUE_WIDTH"])
 
+    def find_size(self, rows: int) -> AttendSize:
+        """Return the size of a program whose product has so many rows."""
+        return self.measured.get(rows) or choose_size(
+            *(rows, self.width, self.itemsize), has_scales=self.scales is not None
+        )
+
     def write(self, key: Tensor, value: Tensor, tiles: Tiles) -> None:
         """Store the keys and values of a step, (num_tokens, num_kv_heads, dim) each."""
         key, value = _close_rows(key), _close_rows(value)
@@ -210,8 +216,11 @@ class PagedLayer:
             spec.num_heads,
             VALUE_DIM=spec.value_dim,
             VALUE_WIDTH=round_side(spec.value_dim),
+            BLOCK_SIZE=self.cache.shape[1],
+            WINDOW=spec.window or 0,
             HAS_SINKS=spec.sinks is not None,
             NUM_SPLITS=splits,
+            TILE_KEYS=self.find_size(self.decode_rows).keys,
             num_warps=count_merge_warps(splits, spec.value_dim),
         )
 
@@ -232,9 +241,7 @@ class PagedLayer:
         has_ends = spec.joins_images and is_chunk
         key_ends = tiles.key_ends if has_ends else None
         rows = round_side(num_queries * self.group)
-        size = self.measured.get(rows) or choose_size(
-            *(rows, self.width, self.itemsize), has_scales=self.scales is not None
-        )
+        size = self.find_size(rows)
         attend[self.make_grid(len(chosen), splits, is_chunk=is_chunk)](
             query,
             output,

@@ -11,7 +11,13 @@ from .paged import PagedLayer
 from .rotate_latents import rotate_latents
 from .steps import Angles
 from .tiles import Tiles
-from .widths import choose_latent_size, count_latent_rows, round_side, round_up
+from .widths import (
+    AttendSize,
+    choose_latent_size,
+    count_latent_rows,
+    round_side,
+    round_up,
+)
 
 
 class LatentLayer(PagedLayer):
@@ -31,6 +37,15 @@ class LatentLayer(PagedLayer):
     def chunk_queries(self) -> int:
         """Most tokens of a tile of a chunk."""
         return max(1, count_latent_rows(self.itemsize) // self.spec.num_heads)
+
+    @property
+    def decode_rows(self) -> int:
+        return round_side(self._part_heads)
+
+    def find_size(self, rows: int) -> AttendSize:
+        return choose_latent_size(
+            rows, self.itemsize, has_scales=self.scales is not None
+        )
 
     @property
     def num_parts(self) -> int:
@@ -60,9 +75,7 @@ class LatentLayer(PagedLayer):
         spec, table = self.spec, tiles.get_table(self.is_windowed)
         shared_dim = spec.key_dim - spec.value_dim
         rows = round_side(num_queries * self._part_heads)
-        size = choose_latent_size(
-            rows, self.itemsize, has_scales=self.scales is not None
-        )
+        size = self.find_size(rows)
         is_chunk = chosen is not tiles.decodes
         attend_latents[self.make_grid(len(chosen), splits, is_chunk=is_chunk)](
             query,

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from .attend import multiply_and_add
+from .follow import follow, may_follow
 from .low_rank import A_PLACE, B_PLACE, ENDS, RANKS
 from .route import read_block
 
@@ -29,6 +30,7 @@ def find_slot(slots, last):
     return tl.min(tl.where(slots > last, slots, NO_SLOT), 0)
 
 
+@may_follow
 @triton.jit(do_not_specialize=["slot_stride", "num_pairs", "split_steps"])
 def shrink_pairs(
     given,
@@ -60,6 +62,7 @@ def shrink_pairs(
       NUM_CHOSEN: pairs of a token.
       INPUTS: of a read.
     """
+    follow()
     block, split = tl.program_id(0), tl.program_id(1)
     expert, count, pairs = read_block(
         order, blocks, block, NUM_EXPERTS, ROWS, IS_GROUPED

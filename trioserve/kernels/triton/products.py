@@ -1,4 +1,8 @@
-"""The kernels of products with weights in fewer bits than 16, called with tensors."""
+"""The kernels of products of few tokens, called with tensors.
+
+Weights have fewer bits than 16, or 16: then the kernel begins to read them while the kernels
+before it end, which cuBLAS does not.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +11,94 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .multiply import add_splits, multiply, restore
+from .follow import can_follow
+from .multiply import multiply, restore
 from .stored import StoredWeights
-from .tiles import count_splits
 from .widths import round_side
 
-# Outputs and inputs of a program, and most tokens. Usual choices, not measured on a GPU yet.
-_OUTPUTS = 64
+# Inputs of a program, and of a read at least.
 _INPUTS = 128
 _MOST_TOKENS = 128
 
-# From so many tokens on, weights are dequantised for another product. Writing and reading
-# numbers of 16 bits takes as long as an H100 takes for a product of some 400 tokens at half of
-# its rate; decodes of up to 256 sequences do without. Not measured yet.
-DEQUANTISED_TOKENS = 257
+# From so many tokens on, weights are dequantised for cuBLAS, by an H200: at 128 tokens that takes
+# a third more time, and with more of them the kernel would dequantise twice.
+DEQUANTISED_TOKENS = 129
 
 # Numbers of tokens that need each of the programs.
 SIZES = (1, 32, 64, 128)
 
-# A split of fewer inputs is not worth its program.
-_LEAST_INPUTS = 512
+# Up to so many tokens, plain weights are multiplied here.
+FEW_TOKENS = 16
 
-# Outputs of a program of `add_splits`, and of `restore`.
-_ADDED = 1024
+# A split of fewer inputs is not worth its program.
+_LEAST_INPUTS = 256
+
+# Lines of a row that a program fetches while the kernels before it end.
+_LINES = 4
+
+# Of `restore`.
 _RESTORED = 32
+
+# Places in a matrix have 32 bits in the kernel.
+_MOST_NUMBERS = 2**31
+
+
+def can_multiply(weight: Tensor) -> bool:
+    """Say whether few tokens are multiplied faster here than by cuBLAS.
+
+    Args:
+      weight: (num_outputs, num_inputs)
+    """
+    return (
+        can_follow()
+        and weight.is_cuda
+        and weight.dtype in (torch.bfloat16, torch.float16)
+        and weight.is_contiguous()
+        and weight.numel() < _MOST_NUMBERS
+    )
+
+
+class Splits(NamedTuple):
+    """What divides the sums of one weight; no other launch at the same time has it.
+
+    Attributes:
+      num_cores: multiprocessors of the device.
+      tickets: int32, zeros, by which programs count the splits that are done.
+    """
+
+    num_cores: int
+    tickets: Tensor
+
+
+def make_splits(num_outputs: int, num_cores: int, device: torch.device) -> Splits:
+    # A block has 32 outputs or more, and there are at most 16 blocks of tokens.
+    count = max(16, num_outputs)
+    return Splits(num_cores, torch.zeros(count, dtype=torch.int32, device=device))
+
+
+def multiply_plain(
+    given: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    splits: Splits,
+) -> Tensor:
+    """Multiply at most FEW_TOKENS tokens by weights of 16 bits.
+
+    A token's numbers do not depend on the tokens beside it.
+
+    Args:
+      weight: (num_outputs, num_inputs), contiguous
+      Others: as in `multiply_stored`.
+    """
+    size = _choose_size(len(given), given.dtype, "plain", 0)
+    return _multiply(given, weight, bias, splits, size, FORMAT="plain")
 
 
 def multiply_stored(
-    given: Tensor, stored: StoredWeights, bias: Tensor | None, num_cores: int
+    given: Tensor,
+    stored: StoredWeights,
+    bias: Tensor | None,
+    splits: Splits,
 ) -> Tensor:
     """Multiply tokens by weights, which are dequantised on the way.
 
@@ -43,60 +107,90 @@ def multiply_stored(
     Args:
       given: (num_tokens, num_inputs), contiguous but for the stride of tokens
       bias: (num_outputs,)
-      num_cores: multiprocessors of the device.
 
     Returns:
       (num_tokens, num_outputs), in the type of `given`
     """
-    num_tokens, num_inputs = given.shape
-    size = _choose_size(num_tokens, given.dtype, stored.format)
-    num_tiles = -(-num_tokens // size.tokens)
-    num_blocks = -(-stored.num_outputs // size.outputs)
-    most = max(1, num_inputs // _LEAST_INPUTS)
-    counted = 1 if num_tokens <= _MOST_TOKENS else num_tiles
-    splits = min(most, count_splits(num_blocks * counted, num_cores))
-    split_inputs = -(-num_inputs // (splits * size.inputs)) * size.inputs
-    output = given.new_empty((num_tokens, stored.num_outputs))
-    parts = output
-    if splits > 1:
-        parts = given.new_empty((splits, *output.shape), dtype=torch.float32)
-    multiply[num_blocks, num_tiles, splits](
+    size = _choose_size(len(given), given.dtype, stored.format, stored.group)
+    return _multiply(
         given,
-        *(stored.codes, stored.scales, stored.zeros, stored.order),
+        stored.codes,
         bias,
-        parts,
-        num_tokens,
-        stored.num_outputs,
-        num_inputs,
-        given.stride(0),
-        stored.codes.stride(0),
-        stored.scales.stride(0),
-        split_inputs,
+        splits,
+        size,
+        stored.scales,
+        stored.zeros,
+        stored.order,
         FORMAT=stored.format,
         GROUP=stored.group,
-        HAS_ZEROS=stored.zeros is not None,
-        HAS_ORDER=stored.order is not None,
-        HAS_BIAS=bias is not None and splits == 1,
+    )
+
+
+def _multiply(
+    given: Tensor,
+    codes: Tensor,
+    bias: Tensor | None,
+    splits: Splits,
+    size: _Size,
+    scales: Tensor | None = None,
+    zeros: Tensor | None = None,
+    order: Tensor | None = None,
+    *,
+    FORMAT: str,
+    GROUP: int = 0,
+) -> Tensor:
+    """Launch the kernel; see `multiply` (multiply.py)."""
+    (num_tokens, num_inputs), num_outputs = given.shape, len(codes)
+    num_tiles = -(-num_tokens // size.tokens)
+    num_blocks = -(-num_outputs // size.outputs)
+    counted = 1 if num_tokens <= _MOST_TOKENS else num_tiles
+    count = _count_splits(num_blocks * counted, num_inputs, splits.num_cores, FORMAT)
+    split_inputs = -(-num_inputs // (count * size.inputs)) * size.inputs
+    output = given.new_empty((num_tokens, num_outputs))
+    parts = None
+    if count > 1:
+        parts = given.new_empty((count, *output.shape), dtype=torch.float32)
+    multiply[num_blocks, num_tiles, count](
+        *(given, codes, scales, zeros, order, bias, parts, splits.tickets, output),
+        num_tokens,
+        num_outputs,
+        num_inputs,
+        given.stride(0),
+        codes.stride(0),
+        0 if scales is None else scales.stride(0),
+        split_inputs,
+        FORMAT=FORMAT,
+        GROUP=GROUP,
+        HAS_ZEROS=zeros is not None,
+        HAS_ORDER=order is not None,
+        HAS_BIAS=bias is not None,
+        HAS_SPLITS=count > 1,
         TOKENS=size.tokens,
         OUTPUTS=size.outputs,
         INPUTS=size.inputs,
-        # More warps would share the columns, too, and dequantise the same weights.
-        IS_TURNED=size.warps == 4 and stored.format != "mxfp4",
+        IS_TURNED=size.is_turned,
+        LINES=_LINES if can_follow() else 0,
         num_warps=size.warps,
         num_stages=size.stages,
     )
-    if splits > 1:
-        add_splits[num_tokens, -(-stored.num_outputs // _ADDED)](
-            parts,
-            bias,
-            output,
-            num_tokens,
-            stored.num_outputs,
-            SPLITS=splits,
-            HAS_BIAS=bias is not None,
-            OUTPUTS=_ADDED,
-        )
     return output
+
+
+def _count_splits(
+    num_programs: int, num_inputs: int, num_cores: int, format: str
+) -> int:
+    """Return the parts into which inputs are divided, so that a device has programs enough.
+
+    By an H200: reads of numbers of 16 bits fill the memory's time with a quarter more programs
+    than multiprocessors. Programs that dequantise wait for their own instructions meanwhile.
+    """
+    splits = 1
+    quarters = 5 if format == "plain" else 16
+    while 4 * num_programs * splits < quarters * num_cores:
+        if num_inputs < 2 * splits * _LEAST_INPUTS:
+            break
+        splits *= 2
+    return splits
 
 
 class _Size(NamedTuple):
@@ -106,6 +200,8 @@ class _Size(NamedTuple):
       inputs: that are read at a time.
       warps: of 32 threads, which share the program.
       stages: reads that are under way at once.
+      is_turned: as IS_TURNED. Each warp has 16 outputs or more, so that no two dequantise the
+        same ones.
     """
 
     tokens: int
@@ -113,20 +209,27 @@ class _Size(NamedTuple):
     inputs: int
     warps: int
     stages: int
+    is_turned: bool = True
 
 
-def _choose_size(num_tokens: int, dtype: torch.dtype, format: str) -> _Size:
+def _choose_size(num_tokens: int, dtype: torch.dtype, format: str, group: int) -> _Size:
     """Return a size whose numbers stay in registers, and in 99 kB of shared memory.
 
-    tests/kernels/triton/test_compile.py checks it. The choice is not measured on a GPU yet.
+    tests/kernels/triton/test_compile.py checks it. They are among the best on an H200 for
+    products of 8B; below 9.0 they are not measured.
     """
     if dtype == torch.float32:
         # Exact float32 has no tensor cores: each thread keeps whole rows and columns.
-        return _Size(16, 32, 64, 4, 3)
+        return _Size(16, 32, 64, 4, 3, False)
     tokens = min(_MOST_TOKENS, round_side(num_tokens))
-    # On 8.x, mxfp4 would need more registers than four warps have.
-    warps = 4 if tokens <= (16 if format == "mxfp4" else 64) else 8
-    return _Size(tokens, _OUTPUTS, _INPUTS, warps, 3 if tokens <= 64 else 2)
+    if tokens <= 32:
+        stages = 4 if format == "plain" else 3 if group else 5
+        return _Size(tokens, 64, 128, 4, stages)
+    # On 8.x, mxfp4 would need more registers than the warps have.
+    is_turned = format != "mxfp4"
+    if tokens <= 64:
+        return _Size(tokens, 128, 128, 8, 3, is_turned)
+    return _Size(tokens, 128, 64, 8, 3, is_turned)
 
 
 def restore_stored(stored: StoredWeights, output: Tensor) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .attend import IS_INTERPRETED
+from .follow import IS_INTERPRETED
 
 
 @triton.jit

@@ -21,6 +21,7 @@ import triton.language as tl
 
 from .activate import activate
 from .convolve import read_row
+from .follow import follow, may_follow
 from .norm import normalize
 
 # In the root of the length of a query or a key, as transformers has it.
@@ -45,6 +46,7 @@ def softplus(x):
     )
 
 
+@may_follow
 @triton.jit
 def recur(
     mixed,
@@ -89,6 +91,7 @@ def recur(
       KEY_WIDTH: KEY_DIM, rounded up to a power of two.
       VALUES: of one program.
     """
+    follow()
     begin, count, slot, position, num_kept = read_row(rows, tl.program_id(0))
     head = tl.program_id(1)
     num_keys: tl.constexpr = NUM_KEY_HEADS * KEY_DIM
@@ -154,6 +157,7 @@ def recur(
             tl.store(places, state, mask=inside)
 
 
+@may_follow
 @triton.jit
 def weigh_and_normalize(
     numbers,
@@ -181,6 +185,7 @@ def weigh_and_normalize(
       GATES_FIRST: the gates are before the norm.
       ACTIVATION: as in `activate`.
     """
+    follow()
     token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, WIDTH)
     inside = columns < SIZE

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from .attend import find_peaks, find_scales, keep_finite, quantise
+from .follow import let_next_begin, may_follow, wait
 
 
 @triton.jit
@@ -100,6 +101,7 @@ def rotate_heads(
         tl.store(targets + rest, others, mask=is_rest)
 
 
+@may_follow
 @triton.jit
 def rotate_and_write(
     qkv,
@@ -153,12 +155,14 @@ def rotate_and_write(
       value_norm: (VALUE_DIM,) float32, if HAS_VALUE_NORM
       KEYS_ARE_VALUES: values are keys before their norm.
     """
+    let_next_begin()
     token = tl.program_id(0).to(tl.int64)
     query_size: tl.constexpr = NUM_HEADS * KEY_DIM
     key_size: tl.constexpr = NUM_KV_HEADS * KEY_DIM
     source = qkv + token * qkv_stride
     angle = tl.load(angles + token) * ROTARY
     if tl.program_id(1) == 0:
+        wait()
         rotate_heads(
             source,
             query + token * query_size,
@@ -187,6 +191,7 @@ def rotate_and_write(
         slot = tl.maximum(slot, 0)
         block = tl.load(tables + slot * slot_stride + position // BLOCK_SIZE)
         place = block * BLOCK_SIZE + position % BLOCK_SIZE
+        wait()
         both: tl.constexpr = KEY_DIM + VALUE_DIM
         target = cache + place * NUM_KV_HEADS * both
         scales = None

@@ -6,10 +6,12 @@ import triton
 import triton.language as tl
 
 from .attend import keep_finite
+from .follow import follow, may_follow
 from .norm import normalize
 from .rotate import rotate_heads
 
 
+@may_follow
 @triton.jit
 def rotate_latents(
     heads,
@@ -56,6 +58,7 @@ def rotate_latents(
       latent_norm: (LATENT_DIM,) float32
       LATENT_WIDTH: LATENT_DIM, rounded up to a power of two.
     """
+    follow()
     token = tl.program_id(0).to(tl.int64)
     key_dim: tl.constexpr = LATENT_DIM + SHARED_DIM
     angle = tl.load(angles + token) * ROTARY

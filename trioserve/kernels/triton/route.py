@@ -12,6 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .follow import follow, may_follow
+
 # Columns of the tensor of blocks.
 BLOCK_EXPERT = tl.constexpr(0)
 BLOCK_BEGIN = tl.constexpr(1)
@@ -84,6 +86,7 @@ def open_groups(
     return opened
 
 
+@may_follow
 @triton.jit
 def route(
     scores,
@@ -121,6 +124,7 @@ def route(
       CHOSEN_WIDTH, GROUPS_WIDTH, MEMBERS_WIDTH: NUM_CHOSEN, NUM_GROUPS and the experts of a
         group, rounded up to powers of two.
     """
+    follow()
     token = tl.program_id(0).to(tl.int64)
     groups = tl.arange(0, GROUPS_WIDTH)[:, None]
     members = tl.arange(0, MEMBERS_WIDTH)[None, :]
@@ -167,6 +171,7 @@ def route(
     tl.store(weights + targets, best_weights, mask=places < NUM_CHOSEN)
 
 
+@may_follow
 @triton.jit(do_not_specialize=["num_pairs", "num_blocks"])
 def group_pairs(
     chosen,
@@ -192,6 +197,7 @@ def group_pairs(
       ROWS: most pairs of a block.
       CHUNK: pairs that are read at a time.
     """
+    follow()
     expert = tl.program_id(0)
     counted = tl.arange(0, CHUNK)
     before, own = 0, 0

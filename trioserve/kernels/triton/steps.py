@@ -30,6 +30,7 @@ def normalize(
     added_weight: Tensor | None = None,
     scale: float = 1.0,
     output_scale: float = 1.0,
+    is_first: bool = False,
 ) -> Tensor | None:
     """Add to hidden states, in place, and normalise the sums.
 
@@ -39,13 +40,16 @@ def normalize(
       added_weight: (size,) float32, of a norm of `added` before the sum
       scale: factor of `added`.
       output_scale: factor of the sums.
+      is_first: it begins when all before it is done, so that the kernels behind it may read
+        what a step has written for them before they wait (follow.py).
 
     Returns:
       (num_tokens, size), the normalised sums; None without a norm
     """
     num_tokens, size = hidden.shape
     output = None if weight is None else hidden.new_empty(hidden.shape)
-    add_and_normalize[num_tokens,](
+    kernel = add_and_normalize.kernel if is_first else add_and_normalize
+    kernel[num_tokens,](
         hidden,
         added,
         added_weight,

@@ -5,8 +5,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .follow import follow, may_follow
+
 
 # Nothing is compiled for a batch of one size alone.
+@may_follow
 @triton.jit(do_not_specialize=["num_rows"])
 def take_in(
     tokens,
@@ -31,6 +34,7 @@ def take_in(
       places: (num_rows,) int64, of new blocks in the table; below 0 where there is none
       new_blocks: (num_rows,) int64
     """
+    follow()
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = rows < num_rows
     if HAS_TOKENS:

@@ -14,11 +14,13 @@ from interpreter import require_triton
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 require_triton()
 
 from trioserve.config import ModelConfig  # noqa: E402
 from trioserve.errors import InvalidConfig, UnsupportedQuantization  # noqa: E402
+from trioserve.kernels.triton.products import multiply_plain  # noqa: E402
 from trioserve.model.loading.choose_runtime import (  # noqa: E402
     load_on_kernels,
     make_decoder,
@@ -27,8 +29,12 @@ from trioserve.model.loading.files.config_file import check_dequantisation  # no
 from trioserve.model.loading.files.facts import read_facts  # noqa: E402
 from trioserve.model.loading.load import load_modules  # noqa: E402
 from trioserve.model.open import load  # noqa: E402
+from trioserve.model.runtimes.fused import low_bits as low_bits_module  # noqa: E402
 from trioserve.model.runtimes.fused.decoder import FusedDecoder  # noqa: E402
-from trioserve.model.runtimes.fused.low_bits import LowBitWeight  # noqa: E402
+from trioserve.model.runtimes.fused.low_bits import (  # noqa: E402
+    LowBits,
+    LowBitWeight,
+)
 from trioserve.model.runtimes.fused.products import PlainWeight  # noqa: E402
 from trioserve.model.runtimes.loaded import LoadedModel  # noqa: E402
 from trioserve.model.runtimes.stored_linear import StoredLinear  # noqa: E402
@@ -262,3 +268,29 @@ def test_a_gpu_keeps_quantised_weights(
     loaded = load(tmp_path, ModelConfig(device="cuda", dtype="bfloat16"), name="tiny")
     assert loaded.info.kernels == "native triton"
     assert f"kernels: native triton, {format}" in caplog.text
+
+
+def test_few_tokens_are_multiplied_by_our_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If it computes what cuBLAS does; a device decides."""
+    numbers, given = torch.randn(70, 96).to(DEVICE), torch.randn(20, 96).to(DEVICE)
+    if DEVICE == "cpu":
+        assert type(LowBits(torch.float32).hold(numbers)) is PlainWeight
+    monkeypatch.setattr(low_bits_module, "can_multiply", lambda weight: True)
+    launched = []
+
+    def multiply(*given: Any) -> Tensor:
+        launched.append(len(given[0]))
+        return multiply_plain(*given)
+
+    monkeypatch.setattr(low_bits_module, "multiply_plain", multiply)
+    weight = LowBits(torch.float32).hold(numbers)
+    launched.clear()
+    for count in (1, 16, 17):
+        output = weight.multiply(given[:count], None)
+        assert torch.allclose(output, linear(given[:count], numbers), atol=1e-4)
+    assert launched == [1, 16]
+
+    monkeypatch.setattr(low_bits_module, "multiply_plain", lambda *given: output[:16])
+    assert type(LowBits(torch.float32).hold(numbers)) is PlainWeight

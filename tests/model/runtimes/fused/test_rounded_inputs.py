@@ -14,8 +14,10 @@ from torch.nn.functional import linear
 require_triton()
 
 from trioserve.config import ModelConfig  # noqa: E402
-from trioserve.kernels.triton.products import DEQUANTISED_TOKENS  # noqa: E402
-from trioserve.kernels.triton.round_inputs import round_tokens  # noqa: E402
+from trioserve.kernels.triton.round_inputs import (  # noqa: E402
+    ROUNDED_TOKENS,
+    round_tokens,
+)
 from trioserve.kernels.triton.stored import quantise  # noqa: E402
 from trioserve.model.loading.choose_runtime import make_decoder  # noqa: E402
 from trioserve.model.loading.dequantise import find_format  # noqa: E402
@@ -97,7 +99,8 @@ def load_deep(folder: Path, num_layers: int) -> LoadedModel:
 def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes its time, and other tests try all numbers of tokens."""
     monkeypatch.setattr(low_bits_module, "SIZES", (1,))
-    monkeypatch.setattr(low_bits_module, "DEQUANTISED_TOKENS", 17)
+    for name in ("DEQUANTISED_TOKENS", "ROUNDED_TOKENS"):
+        monkeypatch.setattr(low_bits_module, name, 17)
 
 
 @pytest.mark.usefixtures("few_tokens")
@@ -166,7 +169,7 @@ def draw(*shape: int) -> Tensor:
 def test_few_and_many_tokens_have_the_same_inputs() -> None:
     made, _ = make_weight(draw(32, 96) / 20, torch.bfloat16)
     bias = draw(32).to(DEVICE, torch.bfloat16)
-    given = draw(DEQUANTISED_TOKENS, 96).to(DEVICE, torch.bfloat16)
+    given = draw(ROUNDED_TOKENS, 96).to(DEVICE, torch.bfloat16)
     many = made.multiply(given, bias)
     few = made.multiply(given[:3], bias)
     assert measure_distance(few, many[:3], dim=1) < 2e-2

@@ -116,7 +116,8 @@ class Layer:
 
     def enter(self, hidden: Tensor) -> Tensor:
         """Normalise the input of the first layer."""
-        normed = normalize(hidden, self._sublayers[0].weights.norm, self._epsilon)
+        norm = self._sublayers[0].weights.norm
+        normed = normalize(hidden, norm, self._epsilon, is_first=True)
         assert normed is not None, "the first sublayer has a norm"
         return normed
 

@@ -1,4 +1,4 @@
-"""Weights in fewer bits than 16: joined, multiplied by one kernel, or dequantised for cuBLAS."""
+"""Weights as our kernels multiply them, or cuBLAS: in 16 bits, and in fewer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,17 @@ from ....kernels.triton.matrices import Matrices, hold_stored
 from ....kernels.triton.paged import count_cores
 from ....kernels.triton.products import (
     DEQUANTISED_TOKENS,
+    FEW_TOKENS,
     SIZES,
+    Splits,
+    can_multiply,
+    make_splits,
+    multiply_plain,
     multiply_stored,
     restore_stored,
 )
 from ....kernels.triton.round_inputs import (
+    ROUNDED_TOKENS,
     find_factors,
     multiply_rounded,
     round_tokens,
@@ -28,6 +34,7 @@ from ....kernels.triton.stored import NotStored, StoredWeights, join
 from ...self_check.compare import describe_failure, find_difference
 from ..choice import OutputDiffers
 from ..stored_linear import find_stored
+from .products import PlainWeight
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +75,7 @@ class LowBitWeight:
     factors: Tensor | None = None
     dtype: torch.dtype
     shared: _Shared
-    num_cores: int
+    splits: Splits
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -79,13 +86,12 @@ class LowBitWeight:
         return self.stored.codes.device
 
     def multiply(self, given: Tensor, bias: Tensor | None) -> Tensor:
-        factors = self.factors if self.shared.rounds else None
+        if self.factors is not None and self.shared.rounds:
+            if len(given) >= ROUNDED_TOKENS:
+                return multiply_rounded(given, self.stored, self.factors, bias)
+            given = round_tokens(given, self.stored.group)
         if len(given) < DEQUANTISED_TOKENS:
-            if factors is not None:
-                given = round_tokens(given, self.stored.group)
-            return multiply_stored(given, self.stored, bias, self.num_cores)
-        if factors is not None:
-            return multiply_rounded(given, self.stored, factors, bias)
+            return multiply_stored(given, self.stored, bias, self.splits)
         weight = self.shared.lend(self.shape)
         restore_stored(self.stored, weight)
         return linear(given, weight, bias)
@@ -95,9 +101,21 @@ class LowBitWeight:
         return taken.restore(torch.float32).cpu()
 
 
+@dataclass(frozen=True, slots=True)
+class _FollowingWeight(PlainWeight):
+    """A PlainWeight that the kernels in front of a product of few tokens need not wait for."""
+
+    splits: Splits
+
+    def multiply(self, given: Tensor, bias: Tensor | None) -> Tensor:
+        if len(given) > FEW_TOKENS:
+            return linear(given, self.numbers, bias)
+        return multiply_plain(given, self.numbers, bias, self.splits)
+
+
 @dataclass(slots=True)
 class LowBits:
-    """The weights of a decoder in fewer bits than 16.
+    """The weights of a decoder.
 
     Args:
       dtype: of the model.
@@ -110,6 +128,8 @@ class LowBits:
     _rounds: dict[tuple[object, ...], bool] = field(default_factory=dict)
     _experts: set[str] = field(default_factory=set)
     _num_dequantised: int = 0
+    # Can the device multiply plain weights by our kernel? None before it was tried.
+    _follows: bool | None = None
 
     def join(
         self, modules: Sequence[nn.Linear], order: Tensor | None
@@ -137,11 +157,23 @@ class LowBits:
             has_bias=any(module.bias is not None for module in modules),
             dtype=self.dtype,
             shared=self._shared,
-            num_cores=count_cores(joined.codes.device),
+            splits=_make_splits(joined.codes),
         )
         made = self._round_inputs(made)
         self._made.append(made)
         return made
+
+    def hold(self, numbers: Tensor) -> PlainWeight:
+        """Return the weight of a product whose numbers are plain."""
+        if not can_multiply(numbers):
+            return PlainWeight(numbers)
+        weight = _FollowingWeight(numbers, _make_splits(numbers))
+        if self._follows is None:
+            fault = _find_plain_fault(weight)
+            self._follows = fault is None
+            if fault is not None:
+                logger.warning("cuBLAS multiplies few tokens, too: %s", fault)
+        return weight if self._follows else PlainWeight(numbers)
 
     def _round_inputs(self, weight: LowBitWeight) -> LowBitWeight:
         """Let the inputs of a product be rounded, if they may and the device can do it."""
@@ -155,7 +187,7 @@ class LowBits:
         kind = *stored.kind, weight.has_bias, *weight.shape
         if kind not in self._rounds:
             tried = replace(rounding, shared=_Shared(rounds=True))
-            fault = _find_fault(tried, (1, DEQUANTISED_TOKENS))
+            fault = _find_fault(tried, (1, ROUNDED_TOKENS))
             self._rounds[kind] = fault is None
             if fault is not None:
                 shape = " x ".join(map(str, weight.shape))
@@ -223,6 +255,22 @@ class LowBits:
                 fault = _find_fault(each, (*SIZES, DEQUANTISED_TOKENS))
                 if fault is not None:
                     raise OutputDiffers(fault)
+
+
+def _make_splits(weights: Tensor) -> Splits:
+    return make_splits(len(weights), count_cores(weights.device), weights.device)
+
+
+def _find_plain_fault(weight: _FollowingWeight) -> str | None:
+    """Compare our kernel with torch's product; see _find_fault."""
+    generator = torch.Generator().manual_seed(0)
+    given = torch.randn((FEW_TOKENS, weight.shape[1]), generator=generator)
+    given = given.to(weight.device, weight.dtype)
+    try:
+        expected = linear(given, weight.numbers)
+        return find_difference(expected, weight.multiply(given, None))
+    except Exception as error:
+        return describe_failure(error)
 
 
 def _find_fault(weight: LowBitWeight, sizes: Sequence[int]) -> str | None:

@@ -43,6 +43,9 @@ class MakeWeight(Protocol):
     def join(self, modules: Sequence[nn.Linear], order: Tensor | None) -> Weight | None:
         """Join weights; see LowBits (low_bits.py)."""
 
+    def hold(self, numbers: Tensor) -> Weight:
+        """Return a weight of the model's type; see LowBits."""
+
     def hold_experts(self, weights: StoredWeights, num_experts: int) -> Matrices:
         """Return the weights of experts; see LowBits."""
 
@@ -121,7 +124,8 @@ def join_products(
     if weight is None:
         numbers = [_get_numbers(each) for each in modules]
         joined = numbers[0] if len(numbers) == 1 else torch.cat(numbers)
-        weight = PlainWeight(_put_in_order(joined, order))
+        joined = _put_in_order(joined, order)
+        weight = PlainWeight(joined) if make is None else make.hold(joined)
     return Product(
         modules=tuple(modules),
         weight=weight,
