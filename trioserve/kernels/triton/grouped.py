@@ -15,7 +15,7 @@ from .activate import activate
 from .attend import multiply_and_add
 from .follow import follow, may_follow
 from .pair_changes import expand_pairs
-from .read_tile import read_tile
+from .read_tile import find_unit, read_tile
 from .route import read_block
 
 # Blocks of pairs whose programs run side by side: they read the same weights, if they have the
@@ -166,6 +166,8 @@ def multiply_pairs(
             summed = multiply_and_add(numbers, tl.trans(second), summed)
         else:
             summed = multiply_and_add(numbers, tl.trans(first), summed)
+    units: tl.constexpr = 1 / find_unit(FORMAT, HAS_ZEROS, given.dtype.element_ty)
+    gates, summed = gates * units, summed * units
     if HAS_CHANGES:
         gates, summed = expand_pairs(
             gates,

@@ -7,7 +7,18 @@ import triton.language as tl
 
 from .attend import multiply_and_add
 from .follow import IS_INTERPRETED, let_next_begin, may_follow, wait
-from .read_tile import read_factors, read_tile
+from .read_tile import (
+    dequantise,
+    find_factors,
+    find_unit,
+    read_plain,
+    read_scales,
+    read_tile,
+)
+
+# Up to so many tokens, a product waits for its parts: that takes fewer instructions than products
+# that are under way while the next weights are dequantised, but more registers.
+_APART = tl.constexpr(16)
 
 
 @may_follow
@@ -40,6 +51,7 @@ def multiply(
     INPUTS: tl.constexpr,
     IS_TURNED: tl.constexpr,
     LINES: tl.constexpr,
+    IS_WHOLE: tl.constexpr = False,
 ):
     """Multiply some tokens by some outputs' weights; the grid is (outputs, tokens, splits).
 
@@ -54,12 +66,13 @@ def multiply(
       parts: (splits, num_tokens, num_outputs) float32, if HAS_SPLITS
       tickets: (blocks of tokens and outputs,) int32, zeros before and after, if HAS_SPLITS
       output: (num_tokens, num_outputs), in the type that it has
-      split_inputs: of a split, a multiple of INPUTS.
+      split_inputs: of a split, a multiple of INPUTS; each split has some.
       TOKENS, OUTPUTS: of a program.
       INPUTS: of a read.
       IS_TURNED: the weights are the first matrix of the product, so they go from registers to
         tensor cores, and each warp dequantises rows of its own.
       LINES: of 128 bytes of each row, which are fetched while kernels before this one end.
+      IS_WHOLE: num_inputs is a multiple of INPUTS.
     """
     let_next_begin()
     block, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -68,8 +81,11 @@ def multiply(
     outputs = block * OUTPUTS + tl.arange(0, OUTPUTS)
     # Beyond the last row, it is read again.
     rows = tl.minimum(outputs, num_outputs - 1)
+    # Few rows that are not there take time to read again, and masks of many rows take longer.
+    IS_MASKED: tl.constexpr = TOKENS < 64
+    own = tokens if IS_MASKED else tl.minimum(tokens, num_tokens - 1)
     # Tokens may be many and their inputs wide.
-    given += tokens.to(tl.int64)[:, None] * given_stride
+    given += own.to(tl.int64)[:, None] * given_stride
     here = split * split_inputs
     there = tl.minimum(here + split_inputs, num_inputs)
     if LINES:
@@ -85,42 +101,54 @@ def multiply(
     )
     sides: tl.constexpr = (OUTPUTS, TOKENS) if IS_TURNED else (TOKENS, OUTPUTS)
     summed = tl.zeros(sides, tl.float32)
+    # Scales are too small for copies to shared memory, so they are read in advance. One group of
+    # weights that are scaled at once is not: all weights would go through shared memory then.
+    IS_EARLY: tl.constexpr = GROUP != 0 and (not IS_SCALED or GROUP < INPUTS)
+    # So a loop that does not run needs no sums, and the compiler lets products run side by side.
+    tl.assume(here < there)
+    if FORMAT != "plain":
+        ahead = read_scales(scales, rows, here, num_groups, GROUP, INPUTS)
     for begin in range(here, there, INPUTS):
-        weights = read_tile(
-            codes,
-            scales,
-            zeros,
-            rows,
-            begin,
-            row_length,
-            num_groups,
-            num_inputs,
-            FORMAT,
-            GROUP,
-            HAS_ZEROS,
-            INPUTS,
-            given.dtype.element_ty,
-            IS_SCALED,
-        )
+        if FORMAT == "plain":
+            weights = read_plain(codes, rows, begin, row_length, num_inputs, INPUTS)
+        else:
+            held = ahead
+            if IS_EARLY:
+                after = tl.where(begin + INPUTS < there, begin + INPUTS, begin)
+                ahead = read_scales(scales, rows, after, num_groups, GROUP, INPUTS)
+            elif GROUP != 0:
+                held = read_scales(scales, rows, begin, num_groups, GROUP, INPUTS)
+            weights = dequantise(
+                *(codes, held, zeros, rows, begin, row_length, num_groups),
+                *(FORMAT, GROUP, HAS_ZEROS, INPUTS, given.dtype.element_ty, IS_SCALED),
+            )
         inputs = begin + tl.arange(0, INPUTS)
         is_input = inputs < num_inputs
         if HAS_ORDER:
             inputs = tl.load(order + inputs, mask=is_input, other=0)
-        numbers = tl.load(
-            given + inputs[None, :],
-            mask=is_token[:, None] & is_input[None, :],
-            other=0.0,
-        )
-        if GROUP == 0 or IS_SCALED:
+        if IS_WHOLE and not IS_MASKED:
+            numbers = tl.load(given + inputs[None, :])
+        else:
+            mask = is_token[:, None] if IS_MASKED else True
+            if not IS_WHOLE:
+                mask &= is_input[None, :]
+            numbers = tl.load(given + inputs[None, :], mask=mask, other=0.0)
+        is_whole_sum: tl.constexpr = GROUP == 0 or IS_SCALED
+        if is_whole_sum and (TOKENS > _APART or FORMAT == "plain"):
             summed = _add_product(numbers, weights, summed, IS_TURNED)
         else:
             part = tl.zeros(sides, tl.float32)
             part = _add_product(numbers, weights, part, IS_TURNED)
-            factors = read_factors(scales, rows, begin, num_groups, FORMAT, GROUP)
-            summed += part * tl.expand_dims(factors, 1 if IS_TURNED else 0)
+            if is_whole_sum:
+                # Added by itself, it would be the start of the product.
+                factors = tl.full(sides, 1.0, tl.float32)
+            else:
+                factors = _find_factors(held, FORMAT, IS_TURNED)
+                factors = tl.broadcast_to(factors, sides)
+            summed = tl.fma(part, factors, summed)
     if GROUP == 0 and FORMAT != "plain":
-        factors = read_factors(scales, rows, 0, num_groups, FORMAT, GROUP)
-        summed *= tl.expand_dims(factors, 1 if IS_TURNED else 0)
+        summed *= _find_factors(ahead, FORMAT, IS_TURNED)
+    summed *= 1 / find_unit(FORMAT, HAS_ZEROS, given.dtype.element_ty)
     if IS_TURNED:
         summed = tl.trans(summed)
     is_output = outputs < num_outputs
@@ -179,6 +207,13 @@ def fetch(
 
 
 @triton.jit
+def _find_factors(scales, FORMAT: tl.constexpr, IS_TURNED: tl.constexpr):
+    """Return the scales of one group as factors of sums: (outputs, 1), or (1, outputs)."""
+    factors = find_factors(scales, FORMAT)
+    return factors if IS_TURNED else tl.trans(factors)
+
+
+@triton.jit
 def _add_product(numbers, weights, summed, IS_TURNED: tl.constexpr):
     """Add a product to `summed`: (outputs, tokens) if IS_TURNED, else (tokens, outputs)."""
     if IS_TURNED:
@@ -229,6 +264,10 @@ def restore(
         INPUTS,
         output.dtype.element_ty,
     )
+    units: tl.constexpr = 1 / find_unit(FORMAT, HAS_ZEROS, output.dtype.element_ty)
+    # The interpreter does not compute with bfloat16.
+    if units != 1:
+        weights *= units
     inputs = begin + tl.arange(0, INPUTS)
     is_input = inputs < num_inputs
     if HAS_ORDER:

@@ -146,6 +146,8 @@ def _multiply(
     counted = 1 if num_tokens <= _MOST_TOKENS else num_tiles
     count = _count_splits(num_blocks * counted, num_inputs, splits.num_cores, FORMAT)
     split_inputs = -(-num_inputs // (count * size.inputs)) * size.inputs
+    # None is empty.
+    count = -(-num_inputs // split_inputs)
     output = given.new_empty((num_tokens, num_outputs))
     parts = None
     if count > 1:
@@ -170,6 +172,7 @@ def _multiply(
         INPUTS=size.inputs,
         IS_TURNED=size.is_turned,
         LINES=_LINES if can_follow() else 0,
+        IS_WHOLE=num_inputs % size.inputs == 0,
         num_warps=size.warps,
         num_stages=size.stages,
     )

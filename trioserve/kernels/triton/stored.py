@@ -1,7 +1,7 @@
 """Weights in fewer bits than 16, as the kernels for GPUs read them.
 
     format  a code            scales                        zeros
-    int8    int8              (num_outputs, num_groups)     (num_outputs, num_groups) or none
+    int8    int8, plus 128    (num_outputs, num_groups)     (num_outputs, num_groups) or none
     int4    four bits         the same                      the same; 8 without them
     fp8     float8_e4m3fn     the same                      none
     mxfp4   four bits, E2M1   the same, exponents of 2      none
@@ -184,7 +184,8 @@ def _list_codes(stored: StoredWeights) -> Tensor:
     held: Tensor = stored.codes.view(torch.uint8).unflatten(1, (-1, _WORDS, 2, 2))
     if stored.format in ("int8", "fp8"):
         listed = held.permute(0, 1, 4, 2, 3).flatten(1)
-        return listed.view(torch.int8) if stored.format == "int8" else listed
+        # The highest bit differs, alone.
+        return (listed ^ 128).view(torch.int8) if stored.format == "int8" else listed
     pairs = torch.stack((held & 15, held >> 4), dim=-1)
     return pairs.permute(0, 1, 4, 5, 2, 3).flatten(1)
 
@@ -192,6 +193,8 @@ def _list_codes(stored: StoredWeights) -> Tensor:
 def _make_words(codes: Tensor, format: str) -> Tensor:
     """Put codes, (num_outputs, padded inputs), into words; the module says how."""
     held: Tensor
+    if format == "int8":
+        codes = codes.view(torch.uint8) ^ 128
     if format in ("int8", "fp8"):
         held = codes.unflatten(1, (-1, 2, _WORDS, 2)).permute(0, 1, 3, 4, 2)
     else:
