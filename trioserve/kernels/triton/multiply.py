@@ -92,12 +92,12 @@ def multiply(
         fetch(codes, rows, here, there, row_length, FORMAT, LINES)
     wait()
     # Codes are exact in products of 16 bits, so scales of rows and of wide groups wait for sums.
-    # With many tokens, weights take fewer instructions if two are scaled at a time.
+    # With many tokens, scales of the same type take no time where zeros are taken away.
     IS_SCALED: tl.constexpr = (
         False
         if GROUP == 0
         else GROUP < INPUTS
-        or TOKENS > (32 if scales.dtype.element_ty == given.dtype.element_ty else 64)
+        or (TOKENS > 32 and scales.dtype.element_ty == given.dtype.element_ty)
     )
     sides: tl.constexpr = (OUTPUTS, TOKENS) if IS_TURNED else (TOKENS, OUTPUTS)
     summed = tl.zeros(sides, tl.float32)

@@ -39,7 +39,7 @@ def read_tile(
       num_inputs: of a row, for the format "plain" alone: other rows are padded.
       FORMAT: one of stored.FORMATS.
       GROUP: inputs that share a scale; 0 is all.
-      INPUTS: 64 or 128.
+      INPUTS: 64 or 128; or 256, if rows without padding are multiples of it.
       DTYPE: of the weights, also of "plain" ones.
 
     Returns:
@@ -146,9 +146,9 @@ def dequantise(
 
     Conversions are slow, so codes become bits of bfloat16 or float16, two at a time. In the
     lowest eight bits, bfloat16 has whole numbers, denormal or not: one operation takes them out
-    of a word, and another one makes them larger, takes a zero away and scales them. In float16, codes are the lowest bits of
-    1024. Floats of few bits are those of floats whose exponents have another bias; a factor
-    makes up for it.
+    of a word, and another one makes them larger, takes a zero away and scales them. In float16,
+    codes are the lowest bits of 1024. Floats of few bits are those of floats whose exponents
+    have another bias; a factor makes up for it.
 
     Args:
       scales: of `read_scales`, (OUTPUTS, groups)
@@ -171,20 +171,37 @@ def dequantise(
     # float32. Powers of 2 are exact in bfloat16, whose exponents are those of float32.
     is_power: tl.constexpr = FORMAT == "mxfp4" and DTYPE == tl.bfloat16
     is_fast: tl.constexpr = TYPE == DTYPE and (is_power or scales.dtype == DTYPE)
-    # Each piece of 32 inputs has one scale.
-    is_joint: tl.constexpr = is_short and is_int and is_fast and IS_SCALED
-    IS_JOINT: tl.constexpr = is_joint and not HAS_ZEROS and GROUP != 32
+    # Groups of 32 are shorter than the runs of `_read_pieces`.
+    is_packed: tl.constexpr = is_short and is_int and GROUP != 32
+    IS_PACKED: tl.constexpr = is_packed and (is_fast or not IS_SCALED)
     low, high = _read_pieces(codes, rows, begin, row_length, FORMAT, INPUTS, TYPE)
     LOW: tl.constexpr = _choose_factor(FORMAT, TYPE)
     HIGH: tl.constexpr = LOW / 16 if is_short and FORMAT == "int4" else LOW
-    if IS_JOINT:
-        steps = tl.expand_dims(tl.expand_dims(scales, 2), 3)
-        low = _scale(low, steps * LOW, steps * -OFFSET)
-        high = _scale(high, steps * HIGH, steps * -OFFSET)
+    if IS_PACKED:
+        groups: tl.constexpr = (rows.shape[0], PARTS, INPUTS // PARTS // 4, 2)
+        low, high = tl.reshape(low, groups), tl.reshape(high, groups)
+        steps = tl.full((1, 1, 1, 1), 1.0, TYPE)
+        if IS_SCALED:
+            steps = tl.expand_dims(tl.expand_dims(scales, 2), 3)
+        if HAS_ZEROS:
+            # Differences are exact, so that they are rounded once, too.
+            offsets = read_scales(zeros, rows, begin, num_groups, GROUP, INPUTS)
+            offsets = (offsets.to(tl.float32) * -UNIT).to(TYPE)
+            offsets = tl.expand_dims(tl.expand_dims(offsets, 2), 3)
+            low = _scale(low, tl.full((1, 1, 1, 1), LOW, TYPE), offsets)
+            high = _scale(high, tl.full((1, 1, 1, 1), HIGH, TYPE), offsets)
+            if IS_SCALED:
+                none = tl.full((1, 1, 1, 1), 0.0, TYPE)
+                low, high = _scale(low, steps, none), _scale(high, steps, none)
+        else:
+            low = _scale(low, steps * LOW, steps * -OFFSET)
+            high = _scale(high, steps * HIGH, steps * -OFFSET)
+        runs: tl.constexpr = (rows.shape[0], INPUTS // 64, 16, 2)
+        low, high = tl.reshape(low, runs), tl.reshape(high, runs)
     elif LOW != 1:
         low, high = low * LOW, high * HIGH
     numbers = tl.permute(tl.join(low, high), (0, 1, 4, 2, 3))
-    if not IS_JOINT:
+    if not IS_PACKED:
         numbers = tl.reshape(numbers, (rows.shape[0], PARTS, INPUTS // PARTS))
         if HAS_ZEROS:
             offsets = read_scales(zeros, rows, begin, num_groups, GROUP, INPUTS)
