@@ -13,6 +13,7 @@ from compiling import NUM_CORES, compile_for
 import torch
 
 from trioserve.kernels.triton.products import (
+    Gates,
     make_splits,
     multiply_plain,
     multiply_stored,
@@ -38,7 +39,8 @@ def main(capability: int, dtype: torch.dtype, *counts: int) -> None:
     if dtype != torch.float32:
         given = torch.zeros(1, NUM_INPUTS, dtype=dtype)
         weight = torch.zeros(NUM_OUTPUTS, NUM_INPUTS, dtype=dtype)
-        multiply_plain(given, weight, None, splits)
+        for gates in (None, Gates("silu")):
+            multiply_plain(given, weight, None, splits, gates)
     for name, kinds in FORMATS.items():
         for bits, group, scale_type, has_zeros in kinds:
             shape = NUM_OUTPUTS, NUM_INPUTS // group if group else 1
@@ -53,7 +55,10 @@ def main(capability: int, dtype: torch.dtype, *counts: int) -> None:
             )
             for num_tokens in counts:
                 given = torch.zeros(num_tokens, NUM_INPUTS, dtype=dtype)
-                multiply_stored(given, stored, given[0, :NUM_OUTPUTS], splits)
+                for gates in (None, Gates("silu")):
+                    multiply_stored(
+                        given, stored, given[0, :NUM_OUTPUTS], splits, gates
+                    )
             restore_stored(stored, torch.zeros(stored.shape, dtype=dtype))
     for num_inputs in (2048, 14336):
         given = torch.zeros(3, num_inputs, dtype=torch.bfloat16)

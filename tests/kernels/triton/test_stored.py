@@ -8,11 +8,12 @@ from interpreter import require_triton
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, silu
 
 require_triton()
 
 from trioserve.kernels.triton.products import (  # noqa: E402
+    Gates,
     make_splits,
     multiply_plain,
     multiply_stored,
@@ -155,6 +156,22 @@ def test_products_of_plain_weights(num_outputs: int, num_inputs: int) -> None:
         assert (output.float() - expected).norm() < 1e-2 * expected.norm()
     alone = [multiply_plain(row[None], weight, bias, splits) for row in given[:3]]
     assert torch.equal(torch.cat(alone), output[:3])
+
+
+@pytest.mark.parametrize("num_inputs", [1184, 160])
+def test_half_of_the_outputs_are_gates_of_the_others(num_inputs: int) -> None:
+    """With splits, and without them."""
+    stored, meant = make("int4", 32, True, 134, num_inputs)
+    given, bias = draw(3, num_inputs, seed=4).to(DEVICE), draw(134, seed=5).to(DEVICE)
+    splits = make_splits(134, NUM_CORES, DEVICE)
+    gates, numbers = linear(given, meant, bias).chunk(2, dim=1)
+    expected = silu(0.5 * gates) * numbers
+    own = Gates("silu", 0.5)
+    for output in (
+        multiply_stored(given, stored, bias, splits, own),
+        multiply_plain(given, meant, bias, splits, own),
+    ):
+        assert torch.allclose(output, expected, rtol=1e-4, atol=1e-3)
 
 
 def test_inputs_may_have_another_order() -> None:

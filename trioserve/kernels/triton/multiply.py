@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .activate import activate
 from .attend import multiply_and_add
 from .follow import IS_INTERPRETED, let_next_begin, may_follow, wait
 from .read_tile import (
@@ -40,6 +41,7 @@ def multiply(
     row_length,
     num_groups,
     split_inputs,
+    gate_scale,
     FORMAT: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
@@ -52,6 +54,7 @@ def multiply(
     IS_TURNED: tl.constexpr,
     LINES: tl.constexpr,
     IS_WHOLE: tl.constexpr = False,
+    ACTIVATION: tl.constexpr = None,
 ):
     """Multiply some tokens by some outputs' weights; the grid is (outputs, tokens, splits).
 
@@ -65,22 +68,29 @@ def multiply(
       bias: (num_outputs,), if HAS_BIAS
       parts: (splits, num_tokens, num_outputs) float32, if HAS_SPLITS
       tickets: (blocks of tokens and outputs,) int32, zeros before and after, if HAS_SPLITS
-      output: (num_tokens, num_outputs), in the type that it has
+      output: (num_tokens, num_outputs), in the type that it has; half as many with gates
       split_inputs: of a split, a multiple of INPUTS; each split has some.
+      gate_scale: factor of gates before their activation.
       TOKENS, OUTPUTS: of a program.
       INPUTS: of a read.
       IS_TURNED: the weights are the first matrix of the product, so they go from registers to
         tensor cores, and each warp dequantises rows of its own.
       LINES: of 128 bytes of each row, which are fetched while kernels before this one end.
       IS_WHOLE: num_inputs is a multiple of INPUTS.
+      ACTIVATION: as in `activate`: the first half of the outputs are gates of the second; None
+        if none are.
     """
     let_next_begin()
     block, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     tokens = tile * TOKENS + tl.arange(0, TOKENS)
     is_token = tokens < num_tokens
     outputs = block * OUTPUTS + tl.arange(0, OUTPUTS)
+    rows = outputs
+    if ACTIVATION is not None:
+        # Each gate beside its number.
+        rows = outputs // 2 + outputs % 2 * (num_outputs // 2)
     # Beyond the last row, it is read again.
-    rows = tl.minimum(outputs, num_outputs - 1)
+    rows = tl.minimum(rows, num_outputs - 1)
     # Few rows that are not there take time to read again, and masks of many rows take longer.
     IS_MASKED: tl.constexpr = TOKENS < 64
     own = tokens if IS_MASKED else tl.minimum(tokens, num_tokens - 1)
@@ -169,8 +179,16 @@ def multiply(
             place = parts + each * size + places
             summed += tl.load(place, mask=is_sum, other=0.0, cache_modifier=".cg")
     if HAS_BIAS:
-        biases = tl.load(bias + outputs, mask=is_output, other=0.0)
+        biases = tl.load(bias + rows, mask=is_output, other=0.0)
         summed += biases.to(tl.float32)[None, :]
+    if ACTIVATION is not None:
+        pairs = tl.reshape(summed, (TOKENS, OUTPUTS // 2, 2))
+        gates, summed = tl.split(pairs)
+        summed *= activate(gate_scale * gates, ACTIVATION)
+        num_outputs //= 2
+        outputs = block * (OUTPUTS // 2) + tl.arange(0, OUTPUTS // 2)
+        is_sum = is_token[:, None] & (outputs < num_outputs)[None, :]
+        places = tokens.to(tl.int64)[:, None] * num_outputs + outputs[None, :]
     tl.store(output + places, summed.to(output.dtype.element_ty), mask=is_sum)
 
 

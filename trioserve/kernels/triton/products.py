@@ -58,6 +58,18 @@ def can_multiply(weight: Tensor) -> bool:
     )
 
 
+class Gates(NamedTuple):
+    """The first half of a product's outputs are gates of the second.
+
+    Attributes:
+      activation: as in weigh_gates (steps.py).
+      scale: factor of gates before it.
+    """
+
+    activation: str
+    scale: float = 1.0
+
+
 class Splits(NamedTuple):
     """What divides the sums of one weight; no other launch at the same time has it.
 
@@ -81,6 +93,7 @@ def multiply_plain(
     weight: Tensor,
     bias: Tensor | None,
     splits: Splits,
+    gates: Gates | None = None,
 ) -> Tensor:
     """Multiply at most FEW_TOKENS tokens by weights of 16 bits.
 
@@ -91,7 +104,7 @@ def multiply_plain(
       Others: as in `multiply_stored`.
     """
     size = _choose_size(len(given), given.dtype, "plain", 0)
-    return _multiply(given, weight, bias, splits, size, FORMAT="plain")
+    return _multiply(given, weight, bias, splits, size, gates, FORMAT="plain")
 
 
 def multiply_stored(
@@ -99,6 +112,7 @@ def multiply_stored(
     stored: StoredWeights,
     bias: Tensor | None,
     splits: Splits,
+    gates: Gates | None = None,
 ) -> Tensor:
     """Multiply tokens by weights, which are dequantised on the way.
 
@@ -107,9 +121,10 @@ def multiply_stored(
     Args:
       given: (num_tokens, num_inputs), contiguous but for the stride of tokens
       bias: (num_outputs,)
+      gates: activates them, and returns numbers times gates.
 
     Returns:
-      (num_tokens, num_outputs), in the type of `given`
+      (num_tokens, num_outputs), or half as many with gates, in the type of `given`
     """
     size = _choose_size(len(given), given.dtype, stored.format, stored.group)
     return _multiply(
@@ -118,6 +133,7 @@ def multiply_stored(
         bias,
         splits,
         size,
+        gates,
         stored.scales,
         stored.zeros,
         stored.order,
@@ -132,6 +148,7 @@ def _multiply(
     bias: Tensor | None,
     splits: Splits,
     size: _Size,
+    gates: Gates | None,
     scales: Tensor | None = None,
     zeros: Tensor | None = None,
     order: Tensor | None = None,
@@ -144,14 +161,20 @@ def _multiply(
     num_tiles = -(-num_tokens // size.tokens)
     num_blocks = -(-num_outputs // size.outputs)
     counted = 1 if num_tokens <= _MOST_TOKENS else num_tiles
-    count = _count_splits(num_blocks * counted, num_inputs, splits.num_cores, FORMAT)
+    # On an H200, a quarter more programs than multiprocessors fill the memory's time with reads, but
+    # small ones that dequantise wait for their own instructions meanwhile.
+    quarters = 14 if FORMAT != "plain" and size.tokens <= 32 else 5
+    programs = num_blocks * counted
+    count = _count_splits(programs, num_inputs, splits.num_cores, quarters)
     split_inputs = -(-num_inputs // (count * size.inputs)) * size.inputs
     # None is empty.
     count = -(-num_inputs // split_inputs)
-    output = given.new_empty((num_tokens, num_outputs))
+    width = num_outputs if gates is None else num_outputs // 2
+    output = given.new_empty((num_tokens, width))
     parts = None
     if count > 1:
-        parts = given.new_empty((count, *output.shape), dtype=torch.float32)
+        shape = count, num_tokens, num_outputs
+        parts = given.new_empty(shape, dtype=torch.float32)
     multiply[num_blocks, num_tiles, count](
         *(given, codes, scales, zeros, order, bias, parts, splits.tickets, output),
         num_tokens,
@@ -161,6 +184,7 @@ def _multiply(
         codes.stride(0),
         0 if scales is None else scales.stride(0),
         split_inputs,
+        1.0 if gates is None else gates.scale,
         FORMAT=FORMAT,
         GROUP=GROUP,
         HAS_ZEROS=zeros is not None,
@@ -173,6 +197,7 @@ def _multiply(
         IS_TURNED=size.is_turned,
         LINES=_LINES if can_follow() else 0,
         IS_WHOLE=num_inputs % size.inputs == 0,
+        ACTIVATION=None if gates is None else gates.activation,
         num_warps=size.warps,
         num_stages=size.stages,
     )
@@ -180,15 +205,14 @@ def _multiply(
 
 
 def _count_splits(
-    num_programs: int, num_inputs: int, num_cores: int, format: str
+    num_programs: int, num_inputs: int, num_cores: int, quarters: int
 ) -> int:
     """Return the parts into which inputs are divided, so that a device has programs enough.
 
-    By an H200: reads of numbers of 16 bits fill the memory's time with a quarter more programs
-    than multiprocessors. Programs that dequantise wait for their own instructions meanwhile.
+    Args:
+      quarters: a fourth of the least number of programs on a multiprocessor.
     """
     splits = 1
-    quarters = 5 if format == "plain" else 16
     while 4 * num_programs * splits < quarters * num_cores:
         if num_inputs < 2 * splits * _LEAST_INPUTS:
             break

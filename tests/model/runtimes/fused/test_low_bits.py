@@ -14,7 +14,7 @@ from interpreter import require_triton
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, silu
 
 require_triton()
 
@@ -290,7 +290,14 @@ def test_few_tokens_are_multiplied_by_our_kernel(
     for count in (1, 16, 17):
         output = weight.multiply(given[:count], None)
         assert torch.allclose(output, linear(given[:count], numbers), atol=1e-4)
-    assert launched == [1, 16]
+        gates, others = linear(given[:count], numbers).chunk(2, dim=1)
+        weighed = weight.weigh(given[:count], None, "silu", 1.0)
+        if count == 17:
+            assert weighed is None
+        else:
+            assert weighed is not None
+            assert torch.allclose(weighed, silu(gates) * others, atol=1e-4)
+    assert launched == [1, 1, 16, 16]
 
     monkeypatch.setattr(low_bits_module, "multiply_plain", lambda *given: output[:16])
     assert type(LowBits(torch.float32).hold(numbers)) is PlainWeight

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ....kernels.triton.adapted_pairs import PairChanges
-from ....kernels.triton.steps import Angles, normalize
+from ....kernels.triton.steps import Angles, normalize, weigh_gates
 from ....kernels.triton.tiles import AdapterTiles, Tiles
 from ...shards.group import TensorGroup
 from ..description import DecoderParts
@@ -33,6 +33,17 @@ class _StepProducts:
         if product.scale is not None:
             output *= product.scale
         return output
+
+    def weigh(
+        self, product: Product, given: Tensor, activation: str, scale: float
+    ) -> Tensor:
+        if self.tiles is None and product.scale is None:
+            weight, bias = product.weight, product.bias
+            weighed = weight.weigh(given, bias, activation, scale)
+            if weighed is not None:
+                return weighed
+        gates, numbers = self(product, given).chunk(2, dim=1)
+        return weigh_gates(gates, numbers, activation, scale=scale)
 
     def find_changes(self, product: ExpertProduct) -> PairChanges | None:
         return self.adapters.find_changes(product, self.tiles)

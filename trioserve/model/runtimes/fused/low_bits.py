@@ -17,6 +17,7 @@ from ....kernels.triton.products import (
     DEQUANTISED_TOKENS,
     FEW_TOKENS,
     SIZES,
+    Gates,
     Splits,
     can_multiply,
     make_splits,
@@ -86,15 +87,33 @@ class LowBitWeight:
         return self.stored.codes.device
 
     def multiply(self, given: Tensor, bias: Tensor | None) -> Tensor:
-        if self.factors is not None and self.shared.rounds:
+        if self._rounds:
+            assert self.factors is not None, "it rounds by them"
             if len(given) >= ROUNDED_TOKENS:
                 return multiply_rounded(given, self.stored, self.factors, bias)
-            given = round_tokens(given, self.stored.group)
         if len(given) < DEQUANTISED_TOKENS:
-            return multiply_stored(given, self.stored, bias, self.splits)
+            return self._multiply_few(given, bias, None)
         weight = self.shared.lend(self.shape)
         restore_stored(self.stored, weight)
         return linear(given, weight, bias)
+
+    def weigh(
+        self, given: Tensor, bias: Tensor | None, activation: str, scale: float
+    ) -> Tensor | None:
+        if len(given) >= (ROUNDED_TOKENS if self._rounds else DEQUANTISED_TOKENS):
+            return None
+        return self._multiply_few(given, bias, Gates(activation, scale))
+
+    @property
+    def _rounds(self) -> bool:
+        return self.factors is not None and self.shared.rounds
+
+    def _multiply_few(
+        self, given: Tensor, bias: Tensor | None, gates: Gates | None
+    ) -> Tensor:
+        if self._rounds:
+            given = round_tokens(given, self.stored.group)
+        return multiply_stored(given, self.stored, bias, self.splits, gates)
 
     def read(self, outputs: Tensor) -> Tensor:
         taken = self.stored.take(outputs.to(self.device))
@@ -111,6 +130,14 @@ class _FollowingWeight(PlainWeight):
         if len(given) > FEW_TOKENS:
             return linear(given, self.numbers, bias)
         return multiply_plain(given, self.numbers, bias, self.splits)
+
+    def weigh(
+        self, given: Tensor, bias: Tensor | None, activation: str, scale: float
+    ) -> Tensor | None:
+        if len(given) > FEW_TOKENS:
+            return None
+        gates = Gates(activation, scale)
+        return multiply_plain(given, self.numbers, bias, self.splits, gates)
 
 
 @dataclass(slots=True)

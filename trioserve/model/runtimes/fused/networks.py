@@ -21,6 +21,18 @@ class StepProducts(Protocol):
     def __call__(self, product: Product, given: Tensor) -> Tensor:
         """Run a product."""
 
+    def weigh(
+        self, product: Product, given: Tensor, activation: str, scale: float
+    ) -> Tensor:
+        """Run a product whose first outputs are gates of the others.
+
+        Args:
+          activation, scale: as in weigh_gates.
+
+        Returns:
+          (num_tokens, num_outputs / 2)
+        """
+
     def find_changes(self, product: ExpertProduct) -> PairChanges | None:
         """Return the changes of experts; None if there are none in this step."""
 
@@ -74,9 +86,12 @@ class Dense:
         return self.inputs, self.output
 
     def run(self, given: Tensor, slots: Tensor, multiply: StepProducts) -> Tensor:
-        inner = multiply(self.inputs, given)
-        gates, numbers = inner.chunk(2, dim=1) if self.has_gate else (inner, None)
-        active = weigh_gates(gates, numbers, self.activation, scale=self.gate_scale)
+        activation, scale = self.activation, self.gate_scale
+        if self.has_gate:
+            active = multiply.weigh(self.inputs, given, activation, scale)
+        else:
+            inner = multiply(self.inputs, given)
+            active = weigh_gates(inner, None, activation, scale=scale)
         return multiply(self.output, active)
 
     def compile(self, dtype: torch.dtype) -> None:

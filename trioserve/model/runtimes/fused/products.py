@@ -33,6 +33,18 @@ class Weight(Protocol):
     def multiply(self, given: Tensor, bias: Tensor | None) -> Tensor:
         """Multiply (num_tokens, num_inputs), and add a bias."""
 
+    def weigh(
+        self, given: Tensor, bias: Tensor | None, activation: str, scale: float
+    ) -> Tensor | None:
+        """Multiply, and weigh the second half of the outputs by the first, activated.
+
+        Args:
+          activation, scale: as in weigh_gates (kernels/triton/steps.py).
+
+        Returns:
+          (num_tokens, num_outputs / 2); None if that needs another kernel
+        """
+
     def read(self, outputs: Tensor) -> Tensor:
         """Return the weights of some outputs, (count, num_inputs) float32, on the CPU."""
 
@@ -70,6 +82,11 @@ class PlainWeight:
 
     def multiply(self, given: Tensor, bias: Tensor | None) -> Tensor:
         return linear(given, self.numbers, bias)
+
+    def weigh(
+        self, given: Tensor, bias: Tensor | None, activation: str, scale: float
+    ) -> Tensor | None:
+        return None
 
     def read(self, outputs: Tensor) -> Tensor:
         rows = self.numbers[outputs.to(self.device)]
