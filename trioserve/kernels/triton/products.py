@@ -116,7 +116,7 @@ def multiply_stored(
 ) -> Tensor:
     """Multiply tokens by weights, which are dequantised on the way.
 
-    For up to 128 tokens, the sums are divided in a way that depends on the weights alone.
+    A token has the same numbers alone and in batches of up to 16.
 
     Args:
       given: (num_tokens, num_inputs), contiguous but for the stride of tokens
@@ -160,12 +160,10 @@ def _multiply(
     (num_tokens, num_inputs), num_outputs = given.shape, len(codes)
     num_tiles = -(-num_tokens // size.tokens)
     num_blocks = -(-num_outputs // size.outputs)
-    counted = 1 if num_tokens <= _MOST_TOKENS else num_tiles
     # On an H200, a quarter more programs than multiprocessors fill the memory's time with reads, but
     # small ones that dequantise wait for their own instructions meanwhile.
     quarters = 14 if FORMAT != "plain" and size.tokens <= 32 else 5
-    programs = num_blocks * counted
-    count = _count_splits(programs, num_inputs, splits.num_cores, quarters)
+    count = _count_splits(num_blocks, num_inputs, splits.num_cores, quarters)
     split_inputs = -(-num_inputs // (count * size.inputs)) * size.inputs
     # None is empty.
     count = -(-num_inputs // split_inputs)
@@ -240,10 +238,10 @@ class _Size(NamedTuple):
 
 
 def _choose_size(num_tokens: int, dtype: torch.dtype, format: str, group: int) -> _Size:
-    """Return a size whose numbers stay in registers, and in 99 kB of shared memory.
+    """Return a size whose numbers stay in registers and in shared memory.
 
     tests/kernels/triton/test_compile.py checks it. They are among the best on an H200 for
-    products of 8B; below 9.0 they are not measured.
+    products of 8B; before 9.0 they are not measured.
     """
     if dtype == torch.float32:
         # Exact float32 has no tensor cores: each thread keeps whole rows and columns.
@@ -254,9 +252,9 @@ def _choose_size(num_tokens: int, dtype: torch.dtype, format: str, group: int) -
         return _Size(tokens, 64, 128, 4, stages)
     # On 8.x, mxfp4 would need more registers than the warps have.
     is_turned = format != "mxfp4"
-    if tokens <= 64:
-        return _Size(tokens, 128, 128, 8, 3, is_turned)
-    return _Size(tokens, 128, 64, 8, 3, is_turned)
+    # With 64 inputs, int4 goes through shared memory. Before 9.0, there is no room for 128.
+    is_wide = tokens <= 64 or (format == "int4" and can_follow())
+    return _Size(tokens, 128, 128 if is_wide else 64, 8, 3, is_turned)
 
 
 def restore_stored(stored: StoredWeights, output: Tensor) -> None:
