@@ -122,7 +122,7 @@ class LowBitWeight:
 
 @dataclass(frozen=True, slots=True)
 class _FollowingWeight(PlainWeight):
-    """A PlainWeight that the kernels in front of a product of few tokens need not wait for."""
+    """A PlainWeight that is read before the kernels in front of it end, for few tokens."""
 
     splits: Splits
 
