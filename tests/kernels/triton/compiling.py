@@ -5,7 +5,7 @@ launched with. Prints one object of JSON a kernel:
 
     name, shared (bytes of shared memory), spilled (bytes a thread that registers do not hold),
     hash (of what was compiled), follows (it may begin before kernels in front of it are done),
-    waits (for them)
+    waits (for them), reads_before and writes_before (it waits; or it returns before)
 
 It is for processes of their own, because the tests' processes have Triton's interpreter.
 """
@@ -86,11 +86,22 @@ def _compile_only(kernel: JITFunction[Any], grid: Any) -> Any:
             "hash": compiled.hash,
             "spilled": _count_spilled(compiled.asm["cubin"]),
             "follows": compiled.metadata.launch_pdl,
-            "waits": "griddepcontrol.wait" in compiled.asm["ptx"],
+            **_read_order(compiled.asm["ptx"]),
         }
         print(json.dumps(found), flush=True)
 
     return launch
+
+
+def _read_order(code: str) -> dict[str, bool]:
+    """Tell what a kernel does before it waits, in the order of its code."""
+    before, wait, _ = code.partition("griddepcontrol.wait")
+    return {
+        "waits": bool(wait),
+        "reads_before": re.search(r"\bld\.global|\bcp\.async", before) is not None,
+        "writes_before": re.search(r"\b(st|red|atom)\S*\.global|\bret;", before)
+        is not None,
+    }
 
 
 def _count_spilled(binary: bytes) -> int:

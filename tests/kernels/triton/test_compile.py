@@ -26,6 +26,10 @@ MOST_SHARED = 227 * 1024
 # while a loop runs, though there are registers left: so one more program fits.
 PARKED = 32
 
+# They read weights, or what is there before a step's first norm, before they wait for the kernels
+# in front of them: see follow.py.
+READ_EARLY = {"attend", "merge", "rotate_and_write", "multiply"}
+
 # `merge` is launched where decodes are split.
 LAYER_KERNELS = {
     "write_cache",
@@ -77,6 +81,10 @@ def check(
     assert [kernel for kernel in kernels if int(kernel["shared"]) > shared] == []
     assert [kernel for kernel in kernels if int(kernel["spilled"]) > parked] == []
     assert [kernel for kernel in kernels if kernel["follows"] != kernel["waits"]] == []
+    following = [kernel for kernel in kernels if kernel["follows"]]
+    assert [kernel for kernel in following if kernel["writes_before"]] == []
+    early = {kernel["name"] for kernel in following if kernel["reads_before"]}
+    assert early <= READ_EARLY
 
 
 def test_the_kernels_of_a_layer_compile_for_a_gpu(tmp_path: Path) -> None:
