@@ -157,7 +157,8 @@ def test_the_kernels_run_on_the_problems(
     # None was passed over, and the first of each was the fastest.
     counts = [len(list_layer_candidates(layer, rows, 80)) for rows in (16, 64)]
     # At last, 64 rows beside 128.
-    shapes = [(4, 4, 16)] * counts[0] + [(12, 4, 16)] * (counts[1] + 2)
+    # Two long sequences and sixteen short ones.
+    shapes = [(18, 4, 16)] * counts[0] + [(12, 4, 16)] * (counts[1] + 2)
     assert [each.shape for each in outputs] == shapes
     assert all(each.isfinite().all() for each in outputs)
     firsts = {rows: list_layer_candidates(layer, rows, 80)[0] for rows in (16, 64)}

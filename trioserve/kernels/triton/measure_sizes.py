@@ -1,7 +1,7 @@
 """The sizes of `attend` for one layer, measured on the device that will run it.
 
-One problem has decodes that fill the device, and one a chunk behind a prefix. Their keys and values
-are too many for the device's cache.
+One problem has decodes that fill the device, half of their keys in long sequences and half in short
+ones, and one a chunk behind a prefix. Their keys and values are too many for the device's cache.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ Timer = Callable[[Callable[[], object]], float]
 # Keys and values of as many tokens take 140 MB if a multiprocessor has two programs, and heads
 # have 128 numbers of 16 bits.
 _DECODE_TOKENS = 1024
+# As many short sequences take the place of a long one.
+_SHORT = 8
 # Most new tokens of a chunk, which has a prefix of as many.
 _CHUNK_TOKENS = 2048
 
@@ -144,12 +146,22 @@ class _Problem:
         if scales is not None:
             scales = scales.new_full((2, num_blocks, *scales.shape[2:]), 0.01)
         num_tokens = min(_CHUNK_TOKENS, num_blocks * block_size // 2)
+        num_long = num_seqs - num_seqs // 2
+        starts = [_DECODE_TOKENS - 1] * num_long
+        starts += [_DECODE_TOKENS // _SHORT - 1] * (num_seqs // 2 * _SHORT)
         queries = torch.empty(
-            (max(num_seqs, num_tokens), spec.num_heads, spec.key_dim),
+            (max(len(starts), num_tokens), spec.num_heads, spec.key_dim),
             dtype=layer.dtype or layer.cache.dtype,
             device=device,
         ).normal_(generator=chance)
         blocks = torch.randperm(num_blocks, generator=chance, device=device)
+        tables = blocks.new_zeros(len(starts), each)
+        tables[:num_long] = blocks[: num_long * each].view(num_long, each)
+        # In a small problem, short sequences share blocks.
+        few = -(-each // _SHORT)
+        short = tables[num_long:, :few]
+        rest = blocks[num_long * each :].repeat(_SHORT)
+        short[:] = rest[: short.numel()].view(short.shape)
 
         def cut(tables: Tensor, *rows: _Row, num_queries: int = 1) -> Tiles:
             tiles = cut_tiles(rows, num_queries)
@@ -170,10 +182,7 @@ class _Problem:
         return cls(
             layer=replace(layer, cache=cache, scales=scales, is_windowed=False),
             queries=queries,
-            decodes=cut(
-                blocks.view(num_seqs, each),
-                *(_Row(slot, _DECODE_TOKENS - 1, 1) for slot in range(num_seqs)),
-            ),
+            decodes=cut(tables, *(_Row(*each, 1) for each in enumerate(starts))),
             chunks={
                 rows: cut(
                     blocks[None],

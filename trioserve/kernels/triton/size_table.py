@@ -22,7 +22,7 @@ import platformdirs
 logger = logging.getLogger(__name__)
 
 # Raise this number when files of earlier versions must not be read.
-_LAYOUT = 2
+_LAYOUT = 3
 
 # A starting server waits for it.
 _MOST_SECONDS = 5.0

@@ -128,7 +128,9 @@ def list_candidates(
         elif has_scales:
             others = [AttendSize(64, 4), AttendSize(32, 2)]
         else:
-            others = [AttendSize(128, 4, 2), AttendSize(32, 4)]
+            # Of the last, seven programs fit beside each other, of the first four: compiled for
+            # 9.0. Short sequences have little else to hide their waits behind.
+            others = [AttendSize(128, 4, 2), AttendSize(32, 4), AttendSize(32, 2, 2)]
     elif width > 128:
         others = [AttendSize(16, 8, 2), AttendSize(32, 8, 2)]
     elif rows > 64:
