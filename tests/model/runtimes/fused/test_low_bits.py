@@ -20,7 +20,12 @@ require_triton()
 
 from trioserve.config import ModelConfig  # noqa: E402
 from trioserve.errors import InvalidConfig, UnsupportedQuantization  # noqa: E402
-from trioserve.kernels.triton.products import multiply_plain  # noqa: E402
+from trioserve.kernels.triton.products import (  # noqa: E402
+    SIZES,
+    Gates,
+    multiply_plain,
+)
+from trioserve.kernels.triton.stored import quantise as quantise_weight  # noqa: E402
 from trioserve.model.loading.choose_runtime import (  # noqa: E402
     load_on_kernels,
     make_decoder,
@@ -35,9 +40,16 @@ from trioserve.model.runtimes.fused.low_bits import (  # noqa: E402
     LowBits,
     LowBitWeight,
 )
-from trioserve.model.runtimes.fused.products import PlainWeight  # noqa: E402
+from trioserve.model.runtimes.fused.networks import Dense  # noqa: E402
+from trioserve.model.runtimes.fused.products import (  # noqa: E402
+    PlainWeight,
+    Product,
+)
 from trioserve.model.runtimes.loaded import LoadedModel  # noqa: E402
-from trioserve.model.runtimes.stored_linear import StoredLinear  # noqa: E402
+from trioserve.model.runtimes.stored_linear import (  # noqa: E402
+    StoredLinear,
+    store_linear,
+)
 from trioserve.model.self_check.steps import make_tables  # noqa: E402
 from trioserve.testing.models import make_tiny_model  # noqa: E402
 
@@ -301,3 +313,36 @@ def test_few_tokens_are_multiplied_by_our_kernel(
 
     monkeypatch.setattr(low_bits_module, "multiply_plain", lambda *given: output[:16])
     assert type(LowBits(torch.float32).hold(numbers)) is PlainWeight
+
+
+def test_no_step_waits_for_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels depend on the shape of a weight, and on whether its outputs are gates."""
+    tried, launched = [], []
+
+    def multiply(given: Tensor, *others: Any) -> Tensor:
+        launched.append((len(given), others[-1]))
+        return given
+
+    monkeypatch.setattr(
+        low_bits_module, "_find_fault", lambda weight, _: tried.append(weight.shape)
+    )
+    monkeypatch.setattr(low_bits_module, "multiply_stored", multiply)
+    low_bits = LowBits(torch.float32)
+    for shape in (32, 64), (64, 32), (32, 64):
+        module = torch.nn.Linear(*reversed(shape), device=DEVICE)
+        stored = quantise_weight(module.weight.detach(), "int8")
+        store_linear(module, stored, torch.float32)
+        weight = low_bits.join([module], None)
+        assert weight is not None
+    low_bits.allocate()
+    assert tried == [(32, 64), (64, 32)]
+    product = Product(modules=(), weight=weight)
+    dense = Dense(
+        inputs=product,
+        output=product,
+        has_gate=True,
+        gate_scale=0.5,
+        activation="silu",
+    )
+    dense.compile(torch.float32)
+    assert launched == [(size, Gates("silu", 0.5)) for size in SIZES]

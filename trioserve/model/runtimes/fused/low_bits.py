@@ -276,7 +276,7 @@ class LowBits:
         self._shared.numbers = torch.empty(largest, dtype=self.dtype, device=device)
         tried = set()
         for each in self._made:
-            kind = each.stored.kind, each.has_bias
+            kind = each.stored.kind, each.has_bias, each.shape
             if kind not in tried:
                 tried.add(kind)
                 fault = _find_fault(each, (*SIZES, DEQUANTISED_TOKENS))

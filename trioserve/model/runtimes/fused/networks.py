@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ....kernels.triton.adapted_pairs import PairChanges
 from ....kernels.triton.experts import Experts, Router, sum_outputs
+from ....kernels.triton.products import SIZES
 from ....kernels.triton.steps import normalize, weigh_gates
 from .expert_products import ExpertProduct
 from .products import Product
@@ -95,7 +96,13 @@ class Dense:
         return multiply(self.output, active)
 
     def compile(self, dtype: torch.dtype) -> None:
-        pass
+        if not self.has_gate:
+            return
+        weight, bias = self.inputs.weight, self.inputs.bias
+        shape = max(SIZES), weight.shape[1]
+        given = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
+        for count in SIZES:
+            weight.weigh(given[:count], bias, self.activation, self.gate_scale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +161,8 @@ class Mixture:
 
     def compile(self, dtype: torch.dtype) -> None:
         self.experts.compile(dtype, self.router.num_chosen)
+        if self.shared is not None:
+            self.shared.compile(dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +211,7 @@ class Beside:
 
     def compile(self, dtype: torch.dtype) -> None:
         """See Network."""
+        self.network.compile(dtype)
         self.mixture.compile(dtype)
 
 
