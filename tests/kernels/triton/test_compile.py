@@ -215,7 +215,7 @@ def test_all_kernels_of_states_compile_for_all_gpus(
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("capability", [80, 89, 90, 120])
 def test_all_formats_of_weights_compile_for_all_gpus(
     tmp_path: Path, capability: int, dtype: str
 ) -> None:
@@ -223,6 +223,7 @@ def test_all_formats_of_weights_compile_for_all_gpus(
     check(
         compile_kernels(tmp_path, "compile_stored.py", *arguments),
         STORED_KERNELS,
+        PARKED if capability == 120 else 0,
         shared=MOST_SHARED if capability == 90 else LEAST_SHARED,
     )
 

@@ -62,12 +62,17 @@ class may_follow:
 
 def can_follow() -> bool:
     """Say whether kernels of the current device may follow."""
+    return find_capability() >= 90
+
+
+def find_capability() -> int:
+    """Return the compute capability of the current device, times ten; 0 if it has none."""
     if IS_INTERPRETED.value:
-        return False
-    return _can_follow(triton.runtime.driver.active.get_current_device())
+        return 0
+    return _find_capability(triton.runtime.driver.active.get_current_device())
 
 
 @cache
-def _can_follow(device: int) -> bool:
+def _find_capability(device: int) -> int:
     target = triton.runtime.driver.active.get_current_target()
-    return bool(target.backend == "cuda" and target.arch >= 90)
+    return int(target.arch) if target.backend == "cuda" else 0

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .follow import can_follow
+from .follow import can_follow, find_capability
 from .multiply import multiply, restore
 from .stored import StoredWeights
 from .widths import round_side
@@ -252,8 +252,10 @@ def _choose_size(num_tokens: int, dtype: torch.dtype, format: str, group: int) -
         return _Size(tokens, 64, 128, 4, stages)
     # On 8.x, mxfp4 would need more registers than the warps have.
     is_turned = format != "mxfp4"
-    # With 64 inputs, int4 goes through shared memory. Before 9.0, there is no room for 128.
-    is_wide = tokens <= 64 or (format == "int4" and can_follow())
+    # With 64 inputs, int4 goes through shared memory. Only on 9.x and 10.x, whose tensor cores
+    # read tokens from there, registers have room for 128.
+    has_room = 90 <= find_capability() < 120
+    is_wide = tokens <= 64 or (format == "int4" and has_room)
     return _Size(tokens, 128, 128 if is_wide else 64, 8, 3, is_turned)
 
 
