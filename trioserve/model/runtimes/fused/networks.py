@@ -100,7 +100,7 @@ class Dense:
             return
         weight, bias = self.inputs.weight, self.inputs.bias
         shape = max(SIZES), weight.shape[1]
-        given = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
+        given = torch.zeros(shape, dtype=dtype, device=weight.device)
         for count in SIZES:
             weight.weigh(given[:count], bias, self.activation, self.gate_scale)
 
