@@ -6,7 +6,8 @@ convolve, recur                   the kernels of layers that keep a state
 low_rank                          the kernels of adapters
 route, grouped                    the kernels of experts
 pair_changes                      the kernels of adapters of experts
-read_tile, multiply               the kernels of weights in fewer bits than 16
+read_tile, multiply               the kernels of few tokens, and of weights in fewer bits than 16
+follow                            kernels that begin before the ones in front of them have ended
 round_inputs                      inputs in eight bits, and their products by torch
 draw, penalize, choose_plain      the kernels of the sampler
 take_in                           the begin of a captured step

@@ -521,16 +521,14 @@ def merge(
     count = tl.load(tiles + tile * TILE_COLUMNS + TILE_COUNT)
     position = tl.load(tiles + tile * TILE_COLUMNS + TILE_POSITION)
     wait()
-    # The count is 1, or 0 for a tile that is padding.
-    if count == 0:
-        return
     first, last = find_keys(position, count, WINDOW, BLOCK_SIZE)
     numbers_of_splits = tl.arange(0, NUM_SPLITS)
     length = find_length(last - first, NUM_SPLITS, TILE_KEYS)
     is_split = numbers_of_splits * length < last - first
     splits = (tile.to(tl.int64) * num_heads + head) * NUM_SPLITS + numbers_of_splits
     columns = tl.arange(0, VALUE_WIDTH)
-    is_column = columns < VALUE_DIM
+    # The count is 1, or 0 for a tile that is padding, whose numbers mean nothing.
+    is_column = columns < count * VALUE_DIM
     peak = tl.load(peaks + splits, mask=is_split, other=float("-inf"))
     base = tl.max(peak, 0)
     if HAS_SINKS:

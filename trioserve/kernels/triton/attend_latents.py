@@ -29,6 +29,7 @@ from .attend import (
     TILE_COUNT,
     TILE_POSITION,
     TILE_SLOT,
+    find_keys,
     find_length,
     multiply,
     multiply_and_add,
@@ -196,13 +197,9 @@ def attend_latents(
     )
 
     # Keys [0, last) are seen by the tile, and [here, there) by this program.
-    last = tl.where(count > 0, position + count, 0)
+    _, last = find_keys(position, count, 0, BLOCK_SIZE)
     length = find_length(last, NUM_SPLITS, TILE_KEYS)
     here = split * length
-    if NUM_SPLITS > 1:
-        # As in `attend`.
-        if here >= last:
-            return
     there = tl.minimum(here + length, last)
 
     # All rows see the keys before `masked`.

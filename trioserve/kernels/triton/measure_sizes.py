@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 import triton
 
+from .follow import find_capability
 from .paged import PagedLayer
 from .size_table import SizeTable
 from .tiles import Tiles, cut_tiles
@@ -44,7 +45,7 @@ def choose_sizes(layer: PagedLayer, table: SizeTable, timer: Timer) -> PagedLaye
     """
     problem: _Problem | None = None
     outputs: dict[bool, Tensor] = {}
-    facts, capability = _describe(layer), _find_capability(layer.cache.device)
+    facts, capability = _describe(layer), find_capability()
 
     def measure(rows: int, size: AttendSize) -> float:
         nonlocal problem
@@ -90,14 +91,6 @@ def list_layer_candidates(
         has_scales=layer.scales is not None,
         is_plain=not has_extras and layer.group == round_up(layer.group),
     )
-
-
-def _find_capability(device: torch.device) -> int:
-    """Return the compute capability of a device, times ten; the interpreter's has none."""
-    if device.type != "cuda":
-        return 80
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
 
 
 def _describe(layer: PagedLayer) -> str:

@@ -10,8 +10,8 @@ from .attend import multiply_and_add
 from .follow import IS_INTERPRETED, let_next_begin, may_follow, wait
 from .read_tile import (
     dequantise,
-    find_factors,
     find_unit,
+    make_factors,
     read_plain,
     read_scales,
     read_tile,
@@ -53,8 +53,8 @@ def multiply(
     INPUTS: tl.constexpr,
     IS_TURNED: tl.constexpr,
     LINES: tl.constexpr,
-    IS_WHOLE: tl.constexpr = False,
-    ACTIVATION: tl.constexpr = None,
+    IS_WHOLE: tl.constexpr,
+    ACTIVATION: tl.constexpr,
 ):
     """Multiply some tokens by some outputs' weights; the grid is (outputs, tokens, splits).
 
@@ -153,11 +153,11 @@ def multiply(
                 # Added by itself, it would be the start of the product.
                 factors = tl.full(sides, 1.0, tl.float32)
             else:
-                factors = _find_factors(held, FORMAT, IS_TURNED)
+                factors = _make_factors(held, FORMAT, IS_TURNED)
                 factors = tl.broadcast_to(factors, sides)
             summed = tl.fma(part, factors, summed)
     if GROUP == 0 and FORMAT != "plain":
-        summed *= _find_factors(ahead, FORMAT, IS_TURNED)
+        summed *= _make_factors(ahead, FORMAT, IS_TURNED)
     summed *= 1 / find_unit(FORMAT, HAS_ZEROS, given.dtype.element_ty)
     if IS_TURNED:
         summed = tl.trans(summed)
@@ -225,9 +225,9 @@ def fetch(
 
 
 @triton.jit
-def _find_factors(scales, FORMAT: tl.constexpr, IS_TURNED: tl.constexpr):
+def _make_factors(scales, FORMAT: tl.constexpr, IS_TURNED: tl.constexpr):
     """Return the scales of one group as factors of sums: (outputs, 1), or (1, outputs)."""
-    factors = find_factors(scales, FORMAT)
+    factors = make_factors(scales, FORMAT)
     return factors if IS_TURNED else tl.trans(factors)
 
 

@@ -16,8 +16,7 @@ from .multiply import multiply, restore
 from .stored import StoredWeights
 from .widths import round_side
 
-# Inputs of a program, and of a read at least.
-_INPUTS = 128
+# Tokens of a program.
 _MOST_TOKENS = 128
 
 # From so many tokens on, weights are dequantised for cuBLAS, by an H200: at 128 tokens that takes
@@ -36,8 +35,8 @@ _LEAST_INPUTS = 256
 # Lines of a row that a program fetches while the kernels before it end.
 _LINES = 4
 
-# Of `restore`.
-_RESTORED = 32
+# Outputs and inputs of a program of `restore`.
+_RESTORED, _INPUTS = 32, 128
 
 # Places in a matrix have 32 bits in the kernel.
 _MOST_NUMBERS = 2**31
@@ -83,6 +82,7 @@ class Splits(NamedTuple):
 
 
 def make_splits(num_outputs: int, num_cores: int, device: torch.device) -> Splits:
+    """Make the Splits of a weight."""
     # A block has 32 outputs or more, and there are at most 16 blocks of tokens.
     count = max(16, num_outputs)
     return Splits(num_cores, torch.zeros(count, dtype=torch.int32, device=device))
@@ -103,8 +103,7 @@ def multiply_plain(
       weight: (num_outputs, num_inputs), contiguous
       Others: as in `multiply_stored`.
     """
-    size = _choose_size(len(given), given.dtype, "plain", 0)
-    return _multiply(given, weight, bias, splits, size, gates, FORMAT="plain")
+    return _multiply(given, weight, bias, splits, gates, FORMAT="plain")
 
 
 def multiply_stored(
@@ -126,13 +125,11 @@ def multiply_stored(
     Returns:
       (num_tokens, num_outputs), or half as many with gates, in the type of `given`
     """
-    size = _choose_size(len(given), given.dtype, stored.format, stored.group)
     return _multiply(
         given,
         stored.codes,
         bias,
         splits,
-        size,
         gates,
         stored.scales,
         stored.zeros,
@@ -147,7 +144,6 @@ def _multiply(
     codes: Tensor,
     bias: Tensor | None,
     splits: Splits,
-    size: _Size,
     gates: Gates | None,
     scales: Tensor | None = None,
     zeros: Tensor | None = None,
@@ -158,6 +154,7 @@ def _multiply(
 ) -> Tensor:
     """Launch the kernel; see `multiply` (multiply.py)."""
     (num_tokens, num_inputs), num_outputs = given.shape, len(codes)
+    size = _choose_size(num_tokens, given.dtype, FORMAT, GROUP)
     num_tiles = -(-num_tokens // size.tokens)
     num_blocks = -(-num_outputs // size.outputs)
     # On an H200, a quarter more programs than multiprocessors fill the memory's time with reads, but

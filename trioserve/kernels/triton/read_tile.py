@@ -86,7 +86,7 @@ def read_scales(
 
 
 @triton.jit
-def find_factors(scales, FORMAT: tl.constexpr):
+def make_factors(scales, FORMAT: tl.constexpr):
     """Return scales, as they are stored, as numbers, float32."""
     if FORMAT == "mxfp4":
         # An exponent, with a bias of 127.
@@ -210,7 +210,7 @@ def dequantise(
         elif is_int:
             numbers = numbers - OFFSET
         if IS_SCALED:
-            factors = tl.expand_dims(find_factors(scales, FORMAT), 2)
+            factors = tl.expand_dims(make_factors(scales, FORMAT), 2)
             if is_fast:
                 numbers = numbers * factors.to(DTYPE)
             else:

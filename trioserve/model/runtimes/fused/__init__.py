@@ -4,7 +4,7 @@ It has the same place as native/, which runs decoders on CPUs, and finds the par
 in the same way. A model that is not recognised there runs by transformers' modules.
 
 products   modules that read the same input, as one product
-low_bits   weights in fewer bits than 16
+low_bits   weights as kernels multiply them, in 16 bits and in fewer
 checks     the parts of decoders that these layers compute
 weights    the weights of a layer; take_network takes those of its network
 networks   the networks of layers: one for all tokens, or experts

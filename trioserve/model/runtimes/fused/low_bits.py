@@ -87,12 +87,11 @@ class LowBitWeight:
         return self.stored.codes.device
 
     def multiply(self, given: Tensor, bias: Tensor | None) -> Tensor:
+        if self._are_few(given):
+            return self._multiply_few(given, bias, None)
         if self._rounds:
             assert self.factors is not None, "it rounds by them"
-            if len(given) >= ROUNDED_TOKENS:
-                return multiply_rounded(given, self.stored, self.factors, bias)
-        if len(given) < DEQUANTISED_TOKENS:
-            return self._multiply_few(given, bias, None)
+            return multiply_rounded(given, self.stored, self.factors, bias)
         weight = self.shared.lend(self.shape)
         restore_stored(self.stored, weight)
         return linear(given, weight, bias)
@@ -100,9 +99,12 @@ class LowBitWeight:
     def weigh(
         self, given: Tensor, bias: Tensor | None, activation: str, scale: float
     ) -> Tensor | None:
-        if len(given) >= (ROUNDED_TOKENS if self._rounds else DEQUANTISED_TOKENS):
+        if not self._are_few(given):
             return None
         return self._multiply_few(given, bias, Gates(activation, scale))
+
+    def _are_few(self, given: Tensor) -> bool:
+        return len(given) < (ROUNDED_TOKENS if self._rounds else DEQUANTISED_TOKENS)
 
     @property
     def _rounds(self) -> bool:
