@@ -7,7 +7,7 @@ import functools
 import json
 from pathlib import Path
 import shutil
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pytest
 import torch
@@ -17,6 +17,8 @@ from trioserve.config import ModelConfig
 from trioserve.errors import InvalidConfig
 from trioserve.model.loading.load import load_model
 from trioserve.model.loading.preview import preview_model
+from trioserve.model.runtimes.native.sums import NativeSums
+from trioserve.model.shards.group import TensorGroup
 from trioserve.model.stages.loading import load_stage
 from trioserve.testing.models import TINY_MODELS
 from trioserve.types.stage_place import StagePlace
@@ -107,6 +109,33 @@ def test_alone_in_batches_in_chunks_preempted_and_behind_a_known_prefix(
     planner.preempt(others[1], slot=4)
     planner.run(alone, *others, hit, num_tokens=8, chunk=25)
     model.check(alone, *others, hit)
+
+
+def test_only_wanted_tokens_go_through_layers_that_share_keys(
+    saved: Callable[[str], Any], needs_kernels: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each sublayer adds something to each of its tokens; there are 3 in each layer."""
+    config = ModelConfig(device="cpu", kernels="native")
+    loaded: Any = load_model(saved("E2B")[0], config, name="tiny")
+    counts: list[int] = []
+
+    class Group:
+        def sum(self, numbers: torch.Tensor) -> None:
+            counts.append(len(numbers) // loaded.model.config.hidden_size)
+
+    sums = NativeSums(cast(TensorGroup, Group()))
+    monkeypatch.setattr(loaded.native, "_sums", sums)
+    planner = Planner(loaded, max_num_seqs=2, max_model_len=32)
+    long, short = planner.begin(make_prompt(20)), planner.begin(make_prompt(3), slot=1)
+    planner.step((long, 9))
+    assert counts == [9] * 3
+    counts.clear()
+    planner.step((long, 11), (short, 2))
+    # The second of four layers is the last one that keeps keys.
+    assert counts == [13] * 3 + [1] * 9
+    counts.clear()
+    planner.step((long, 1), (short, 1))
+    assert counts == [2] * 12
 
 
 def test_layers_that_share_keys_have_no_cache_of_their_own(

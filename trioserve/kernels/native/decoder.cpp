@@ -1,5 +1,7 @@
 #include "decoder.h"
 
+#include <numeric>
+
 #include "norm.h"
 #include "tokens.h"
 
@@ -33,6 +35,16 @@ void rotate(float* head, const Angles& angles, int size) {
   }
 }
 
+// Moves the rows of some tokens to the front, in their order.
+template <class Number>
+void keep_rows(Number* rows, std::ptrdiff_t size, const std::int32_t* tokens, int count) {
+  std::vector<Number> kept;
+  for (int i = 0; i < count; ++i) {
+    kept.insert(kept.end(), rows + tokens[i] * size, rows + (tokens[i] + 1) * size);
+  }
+  std::copy(kept.begin(), kept.end(), rows);
+}
+
 }  // namespace
 
 template <class Format>
@@ -41,6 +53,7 @@ Decoder<Format>::Decoder(const DecoderSpec& spec) : spec_(spec) {
     const SublayerSpec& sublayer = spec.sublayers[i];
     most_inputs_ = std::max<std::ptrdiff_t>(most_inputs_, sublayer.width());
     most_mixed_ = std::max(most_mixed_, row_stride(sublayer.output.num_inputs));
+    if (spec.final_norm && sublayer.keeps()) last_keeper_ = &sublayer;
     if (!sublayer.attention) continue;
     const AttentionShape shape = shape_of(*sublayer.attention, spec.block_size);
     most_queries_ = std::max<std::ptrdiff_t>(most_queries_, shape.num_heads * shape.key_dim);
@@ -49,12 +62,14 @@ Decoder<Format>::Decoder(const DecoderSpec& spec) : spec_(spec) {
 }
 
 template <class Format>
-void Decoder<Format>::run(Pool& pool, const StepSpec& step) {
+void Decoder<Format>::run(Pool& pool, const StepSpec& whole) {
   Pool::Step awake(pool);
-  prepare(step, pool.num_threads());
+  prepare(whole, pool.num_threads());
+  StepSpec step = whole;
   for (int i = 0; i < spec_.num_sublayers; ++i) {
     const int layer = spec_.sublayers[i].layer;
     run_sublayer(pool, spec_.sublayers[i], step);
+    if (!step.num_tokens) return;
     const bool is_last = i + 1 == spec_.num_sublayers || spec_.sublayers[i + 1].layer != layer;
     if (is_last && layer < step.num_deepstack) add_deepstack(pool, step, layer);
   }
@@ -66,6 +81,7 @@ void Decoder<Format>::prepare(const StepSpec& step, int num_threads) {
   rows_.clear();
   state_rows_.clear();
   row_of_token_.clear();
+  places_ = nullptr;
   for (int i = 0; i < step.num_rows; ++i) {
     const std::int32_t* row = step.rows + 5 * i;
     const std::ptrdiff_t place = static_cast<std::ptrdiff_t>(row[3]) * step.max_blocks;
@@ -76,7 +92,7 @@ void Decoder<Format>::prepare(const StepSpec& step, int num_threads) {
     row_of_token_.insert(row_of_token_.end(), static_cast<std::size_t>(row[1]), i);
   }
   adapters_.begin(step.adapters, step.num_adapters, step.adapter_format, step.num_tokens);
-  for (PlannedAttention& each : attentions_) each.attention.plan(each.shape, rows_, num_threads);
+  plan_attention(num_threads);
   std::ptrdiff_t tokens = std::max(step.num_tokens, step.num_wanted);
   fit(normed_, tokens * row_stride(spec_.hidden_size));
   fit(inputs_, tokens * most_inputs_);
@@ -86,8 +102,47 @@ void Decoder<Format>::prepare(const StepSpec& step, int num_threads) {
 }
 
 template <class Format>
-void Decoder<Format>::run_sublayer(Pool& pool, const SublayerSpec& sublayer,
-                                   const StepSpec& step) {
+void Decoder<Format>::plan_attention(int num_threads) {
+  for (PlannedAttention& each : attentions_) each.attention.plan(each.shape, rows_, num_threads);
+}
+
+template <class Format>
+bool Decoder<Format>::narrows(const SublayerSpec& sublayer, const StepSpec& step) const {
+  return &sublayer == last_keeper_ && step.num_wanted < step.num_tokens &&
+         sublayer.layer >= step.num_deepstack &&
+         std::all_of(step.wanted, step.wanted + step.num_wanted, [&](int token) {
+           const StepRow& row = rows_[row_of_token_[token]];
+           return token == row.first_token + row.num_tokens - 1;
+         });
+}
+
+template <class Format>
+void Decoder<Format>::narrow(StepSpec& step, int num_threads) {
+  const int size = spec_.hidden_size, count = step.num_wanted;
+  places_ = step.wanted;
+  keep_rows(step.hidden, size, places_, count);
+  keep_rows(normed_.data(), row_stride(size), places_, count);
+  std::vector<StepRow> rows;
+  for (int i = 0; i < count; ++i) {
+    StepRow row = rows_[row_of_token_[places_[i]]];
+    row.start += row.num_tokens - 1;
+    row.first_token = i;
+    row.num_tokens = 1;
+    row.ends = nullptr;  // no token is behind the last one
+    rows.push_back(row);
+  }
+  rows_ = std::move(rows);
+  row_of_token_.resize(count);
+  std::iota(row_of_token_.begin(), row_of_token_.end(), 0);
+  if (count) plan_attention(num_threads);
+  wanted_.select(adapters_, places_, count);
+  std::swap(adapters_, wanted_);
+  step.num_tokens = count;
+  step.wanted = row_of_token_.data();
+}
+
+template <class Format>
+void Decoder<Format>::run_sublayer(Pool& pool, const SublayerSpec& sublayer, StepSpec& step) {
   if (sublayer.norm) normalize_rows(pool, step, sublayer.norm);
   switch (sublayer.kind) {
     case SublayerKind::kAttention: attend(pool, sublayer, step); break;
@@ -97,7 +152,7 @@ void Decoder<Format>::run_sublayer(Pool& pool, const SublayerSpec& sublayer,
     case SublayerKind::kBeside: return add_beside(pool, sublayer, step);
     case SublayerKind::kLookup: weigh_lookups(pool, sublayer, step); break;
   }
-  add_product(pool, sublayer, step);
+  if (step.num_tokens) add_product(pool, sublayer, step);
 }
 
 // The first product, whose rows are sublayer.width() numbers apart.
@@ -125,7 +180,7 @@ void Decoder<Format>::read_inputs(Pool& pool, const SublayerSpec& sublayer, cons
 }
 
 template <class Format>
-void Decoder<Format>::attend(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step) {
+void Decoder<Format>::attend(Pool& pool, const SublayerSpec& sublayer, StepSpec& step) {
   const int size = sublayer.output.num_inputs;
   read_inputs(pool, sublayer, step);
   const LatentSpec* latent = sublayer.attention->latent;
@@ -141,6 +196,12 @@ void Decoder<Format>::attend(Pool& pool, const SublayerSpec& sublayer, const Ste
     mixed_stride = shape.num_heads * shape.value_dim;
   }
   place_tokens(pool, sublayer, step);
+  if (narrows(sublayer, step)) {
+    keep_rows(queries_.data(), shape.num_heads * shape.key_dim, step.wanted, step.num_wanted);
+    keep_rows(inputs_.data(), sublayer.inputs_size(), step.wanted, step.num_wanted);
+    narrow(step, pool.num_threads());
+    if (!step.num_tokens) return;
+  }
   find_planned(shape)->attention.run(pool, shape, static_cast<const Weight*>(sublayer.cache),
                                      queries_.data(), mixed, mixed_stride);
   if (latent) {
@@ -178,7 +239,7 @@ void Decoder<Format>::place_token(const SublayerSpec& sublayer, const StepSpec& 
                                   const StepRow& row, int token) {
   const AttentionSpec& spec = *sublayer.attention;
   const std::ptrdiff_t flat = row.first_token + token;
-  const Angles angles = find_angles(spec, step, flat, row.start + token);
+  const Angles angles = find_angles(spec, step, place_of(flat), row.start + token);
   const int key_dim = spec.key_dim, value_dim = spec.value_dim;
   float* const inputs = &inputs_[flat * sublayer.inputs_size()];
   float* head = inputs;
@@ -212,7 +273,7 @@ void Decoder<Format>::place_latent(const SublayerSpec& sublayer, const StepSpec&
                                    const StepRow& row, int token) {
   const AttentionSpec& spec = *sublayer.attention;
   const std::ptrdiff_t flat = row.first_token + token;
-  const Angles angles = find_angles(spec, step, flat, row.start + token);
+  const Angles angles = find_angles(spec, step, place_of(flat), row.start + token);
   const int rank = spec.value_dim;
   auto* query = &queries_[flat * spec.num_heads * spec.key_dim];
   for (int h = 0; h < spec.num_heads; ++h, query += spec.key_dim) {
@@ -229,11 +290,16 @@ void Decoder<Format>::place_latent(const SublayerSpec& sublayer, const StepSpec&
 }
 
 template <class Format>
-void Decoder<Format>::mix_states(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step) {
+void Decoder<Format>::mix_states(Pool& pool, const SublayerSpec& sublayer, StepSpec& step) {
+  const std::ptrdiff_t stride = row_stride(sublayer.output.num_inputs);
   read_inputs(pool, sublayer, step);
   states_.run(pool, operands_, *sublayer.state, state_rows_, step.num_tokens, spec_.epsilon,
               static_cast<float*>(sublayer.cache), inputs_.data(), sublayer.width(),
-              mixed_.data(), row_stride(sublayer.output.num_inputs));
+              mixed_.data(), stride);
+  if (narrows(sublayer, step)) {
+    keep_rows(mixed_.data(), stride, step.wanted, step.num_wanted);
+    narrow(step, pool.num_threads());
+  }
 }
 
 template <class Format>
@@ -310,7 +376,7 @@ void Decoder<Format>::weigh_lookups(Pool& pool, const SublayerSpec& sublayer,
              for (int i = 0; i < kBlock; i += Vec::kLanes) {
                activate(activation(), Vec::load(values + i)).store(gates + i);
              }
-             const float* lookup = lookups + row * spec_.num_layers * size + first;
+             const float* lookup = lookups + place_of(row) * spec_.num_layers * size + first;
              float* to = &mixed_[row * stride + first];
              for (int i = 0; i < count; ++i) to[i] = gates[i] * lookup[i];
            },

@@ -11,6 +11,10 @@
 //     kBeside      kNetwork and a mixture beside it
 //     kLookup      inputs of the hidden states -> activation -> * vector of the token -> output
 //
+// Behind the last sublayer that keeps something of each token, only the tokens whose logits are
+// wanted go on: a prompt's others have keys and values, and nobody reads their hidden states.
+// Most models save a part of one layer so, those whose last layers share caches half of all.
+//
 // Hidden states are float32 throughout, whatever the type of the weights.
 #pragma once
 
@@ -81,6 +85,8 @@ struct SublayerSpec {
   }
   // Numbers that the body reads for each token.
   int width() const { return inputs_size() + (state ? state->num_widened() : 0); }
+  // Whether later steps read what it keeps of each token.
+  bool keeps() const { return state || (attention && !attention->shares_cache); }
 };
 
 struct DecoderSpec {
@@ -98,7 +104,7 @@ struct DecoderSpec {
 };
 
 struct StepSpec {
-  float* hidden;  // (num_tokens, hidden_size), replaced by the output of the last layer
+  float* hidden;  // (num_tokens, hidden_size); on return those of the last layer, if none is behind
   const std::int64_t* blocks;          // (slots, max_blocks)
   const std::int64_t* window_blocks;   // the same for windowed layers, or null
   // (num_rows, 5): first token, tokens, start, slot, tokens whose states stay (StateRow)
@@ -131,22 +137,27 @@ class Decoder {
  public:
   explicit Decoder(const DecoderSpec& spec);
 
-  void run(Pool& pool, const StepSpec& step);
+  void run(Pool& pool, const StepSpec& whole);
 
  private:
   using Weight = typename Format::Weight;
 
   // The bodies of sublayers read normed_, and leave the rows that the output product reads in
-  // mixed_.
-  void run_sublayer(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step);
-  void attend(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step);
-  void mix_states(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step);
+  // mixed_. The last one that keeps something of each token narrows the step.
+  void run_sublayer(Pool& pool, const SublayerSpec& sublayer, StepSpec& step);
+  void attend(Pool& pool, const SublayerSpec& sublayer, StepSpec& step);
+  void mix_states(Pool& pool, const SublayerSpec& sublayer, StepSpec& step);
   void activate_network(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step);
   void add_mixture(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step);
   void add_beside(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step);
   void weigh_lookups(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step);
 
   void prepare(const StepSpec& step, int num_threads);
+  void plan_attention(int num_threads);
+  // Whether only the wanted tokens go on behind a sublayer.
+  bool narrows(const SublayerSpec& sublayer, const StepSpec& step) const;
+  void narrow(StepSpec& step, int num_threads);
+  std::ptrdiff_t place_of(std::ptrdiff_t token) const { return places_ ? places_[token] : token; }
   void read_inputs(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step);
   void place_tokens(Pool& pool, const SublayerSpec& sublayer, const StepSpec& step);
   void place_latent(const SublayerSpec& sublayer, const StepSpec& step, const StepRow& row,
@@ -186,9 +197,12 @@ class Decoder {
   std::vector<PlannedAttention> attentions_;
   // The largest sizes of all sublayers.
   std::ptrdiff_t most_inputs_ = 0, most_mixed_ = 0, most_queries_ = 0;
+  const SublayerSpec* last_keeper_ = nullptr;
   std::vector<StepRow> rows_;
   std::vector<StateRow> state_rows_;
   std::vector<int> row_of_token_;
+  // Of the tokens that go on, their places in the whole step; null if all do.
+  const std::int32_t* places_ = nullptr;
   std::vector<float> normed_, inputs_, mixed_, added_, routed_, chosen_;
   std::vector<typename Format::Operand> queries_;
   OperandBuffer operands_;

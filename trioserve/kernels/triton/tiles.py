@@ -9,7 +9,7 @@ A tile has neighbours of one sequence.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -118,6 +118,31 @@ class Tiles:
     key_ends: Tensor | None = None
     adapters: AdapterTiles | None = None
     larger_chunks: Mapping[int, ChunkTiles] = field(default_factory=dict)
+
+    def keep(
+        self, places: Tensor, decodes: Tensor, adapters: AdapterTiles | None
+    ) -> Tiles:
+        """Return the tiles of some tokens alone, each the last one of its row.
+
+        Layers with states get no more of them.
+
+        Args:
+          places: (num_kept,) int64, of the tokens
+          decodes: (num_kept, 4) int32, a tile of each
+        """
+        return replace(
+            self,
+            slots=self.slots[places],
+            positions=self.positions[places],
+            decodes=decodes,
+            chunks=decodes[:0],
+            rows=None,
+            spans=None,
+            # Nothing of a row is behind its last token.
+            key_ends=None,
+            adapters=adapters,
+            larger_chunks={},
+        )
 
     def get_chunks(self, chunk_queries: int) -> ChunkTiles:
         """Return the tiles of chunks for a layer."""

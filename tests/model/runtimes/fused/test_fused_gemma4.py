@@ -11,6 +11,7 @@ from typing import Any
 
 from interpreter import require_triton
 import pytest
+from torch import Tensor
 
 from trioserve.config import ModelConfig
 from trioserve.model.loading.load import load_model
@@ -22,6 +23,7 @@ from .graphs import DEVICE, GRAPHS, check_on_gpu, load
 
 require_triton()
 
+from trioserve.model.runtimes.fused.layer import Layer  # noqa: E402
 
 # The interpreter takes its time.
 CHANGES: dict[str, dict[str, Any]] = {
@@ -48,8 +50,17 @@ def build(kind: str, folder: Path) -> Tiny:
         *(pytest.param(each, marks=pytest.mark.matrix) for each in ("31B", "12B")),
     ],
 )
-def test_a_model_writes_what_generate_writes(tmp_path: Path, kind: str) -> None:
+def test_a_model_writes_what_generate_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     """Behind a window, in chunks, beside another, and in graphs."""
+    counts: list[int] = []
+
+    def add_up(layer: Layer, added: Tensor) -> Tensor:
+        counts.append(len(added))
+        return added
+
+    monkeypatch.setattr(Layer, "_sum", add_up)
     model = build(kind, tmp_path)
     planner = Planner(load(model), max_num_seqs=2, max_model_len=32)
     num_graphs = len(GRAPHS)
@@ -61,8 +72,14 @@ def test_a_model_writes_what_generate_writes(tmp_path: Path, kind: str) -> None:
         planner.begin(make_prompt(length, slot), slot=slot)
         for slot, length in enumerate(lengths)
     ]
+    counts.clear()
     planner.step((sequences[0], 7))
+    num_sublayers = 3 if kind == "E2B" else 2
+    # Only what keeps keys for later steps, and all that is before it.
+    assert counts == [7] * num_sublayers
+    counts.clear()
     planner.step((sequences[1], 3), (sequences[0], 3))
+    assert counts[num_sublayers - 1 : num_sublayers + 2] == [6, 2, 2]
     planner.run(*sequences, num_tokens=2)
     model.check(*sequences)
     assert sum(graph.num_replays for graph in GRAPHS[num_graphs:]) == (kind == "E2B")

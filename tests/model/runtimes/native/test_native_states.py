@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,17 @@ class Steps:
         self._begun: set[int] = set()
 
     @torch.inference_mode()
-    def run(self, *rows: tuple[int, int, int], held: tuple[int, ...] = ()) -> Tensor:
-        """Run rows of (slot, begin, end); returns the logits of all their tokens."""
+    def run(
+        self,
+        *rows: tuple[int, int, int],
+        held: tuple[int, ...] = (),
+        wanted: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Run rows of (slot, begin, end).
+
+        Returns:
+          the logits of the last tokens of the rows in `wanted`; of all tokens if it is None
+        """
         planned = tuple(self._make_row(*row) for row in rows)
         self._tables.append_blocks(planned)
         plan = StepPlan(step_id=0, starts=(), rows=planned)
@@ -112,7 +122,9 @@ class Steps:
             plan, self._tables, self._layers.order, torch.device("cpu"), held
         )
         vectors = self._embed(inputs.input_ids)[0]
-        tokens = range(len(vectors))
+        tokens: Sequence[int] = range(len(vectors))
+        if wanted is not None:
+            tokens = [inputs.last_tokens[row] for row in wanted]
         return self._layers.run(vectors, inputs, tokens, inputs.position_ids)
 
     def _make_row(self, slot: int, begin: int, end: int) -> StepRow:
@@ -153,6 +165,11 @@ def test_alone_in_chunks_beside_another_skipped_and_again(
             parts.append(steps.run((0, i, i + 1), (1, i - 87, i - 86))[:1])
         parts.append(steps.run((0, 125, NUM_TOKENS)))
         assert torch.equal(torch.cat(parts), expected)
+        # The other tokens do not go through the layers behind the last cache or state.
+        assert not len(steps.run((0, 0, 100), (1, 0, 30), wanted=()))
+        rows = (0, 100, NUM_TOKENS), (1, 30, 40)
+        lasts = steps.run(*rows, wanted=(1, 0))
+        assert torch.equal(lasts, expected[[39, NUM_TOKENS - 1]])
         outputs.append(expected)
     exact, rounded = outputs
     assert 0 < torch.dist(exact, rounded) < 0.1 * exact.norm()

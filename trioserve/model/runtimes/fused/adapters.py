@@ -273,15 +273,18 @@ class FusedAdapters:
     def cut_wanted(
         self, inputs: StepInputs, tokens: Sequence[int]
     ) -> AdapterTiles | None:
-        """Cut the flat tokens that the head reads in the same way."""
+        """Cut the flat tokens whose logits are wanted in the same way."""
         if not inputs.adapters:
             return None
         ends = [*accumulate(inputs.counts)]
         adapters = [inputs.adapters[bisect_right(ends, token)] for token in tokens]
         num_tokens = count_adapter_tokens(False)
         tiles = self._cut(adapters, [1] * len(adapters), num_tokens)
+        slots = np.array([self._slots[number] for number in adapters], dtype=np.int32)
+        numbers = inputs.numbers.add
+        sent = numbers(tiles), numbers(slots)
         return AdapterTiles(
-            numbers=inputs.numbers.add(tiles).get(), num_tokens=num_tokens
+            numbers=sent[0].get(), slots=sent[1].get(), num_tokens=num_tokens
         )
 
     def _cut(

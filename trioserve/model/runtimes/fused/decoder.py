@@ -10,6 +10,7 @@ from operator import attrgetter
 from weakref import WeakMethod
 
 import numpy as np
+from numpy.typing import NDArray
 import torch
 from torch import Tensor, nn
 
@@ -47,7 +48,7 @@ from .decode_inputs import (
 )
 from .graphs import Capture, DecodeGraphs, GraphOutput, list_sizes
 from .latents import LatentAttention
-from .layer import Layer, LayerStep, Sublayer
+from .layer import Layer, LayerStep, Sublayer, Wanted
 from .low_bits import LowBits
 from .mixers import Attention, Mixer, make_state_mixer
 from .products import join_products
@@ -159,9 +160,19 @@ class FusedLayers:
             tables,
         )
         paged = iter(self._attention.layers)
+        keepers = [
+            (i, each)
+            for i, layer in enumerate(decoder.weights)
+            for each in layer
+            if each.keeps
+        ]
+        self._last_kept, last_keeper = keepers[-1] if keepers else (0, None)
         made = [
-            [Sublayer(each, self._make_mixer(each, paged)) for each in layer]
-            for layer in decoder.weights
+            [
+                Sublayer(i, each, self._make_mixer(each, paged), each is last_keeper)
+                for each in layer
+            ]
+            for i, layer in enumerate(decoder.weights)
         ]
         everywhere = [each for layer in made for each in layer]
         products = [each for own in everywhere for each in own.weights.products]
@@ -313,7 +324,7 @@ class FusedLayers:
             vectors = self._embed(token_ids[None])[0]
         assert vectors is not None, "the graph gets vectors, or looks them up"
         lookups = self._look_up(token_ids[None], vectors)
-        hidden = self._compute(vectors, tiles, lookups)
+        hidden = self._compute(vectors, LayerStep(tiles, lookups=lookups))
         output = self._finish(hidden, tiles.adapters)
         if not self._chooses:
             return output, None
@@ -383,15 +394,35 @@ class FusedLayers:
         deepstack: Tensor | None = None,
     ) -> Tensor:
         """Run one step; see LayersOnKernels (on_kernels.py)."""
-        wanted = inputs.numbers.add(np.array(tokens, dtype=np.int64))
+        index = np.array(tokens, dtype=np.int64)
+        places = inputs.numbers.add(index)
+        decodes = inputs.numbers.add(_list_tiles(inputs, index))
         tiles = self._cut(inputs)
+        adapters = self.adapters.cut_wanted(inputs, tokens)
+        wanted = None
+        if self._narrows(inputs, tokens, deepstack):
+            kept = tiles.keep(places.get(), decodes.get(), adapters)
+            wanted = Wanted(places.get(), kept)
         angles = self._find_angles(vectors, positions)
         lookups = self._look_up(inputs.input_ids, vectors)
-        hidden = self._compute(vectors, tiles, lookups, angles, deepstack)
+        step = LayerStep(tiles, angles, lookups, wanted)
+        hidden = self._compute(vectors, step, deepstack)
         if self._head is None:
             return hidden
-        hidden = hidden[wanted.get()]
-        return self._finish(hidden, self.adapters.cut_wanted(inputs, tokens))
+        if wanted is None:
+            hidden = hidden[places.get()]
+        return self._finish(hidden, adapters)
+
+    def _narrows(
+        self, inputs: StepInputs, tokens: Sequence[int], deepstack: Tensor | None
+    ) -> bool:
+        """Return whether only the tokens whose logits are wanted need the last layers."""
+        return (
+            self._head is not None
+            and len(tokens) < len(inputs.tokens)
+            and {*tokens} <= {*inputs.last_tokens}
+            and (deepstack is None or len(deepstack) <= self._last_kept)
+        )
 
     def _cut(self, inputs: StepInputs) -> Tiles:
         """Cut the tokens of a step into tiles, and list its rows for states."""
@@ -416,12 +447,10 @@ class FusedLayers:
     def _compute(
         self,
         vectors: Tensor,
-        tiles: Tiles,
-        lookups: Tensor | None,
-        angles: Angles | None = None,
+        step: LayerStep,
         deepstack: Tensor | None = None,
     ) -> Tensor:
-        """Run the layers; returns (num_tokens, hidden_size)."""
+        """Run the layers; returns (num_tokens, hidden_size), or (num_wanted, hidden_size)."""
         # A copy, because the layers add to it.
         hidden = vectors.to(self._dtype, copy=True)
         if self._parts.embedding_scale != 1.0:
@@ -431,9 +460,9 @@ class FusedLayers:
         num_added = 0 if deepstack is None else len(deepstack)
         pairs = zip(self._layers, (*self._layers[1:], None))
         for index, (layer, following) in enumerate(pairs):
-            own = None if lookups is None else lookups[:, index]
-            step = LayerStep(tiles, angles, own)
-            normed = layer.run(hidden, normed, step, following)
+            hidden, normed, step = layer.run(hidden, normed, step, following)
+            if not len(hidden):
+                break
             if deepstack is not None and index < num_added:
                 hidden += deepstack[index]
                 normed = hidden if following is None else following.enter(hidden)
@@ -470,6 +499,13 @@ class FusedLayers:
             sin=sin[0].float().contiguous(),
             rows=torch.arange(len(vectors), device=vectors.device),
         )
+
+
+def _list_tiles(inputs: StepInputs, index: NDArray[np.int64]) -> Numbers:
+    """Return a tile of each of some tokens, which are alone then, in their order."""
+    places, counts = np.arange(len(index)), np.ones(len(index))
+    tiles = places, counts, inputs.slots[index], inputs.positions[index]
+    return np.stack(tiles, axis=1).astype(np.int32)
 
 
 def _list_rows(inputs: StepInputs) -> Numbers:

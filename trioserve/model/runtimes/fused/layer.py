@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -50,17 +50,43 @@ class _StepProducts:
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """The tokens of a step whose logits are wanted, each the last one of its row.
+
+    Attributes:
+      places: (num_wanted,) int64, among the tokens of the step
+      tiles: of these tokens alone.
+    """
+
+    places: Tensor
+    tiles: Tiles
+
+
+@dataclass(frozen=True, slots=True)
 class LayerStep:
-    """What a layer reads in a step besides hidden states.
+    """What layers read in a step besides hidden states.
 
     Args:
       angles: of the tokens; None if they are at their places.
-      vectors: (num_tokens, size), looked up for this layer; None if it looks up nothing
+      lookups: (num_tokens, num_layers, size), vectors of the tokens for all layers; None if
+        layers look up nothing
+      wanted: the tokens that go on behind the last sublayer that keeps something of each
+        token: nobody reads the hidden states of the others; None if all go on.
     """
 
     tiles: Tiles
-    angles: Angles | None
-    vectors: Tensor | None
+    angles: Angles | None = None
+    lookups: Tensor | None = None
+    wanted: Wanted | None = None
+
+    def narrow(self, wanted: Wanted) -> LayerStep:
+        """Return the step of the wanted tokens."""
+        angles, lookups, places = self.angles, self.lookups, wanted.places
+        if angles is not None:
+            angles = replace(angles, rows=angles.rows[places])
+        if lookups is not None:
+            lookups = lookups[places]
+        return LayerStep(wanted.tiles, angles, lookups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,33 +94,47 @@ class Sublayer:
     """A part of a layer that adds to the hidden states.
 
     Args:
+      layer: place of its layer.
       mixer: None if it does not mix tokens.
+      is_last_keeper: no sublayer behind it keeps something of each token.
     """
 
+    layer: int
     weights: SublayerWeights
     mixer: Mixer | None
+    is_last_keeper: bool
+
+    def mix(self, normed: Tensor, step: LayerStep, multiply: StepProducts) -> Tensor:
+        """Return what `run` reads: the mixed tokens; `normed` if it mixes none."""
+        body = self.weights.body
+        if not isinstance(body, MixerWeights):
+            return normed
+        assert self.mixer is not None, "it mixes tokens"
+        inputs = multiply(body.inputs, normed)
+        return self.mixer.run(inputs, step.tiles, step.angles, multiply)
 
     def run(
         self,
         hidden: Tensor,
-        normed: Tensor,
+        given: Tensor,
         step: LayerStep,
         multiply: StepProducts,
     ) -> Tensor:
-        """Return what it adds, (num_tokens, hidden_size); see Layer.run."""
+        """Return what it adds, (num_tokens, hidden_size); see Layer.run.
+
+        Args:
+          given: from `mix`.
+        """
         match self.weights.body:
             case MixerWeights() as body:
-                assert self.mixer is not None, "it mixes tokens"
-                inputs = multiply(body.inputs, normed)
-                mixed = self.mixer.run(inputs, step.tiles, step.angles, multiply)
-                return multiply(body.output, mixed)
+                return multiply(body.output, given)
             case Beside() as both:
-                return both.run(hidden, normed, step.tiles.slots, multiply)
+                return both.run(hidden, given, step.tiles.slots, multiply)
             case Lookup() as lookup:
-                assert step.vectors is not None, "the step has looked them up"
-                return lookup.run(hidden, step.vectors, multiply)
+                assert step.lookups is not None, "the step has looked them up"
+                return lookup.run(hidden, step.lookups[:, self.layer], multiply)
             case network:
-                return network.run(normed, step.tiles.slots, multiply)
+                return network.run(given, step.tiles.slots, multiply)
 
 
 class Layer:
@@ -138,19 +178,31 @@ class Layer:
         normed: Tensor,
         step: LayerStep,
         following: Layer | None,
-    ) -> Tensor:
-        """Add to the hidden states, and return the first input of the following layer.
+    ) -> tuple[Tensor, Tensor, LayerStep]:
+        """Add to the hidden states.
 
         Args:
           hidden: (num_tokens, hidden_size), changed in place
           normed: the same, normalised by this layer's first norm
-          following: None at the last layer, whose result means nothing.
+          following: None at the last layer.
+
+        Returns:
+          the hidden states, the first input of the following layer, and its step; of the wanted
+          tokens alone, if this layer is the last one that keeps something of each token
         """
         multiply = _StepProducts(self._adapters, step.tiles.adapters)
         nexts = [None] if following is None else following._sublayers[:1]
         for each, behind in zip(self._sublayers, (*self._sublayers[1:], *nexts)):
             weights = each.weights
-            added = each.run(hidden, normed, step, multiply)
+            given = each.mix(normed, step, multiply)
+            if each.is_last_keeper and step.wanted is not None:
+                places = step.wanted.places
+                hidden, normed, given = hidden[places], normed[places], given[places]
+                step = step.narrow(step.wanted)
+                if not len(places):
+                    break
+                multiply = _StepProducts(self._adapters, step.tiles.adapters)
+            added = each.run(hidden, given, step, multiply)
             result = normalize(
                 hidden,
                 None if behind is None else behind.weights.norm,
@@ -162,7 +214,7 @@ class Layer:
             )
             # Without a norm, the next one reads what this one has read, or hidden states.
             normed = normed if result is None else result
-        return normed
+        return hidden, normed, step
 
     def _sum(self, added: Tensor) -> Tensor:
         """Add up the parts of all processes that share the layer."""

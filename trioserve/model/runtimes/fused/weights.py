@@ -70,6 +70,14 @@ class SublayerWeights:
     def products(self) -> tuple[Product | ExpertProduct, ...]:
         return self.body.products
 
+    @property
+    def keeps(self) -> bool:
+        """Whether later steps read what it keeps of each token."""
+        if not isinstance(self.body, MixerWeights):
+            return False
+        parts = self.body.parts
+        return not isinstance(parts, AttentionParts) or parts.call.shares is None
+
 
 # In their order.
 LayerWeights = tuple[SublayerWeights, ...]
