@@ -48,7 +48,7 @@ from .decode_inputs import (
 )
 from .graphs import Capture, DecodeGraphs, GraphOutput, list_sizes
 from .latents import LatentAttention
-from .layer import Layer, LayerStep, Sublayer, Wanted
+from .layer import Layer, LayerStep, Sublayer
 from .low_bits import LowBits
 from .mixers import Attention, Mixer, make_state_mixer
 from .products import join_products
@@ -399,17 +399,16 @@ class FusedLayers:
         decodes = inputs.numbers.add(_list_tiles(inputs, index))
         tiles = self._cut(inputs)
         adapters = self.adapters.cut_wanted(inputs, tokens)
-        wanted = None
-        if self._narrows(inputs, tokens, deepstack):
-            kept = tiles.keep(places.get(), decodes.get(), adapters)
-            wanted = Wanted(places.get(), kept)
         angles = self._find_angles(vectors, positions)
         lookups = self._look_up(inputs.input_ids, vectors)
-        step = LayerStep(tiles, angles, lookups, wanted)
+        step = LayerStep(tiles, angles, lookups)
+        if self._narrows(inputs, tokens, deepstack):
+            kept = tiles.keep(places.get(), decodes.get(), adapters)
+            step = step.narrow(places.get(), kept)
         hidden = self._compute(vectors, step, deepstack)
         if self._head is None:
             return hidden
-        if wanted is None:
+        if step.wanted is None:
             hidden = hidden[places.get()]
         return self._finish(hidden, adapters)
 

@@ -50,19 +50,6 @@ class _StepProducts:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """The tokens of a step whose logits are wanted, each the last one of its row.
-
-    Attributes:
-      places: (num_wanted,) int64, among the tokens of the step
-      tiles: of these tokens alone.
-    """
-
-    places: Tensor
-    tiles: Tiles
-
-
-@dataclass(frozen=True, slots=True)
 class LayerStep:
     """What layers read in a step besides hidden states.
 
@@ -71,7 +58,7 @@ class LayerStep:
       lookups: (num_tokens, num_layers, size), vectors of the tokens for all layers; None if
         layers look up nothing
       wanted: the tokens that go on behind the last sublayer that keeps something of each
-        token: nobody reads the hidden states of the others; None if all go on.
+        token; nobody reads the hidden states of the others. None if all go on.
     """
 
     tiles: Tiles
@@ -79,14 +66,34 @@ class LayerStep:
     lookups: Tensor | None = None
     wanted: Wanted | None = None
 
-    def narrow(self, wanted: Wanted) -> LayerStep:
-        """Return the step of the wanted tokens."""
-        angles, lookups, places = self.angles, self.lookups, wanted.places
+    def narrow(self, places: Tensor, tiles: Tiles) -> LayerStep:
+        """Return the step with its wanted tokens; see Wanted.
+
+        It is called before the first layer runs, because kernels read numbers of a step before
+        those in front of them have ended (follow.py).
+
+        Args:
+          tiles: of the wanted tokens alone.
+        """
+        angles, lookups = self.angles, self.lookups
         if angles is not None:
             angles = replace(angles, rows=angles.rows[places])
         if lookups is not None:
             lookups = lookups[places]
-        return LayerStep(wanted.tiles, angles, lookups)
+        return replace(self, wanted=Wanted(places, LayerStep(tiles, angles, lookups)))
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The tokens of a step whose logits are wanted, each the last one of its row.
+
+    Attributes:
+      places: (num_wanted,) int64, among the tokens of the step
+      step: of these tokens alone.
+    """
+
+    places: Tensor
+    step: LayerStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +205,7 @@ class Layer:
             if each.is_last_keeper and step.wanted is not None:
                 places = step.wanted.places
                 hidden, normed, given = hidden[places], normed[places], given[places]
-                step = step.narrow(step.wanted)
+                step = step.wanted.step
                 if not len(places):
                     break
                 multiply = _StepProducts(self._adapters, step.tiles.adapters)
