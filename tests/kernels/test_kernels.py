@@ -25,11 +25,14 @@ from .conftest import Products
 
 # The largest codes of inputs: of the formats for 8 bits, and of those for 16.
 INPUT_LIMITS = [127, 32767]
-GGUF_KINDS = "F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K".split()
+GGUF_KINDS = "F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K MXFP4".split()
 # SourceKind of native/gguf.h.
 SOURCE_KINDS = {
     name: code for code, name in enumerate(["torch.float32", *GGUF_KINDS])
 } | {"torch.bfloat16": 2}
+
+# Its FormatCode of native/matrix.h; inputs have 16 bits.
+MXFP4 = 6
 
 # The types of a KV cache, as native/matrix.h numbers them.
 CACHES = {**FORMATS, torch.int8: 2}
@@ -39,6 +42,7 @@ SCALE_BYTES = {
     **{kind: [1] for kind in ("F16", "BF16", "Q4_0", "Q5_0", "Q8_0")},
     **{kind: [1, 3] for kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K")},
     "Q6_K": [209],
+    "MXFP4": [],
 }
 
 
@@ -243,8 +247,9 @@ def test_an_int8_product_is_that_of_rounded_weights_and_inputs(
 
 @by_chance
 @example("Q4_1", False, 127, 37, 33, 19, 0)
+@example("MXFP4", False, 32767, 37, 33, 19, 0)
 @given(
-    kind=st.sampled_from(["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]),
+    kind=st.sampled_from(["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4"]),
     wide=st.booleans(),
     limit=st.sampled_from(INPUT_LIMITS),
     num_rows=st.integers(1, 40),
@@ -278,9 +283,12 @@ def test_a_product_of_gguf_blocks_is_that_of_their_numbers(
     )
     # Codes of four bits fit into eight, too, and large groups into small ones.
     format = 3 if kind in ("Q4_0", "Q4_1") and not wide else 2
+    format += 2 * INPUT_LIMITS.index(limit)
+    if kind == "MXFP4" and limit == 32767 and not wide:
+        format = MXFP4
     group_size = 16 if wide else 32
     spec = MatrixSpec(
-        format=format + 2 * INPUT_LIMITS.index(limit),
+        format=format,
         num_outputs=num_outputs,
         num_inputs=num_inputs,
         group_size=group_size,
@@ -295,7 +303,7 @@ def test_a_product_of_gguf_blocks_is_that_of_their_numbers(
 
 @by_chance
 @given(
-    four_bits=st.booleans(),
+    kind=st.sampled_from(["F32", "Q4_1", "MXFP4"]),
     limit=st.sampled_from(INPUT_LIMITS),
     num_rows=st.integers(8, 40),
     num_outputs=st.integers(1, 80),
@@ -305,7 +313,7 @@ def test_a_product_of_gguf_blocks_is_that_of_their_numbers(
 )
 def test_a_quantised_product_has_the_same_bits_by_tiles_and_by_vectors(
     tiles: ctypes.CDLL,
-    four_bits: bool,
+    kind: str,
     limit: int,
     num_rows: int,
     num_outputs: int,
@@ -316,14 +324,15 @@ def test_a_quantised_product_has_the_same_bits_by_tiles_and_by_vectors(
     x = make_numbers(seed, num_rows, num_inputs)
     weights = make_numbers(seed + 1, num_outputs, num_inputs)
     source = describe(weights)
-    if four_bits:
-        blocks = gguf.quantize(weights.numpy(), gguf.GGMLQuantizationType.Q4_1)
+    if kind != "F32":
+        blocks = gguf.quantize(weights.numpy(), gguf.GGMLQuantizationType[kind])
         source.rows, source.row_bytes = blocks.ctypes.data, blocks.shape[1]
-        source.kind = SOURCE_KINDS["Q4_1"]
+        source.kind = SOURCE_KINDS[kind]
         # A block of the file has one scale for 32.
         group_size = min(32, group_size)
+    format = 2 + (kind == "Q4_1") + 2 * INPUT_LIMITS.index(limit)
     spec = MatrixSpec(
-        format=2 + four_bits + 2 * INPUT_LIMITS.index(limit),
+        format=MXFP4 if kind == "MXFP4" else format,
         num_outputs=num_outputs,
         num_inputs=num_inputs,
         group_size=group_size,
@@ -360,6 +369,9 @@ def test_gguf_blocks_hold_the_numbers_that_ggml_reads(
     # Scales are float16; these bytes of them leave out infinity and NaN.
     for place in SCALE_BYTES[kind]:
         row[..., place] &= 0x3F
+    if kind == "MXFP4":
+        # An exponent, of numbers up to 6.
+        row[..., 0] = 112 + row[..., 0] % 16
     row = row.reshape(1, -1)
     out = torch.full((num_inputs,), math.nan)
     source = SourceSpec(

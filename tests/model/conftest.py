@@ -247,7 +247,7 @@ NATIVE_MODELS = {
         "llava_next",
         "vipllava",
     ),
-    *("deepseek_v3", "kimi_linear"),
+    *("deepseek_v3", "kimi_linear", "gpt_oss"),
 }
 
 

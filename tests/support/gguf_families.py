@@ -52,6 +52,11 @@ NEMOTRON = {
     **{"intermediate_size": 48, "head_dim": 16, "mamba_num_heads": 8},
     **{"mamba_head_dim": 8, "ssm_state_size": 16, "n_groups": 2, "conv_kernel": 4},
 }
+YARN = {
+    **{"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0},
+    **{"original_max_position_embeddings": 64, "truncate": False},
+    **{"beta_fast": 32.0, "beta_slow": 1.0},
+}
 HYBRID = {
     **{"num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"]},
     **{"intermediate_size": 24, "shared_intermediate_size": 40},
@@ -123,6 +128,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"attention_k_eq_v": True, "num_global_key_value_heads": 1},
             **{"hidden_size_per_layer_input": 0, "enable_moe_block": True},
             **{"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16},
+        },
+    ),
+    "gpt-oss": (
+        "gpt_oss",
+        {
+            **{"num_hidden_layers": 3, "intermediate_size": 64, "head_dim": 16},
+            **{"sliding_window": 16, "rope_parameters": YARN},
+            **{"num_local_experts": 4, "num_experts_per_tok": 2},
         },
     ),
     "nemotron_h": (
@@ -297,6 +310,33 @@ def change_gemma(
     yield (f"blk.{layer}.{names[leaf]}" if leaf in names else name), numbers
 
 
+def change_oss(config: Any, name: str, numbers: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Write outputs of experts as rows, and gates apart from up projections."""
+    layer = name.split(".")[2] if ".layers." in name else ""
+    _, is_expert, leaf = name.partition(".experts.")
+    if not is_expert:
+        yield name + ".weight" * name.endswith(".sinks"), numbers
+        return
+    kind = "bias" if leaf.endswith("_bias") else "weight"
+    outputs = numbers if kind == "bias" else numbers.transpose(1, 2)
+    if leaf.startswith("down_proj"):
+        yield f"blk.{layer}.ffn_down_exps.{kind}", outputs
+    else:
+        yield f"blk.{layer}.ffn_gate_exps.{kind}", outputs[:, ::2]
+        yield f"blk.{layer}.ffn_up_exps.{kind}", outputs[:, 1::2]
+
+
+def add_oss(writer: GGUFWriter, config: Any) -> None:
+    rotary = config.rope_parameters
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(rotary["factor"])
+    length = rotary["original_max_position_embeddings"]
+    writer.add_rope_scaling_orig_ctx_len(length)
+
+
 def add_gemma(writer: GGUFWriter, config: Any, kinds: list[str]) -> None:
     writer.add_shared_kv_layers(config.num_kv_shared_layers)
     size = config.hidden_size_per_layer_input
@@ -396,6 +436,8 @@ def write_gguf(
         change = change_gemma
     elif architecture == "falcon-h1":
         change = change_falcon
+    elif architecture == "gpt-oss":
+        change = change_oss
     elif architecture.startswith("nemotron"):
         change = change_nemotron
     for name, parameter in model.state_dict().items():
@@ -476,7 +518,10 @@ def add_sizes(writer: GGUFWriter, config: Any) -> None:
     if getattr(config, "num_experts", 0) and writer.arch != "gemma4":
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        width = getattr(config, "moe_intermediate_size", 0) or config.intermediate_size
+        writer.add_expert_feed_forward_length(width)
+    if writer.arch == "gpt-oss":
+        add_oss(writer, config)
     if writer.arch.startswith("granite"):
         add_granite(writer, config)
     if writer.arch == "falcon-h1":

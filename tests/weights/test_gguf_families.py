@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import gguf
-from gguf import GGUFWriter
+from gguf import GGMLQuantizationType as Kind, GGUFWriter
 from gguf_families import MODELS, make_model, write_gguf
 import numpy as np
 import pytest
@@ -42,6 +42,24 @@ def test_a_file_becomes_the_model_that_it_was_written_from(
     assert config["eos_token_id"] == 2
 
 
+def test_blocks_of_mxfp4_become_numbers(tmp_path: Path) -> None:
+    model = make_model("gpt-oss")
+    path = write_gguf(
+        *(tmp_path / "tiny.gguf", "gpt-oss", model),
+        kinds=lambda name: Kind.MXFP4 if "_exps" in name else Kind.Q8_0,
+    )
+    folder = resolve_weights(str(path)).folder
+    read = AutoModelForCausalLM.from_pretrained(folder)
+    for name in ("gate_up_proj", "down_proj"):
+        name = f"model.layers.1.mlp.experts.{name}"
+        # Blocks lie along the inputs.
+        rows = model.get_parameter(name).detach().transpose(1, 2).contiguous()
+        blocks = gguf.quantize(rows.numpy(), Kind.MXFP4)
+        numbers = torch.from_numpy(gguf.dequantize(blocks, Kind.MXFP4))
+        # Codes of four bits lose nothing in bfloat16.
+        assert read.get_parameter(name).equal(numbers.transpose(1, 2).bfloat16())
+
+
 def add_unknown_tensor(writer: GGUFWriter) -> None:
     writer.add_tensor("blk.0.other.weight", np.zeros((2, 2), np.float32))
 
@@ -61,7 +79,11 @@ def remove_entry(key: str) -> Callable[[GGUFWriter], None]:
         ),
         (
             *("granite", lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.YARN)),
-            "its rotary angles are scaled",
+            "the scaling of its rotary angles is yarn, not none",
+        ),
+        (
+            *("gpt-oss", remove_entry("gpt-oss.rope.scaling.type")),
+            "the scaling of its rotary angles is none, not yarn",
         ),
         (
             *("granitehybrid", lambda w: w.add_rope_scaling_finetuned(True)),

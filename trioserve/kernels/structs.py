@@ -36,7 +36,10 @@ class SourceSpec(Structure):
 class ExpertSpec(Structure):
     """One expert of a mixture."""
 
-    _fields_ = [(name, MatrixSpec) for name in ("gate", "up", "down")]
+    _fields_ = [
+        *((name, MatrixSpec) for name in ("gate", "up", "down")),
+        *((name, c_void_p) for name in ("gate_bias", "up_bias", "down_bias")),
+    ]
 
 
 class MixtureSpec(Structure):
@@ -44,14 +47,14 @@ class MixtureSpec(Structure):
 
     _fields_ = [
         *((name, MatrixSpec) for name in ("router", "shared_gate")),
-        *((name, c_void_p) for name in ("experts", "choice_bias", "expert_scales")),
-        *((name, c_void_p) for name in ("router_norm", "input_norm", "output_norm")),
-        ("network_norm", c_void_p),
+        *((name, c_void_p) for name in ("experts", "router_bias", "choice_bias")),
+        *((name, c_void_p) for name in ("expert_scales", "router_norm", "input_norm")),
+        *((name, c_void_p) for name in ("output_norm", "network_norm")),
         *((name, c_int32) for name in ("num_experts", "num_chosen")),
         *((name, c_int32) for name in ("has_shared", "renormalizes", "has_sigmoid")),
         *((name, c_int32) for name in ("num_groups", "num_chosen_groups")),
         *((name, c_int32) for name in ("num_ranked", "first_product")),
-        ("scale", c_float),
+        *((name, c_float) for name in ("scale", "slope", "limit")),
     ]
 
 

@@ -32,6 +32,8 @@ class Rule:
         raise Unreadable.
       part: the place among several tensors of one parameter, joined along the rows.
       join: joins the parts in another way; it moves rows only.
+      form: gives the joined numbers transformers' form, such as a transposed one. Kernels
+        take the rows without it. It must run on the device `meta`, too.
       is_optional: a model may lack the parameter, and leaves the tensor out then.
     """
 
@@ -41,6 +43,7 @@ class Rule:
     undo: Callable[[Tensor], Tensor] | None = None
     part: int = 0
     join: Callable[[Sequence[Tensor]], Tensor] | None = None
+    form: Callable[[Tensor], Tensor] | None = None
     is_optional: bool = False
 
     def restore(self, numbers: Tensor) -> Tensor:
@@ -52,12 +55,17 @@ class Rule:
         return numbers if self.undo is None else self.undo(numbers)
 
     def join_parts(self, parts: Sequence[Tensor]) -> Tensor:
-        """Join the tensors of a parameter, which are in the order of their parts."""
+        """Join the rows of a parameter's tensors, which are in the order of their parts."""
         import torch
 
         if self.join is not None:
             return self.join(parts)
         return parts[0] if len(parts) == 1 else torch.cat([*parts], dim=-2)
+
+    def make_parameter(self, parts: Sequence[Tensor]) -> Tensor:
+        """Join the tensors of a parameter, and give them transformers' form."""
+        joined = self.join_parts(parts)
+        return joined if self.form is None else self.form(joined)
 
 
 # By llama.cpp's names, without the number of the layer.

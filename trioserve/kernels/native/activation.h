@@ -49,6 +49,21 @@ inline Vec gelu(Vec x) {
   return x * Vec::all(0.5f) * (Vec::all(1.0f) + erf(x * Vec::all(0.70710678118654752f)));
 }
 
+// What experts do whose gates and numbers are clamped: gates are at most `limit`, numbers between
+// -limit and limit. Without a limit, it is nothing.
+struct ClampSpec {
+  float slope, limit;
+};
+
+// (numbers + 1) * gates * sigmoid(slope * gates)
+// Source: OpenAI 2025 (gpt-oss), the activation of experts.
+inline Vec weigh_clamped(const ClampSpec& clamp, Vec gates, Vec numbers) {
+  const Vec limit = Vec::all(clamp.limit);
+  gates = Vec::min(gates, limit);
+  numbers = Vec::max(Vec::min(numbers, limit), Vec::zero() - limit);
+  return (numbers + Vec::all(1.0f)) * gates * sigmoid(gates * Vec::all(clamp.slope));
+}
+
 inline Vec activate(Activation kind, Vec x) {
   switch (kind) {
     case Activation::kSilu:

@@ -68,6 +68,16 @@ inline Ints upper_bytes(Ints a) { return {_mm256_srai_epi16(a.lanes, 8)}; }
 
 #endif
 
+// Entry i of a table, for each byte i below 16.
+inline Ints look_up(const std::uint8_t (&table)[16], Ints places) {
+  const __m128i entries = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+#if defined(__AVX512F__)
+  return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(entries), places.lanes)};
+#else
+  return {_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(entries), places.lanes)};
+#endif
+}
+
 // Of each 16 bits the four that begin at bit 4 * place, as a number without a sign.
 template <int place>
 inline Ints nibbles(Ints a) {

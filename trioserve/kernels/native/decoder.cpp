@@ -306,7 +306,7 @@ template <class Format>
 void Decoder<Format>::activate_network(Pool& pool, const SublayerSpec& sublayer,
                                        const StepSpec& step) {
   const Addition up = shrink(pool, sublayer, kInputProduct, normed(step));
-  multiply_gated(pool, operands_, normed(step), activation(), sublayer.gate_scale, sublayer.gate,
+  multiply_gated(pool, operands_, normed(step), {activation(), sublayer.gate_scale}, sublayer.gate,
                  *sublayer.inputs, mixed_.data(), up.skip(sublayer.inputs->num_outputs), up);
 }
 

@@ -27,6 +27,9 @@ struct ExpertSpec {
   MatrixSpec gate;  // null if nothing weighs `up`
   MatrixSpec up;
   MatrixSpec down;
+  const float* gate_bias;  // of their outputs; or null
+  const float* up_bias;
+  const float* down_bias;
 };
 
 // The experts of one layer, as Python fills it in.
@@ -34,6 +37,7 @@ struct MixtureSpec {
   MatrixSpec router;          // num_experts outputs
   MatrixSpec shared_gate;     // 1 output, whose sigmoid weighs the shared expert; or null
   const ExpertSpec* experts;  // num_experts, and the shared one behind them
+  const float* router_bias;   // (num_experts,) or null
   const float* choice_bias;   // (num_experts,) or null: added to choose, not in the weights
   const float* expert_scales;  // (num_experts,) or null: factors of the weights
   // The norms of a mixture that stands beside a network: before the router, before and behind
@@ -53,6 +57,7 @@ struct MixtureSpec {
   // Place of its first product among those that adapters may add to.
   std::int32_t first_product;
   float scale;  // factor of the weights
+  ClampSpec clamp;
 };
 
 // The products of a mixture that adapters may add to. Those of the experts follow each other,
@@ -76,8 +81,8 @@ class Mixture {
       const int begin = begins_[expert], num_rows = begins_[expert + 1] - begin;
       if (!num_rows) continue;
       adapters_.select(adapters, &token_of_place_[begin], num_rows);
-      run_expert(pool, buffer, spec.experts[expert], activation, x, begin, num_rows,
-                 spec.first_product + kExpertProducts + 2 * expert);
+      run_expert(pool, buffer, spec.experts[expert], {activation, 1.0f, spec.clamp}, x, begin,
+                 num_rows, spec.first_product + kExpertProducts + 2 * expert);
     }
     run_tokens(pool, x.num_rows, [&](int token) {
       float* sum = to + static_cast<std::ptrdiff_t>(token) * size;
@@ -106,11 +111,11 @@ class Mixture {
     num_choices_ = spec.num_chosen + spec.has_shared;
     choices_.resize(static_cast<std::size_t>(x.num_rows) * num_choices_);
     fit(scores_, static_cast<std::ptrdiff_t>(x.num_rows) * size);
-    multiply_into(pool, buffer, x, spec.router, scores_.data(),
+    multiply_into(pool, buffer, x, spec.router, spec.router_bias, scores_.data(),
                   adapters.shrink(pool, x, spec.first_product + kRouterProduct));
     if (spec.shared_gate.weights) {
       fit(shared_, x.num_rows);
-      multiply_into(pool, buffer, x, spec.shared_gate, shared_.data(),
+      multiply_into(pool, buffer, x, spec.shared_gate, nullptr, shared_.data(),
                     adapters.shrink(pool, x, spec.first_product + kSharedGateProduct));
     }
     run_tokens(pool, x.num_rows, [&](int token) {
@@ -225,26 +230,31 @@ class Mixture {
 
   // Computes the outputs of places [begin, begin + num_rows), which are one expert's.
   void run_expert(Pool& pool, OperandBuffer& buffer, const ExpertSpec& expert,
-                  Activation activation, const Rows& x, int begin, int num_rows, int product) {
+                  Gating gating, const Rows& x, int begin, int num_rows, int product) {
     const std::ptrdiff_t stride = row_stride(expert.up.num_outputs);
     fit(activated_, num_rows * stride);
     const Rows inputs{&inputs_[begin * x.stride], x.stride, num_rows};
     const Addition up = adapters_.shrink(pool, inputs, product);
-    multiply_gated(pool, buffer, inputs, activation, 1.0f, expert.gate, expert.up,
-                   activated_.data(), up.skip(expert.up.num_outputs), up);
+    gating.gate_bias = expert.gate_bias;
+    gating.up_bias = expert.up_bias;
+    multiply_gated(pool, buffer, inputs, gating, expert.gate, expert.up, activated_.data(),
+                   up.skip(expert.up.num_outputs), up);
     const std::ptrdiff_t size = expert.down.num_outputs;
     const Rows activated{activated_.data(), stride, num_rows};
-    multiply_into(pool, buffer, activated, expert.down, &outputs_[begin * size],
-                  adapters_.shrink(pool, activated, product + 1));
+    multiply_into(pool, buffer, activated, expert.down, expert.down_bias,
+                  &outputs_[begin * size], adapters_.shrink(pool, activated, product + 1));
   }
 
   static void multiply_into(Pool& pool, OperandBuffer& buffer, const Rows& x,
-                            const MatrixSpec& matrix, float* to,
-                            const Addition& addition = {}) {
+                            const MatrixSpec& matrix, const float* bias, float* to,
+                            const Addition& addition) {
     const std::ptrdiff_t size = matrix.num_outputs;
     multiply(pool, buffer, x,
              {[&](int row, int first, int count, const float* values) {
-               std::copy_n(values, count, to + row * size + first);
+               float* place = to + row * size + first;
+               for (int i = 0; i < count; ++i) {
+                 place[i] = values[i] + (bias ? bias[first + i] : 0.0f);
+               }
              },
               {to, size}},
              matrix, addition);

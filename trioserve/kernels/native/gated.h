@@ -6,17 +6,33 @@
 
 namespace trioserve {
 
+// How gates weigh.
+struct Gating {
+  Activation activation;
+  float scale = 1.0f;  // factor of gates before the activation
+  ClampSpec clamp = {};
+  const float* gate_bias = nullptr;
+  const float* up_bias = nullptr;
+};
+
+// The numbers of a tile with their biases; those beyond `count` are not read.
+inline Vec add_bias(const float* values, const float* bias, int i, int count) {
+  const Vec numbers = Vec::load(values + i);
+  if (!bias || i >= count) return numbers;
+  return numbers + load_part(bias + i, std::min(count - i, static_cast<int>(Vec::kLanes)));
+}
+
 //   gate, up: of the same format and shape; without a gate, activation(x U^T)
-//   gate_scale: factor of gates before the activation
 //   to: (x.num_rows, row_stride(up.num_outputs))
 //   gate_addition, up_addition: of adapters
 inline void multiply_gated(Pool& pool, OperandBuffer& buffer, const Rows& x,
-                           Activation activation, float gate_scale, const MatrixSpec& gate,
+                           const Gating& gating, const MatrixSpec& gate,
                            const MatrixSpec& up, float* to,
                            const Addition& gate_addition = {},
                            const Addition& up_addition = {}) {
   const int size = up.num_outputs;
   const std::ptrdiff_t stride = row_stride(size);
+  auto part = [](const float* bias, int first) { return bias ? bias + first : nullptr; };
   auto put = [&](int row, int first, int count, const float* product) {
     float* place = to + row * stride + first;
     std::copy_n(product, count, place);
@@ -28,7 +44,8 @@ inline void multiply_gated(Pool& pool, OperandBuffer& buffer, const Rows& x,
              {[&](int row, int first, int count, const float* ups) {
                float product[kBlock];
                for (int i = 0; i < kBlock; i += Vec::kLanes) {
-                 activate(activation, Vec::load(ups + i)).store(product + i);
+                 activate(gating.activation, add_bias(ups, part(gating.up_bias, first), i, count))
+                     .store(product + i);
                }
                put(row, first, count, product);
              },
@@ -36,12 +53,16 @@ inline void multiply_gated(Pool& pool, OperandBuffer& buffer, const Rows& x,
              up, up_addition);
     return;
   }
-  const Vec scale = Vec::all(gate_scale);
+  const Vec scale = Vec::all(gating.scale);
+  const bool is_clamped = gating.clamp.limit > 0.0f;
   multiply(pool, buffer, x,
            {[&](int row, int first, int count, const float* gates, const float* ups) {
              float product[kBlock];
              for (int i = 0; i < kBlock; i += Vec::kLanes) {
-               (activate(activation, Vec::load(gates + i) * scale) * Vec::load(ups + i))
+               const Vec gate = add_bias(gates, part(gating.gate_bias, first), i, count) * scale;
+               const Vec up = add_bias(ups, part(gating.up_bias, first), i, count);
+               (is_clamped ? weigh_clamped(gating.clamp, gate, up)
+                           : activate(gating.activation, gate) * up)
                    .store(product + i);
              }
              put(row, first, count, product);

@@ -4,6 +4,7 @@
 // Source: ggml, ggml-common.h (the structs) and ggml-quants.c (dequantize_row_*).
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -14,7 +15,7 @@ namespace trioserve {
 
 // Types of weights in memory or in a file.
 enum SourceKind : std::int32_t {
-  kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kQ4_K, kQ5_K, kQ6_K
+  kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kQ4_K, kQ5_K, kQ6_K, kMXFP4
 };
 
 struct CodedRow {
@@ -66,6 +67,24 @@ inline const std::uint8_t* read_block(const std::uint8_t* from, int group, Coded
   for (int j = 0; j < 16; ++j) {
     codes[j] = static_cast<std::int8_t>((from[j] & 15) | ((fifth >> j & 1) << 4));
     codes[j + 16] = static_cast<std::int8_t>((from[j] >> 4) | ((fifth >> (j + 16) & 1) << 4));
+  }
+  return from + 16;
+}
+
+// MXFP4: | exponent of 2, and 128 | 16 bytes, as above |
+//
+// A code is a sign and a number of E2M1. Twice the numbers, and 12 larger, are whole and have no
+// sign.
+inline const std::uint8_t* read_mxfp4(const std::uint8_t* from, int group, CodedRow& row) {
+  constexpr std::int8_t kNumbers[16] = {12, 13, 14, 15, 16, 18, 20, 24,
+                                        12, 11, 10, 9,  8,  6,  4,  0};
+  row.scales[group] = std::ldexp(1.0f, *from - 128);
+  row.minima[group] = -12.0f * row.scales[group];
+  ++from;
+  std::int8_t* codes = &row.codes[group * 32];
+  for (int j = 0; j < 16; ++j) {
+    codes[j] = kNumbers[from[j] & 15];
+    codes[j + 16] = kNumbers[from[j] >> 4];
   }
   return from + 16;
 }
@@ -147,6 +166,7 @@ void with_reader(SourceKind kind, Body&& body) {
     case kQ4_K: return body(gguf::read_k_block<4>, 256, 32);
     case kQ5_K: return body(gguf::read_k_block<5>, 256, 32);
     case kQ6_K: return body(gguf::read_q6_k, 256, 16);
+    case kMXFP4: return body(gguf::read_mxfp4, 32, 32);
     default: return;
   }
 }

@@ -5,8 +5,8 @@
 // in which shifts give the weights of two neighbours as two numbers of 16 bits:
 //
 //     int8    | o0: i0 i2 i1 i3 | o1: i0 i2 i1 i3 | ...      a byte each
-//     int4    | o0: i0 i4 i1 i5 | o1: i0 i4 i1 i5 | ...      the lower 4 bits
-//             |     i2 i6 i3 i7 |     i2 i6 i3 i7 | ...      the upper 4 bits
+//     int4,   | o0: i0 i4 i1 i5 | o1: i0 i4 i1 i5 | ...      the lower 4 bits
+//     mxfp4   |     i2 i6 i3 i7 |     i2 i6 i3 i7 | ...      the upper 4 bits
 #pragma once
 
 #include "quantised.h"
@@ -15,8 +15,8 @@ namespace trioserve {
 
 // A format of quantised weights, with inputs of 16 bits. At most 256 inputs share a scale, so
 // that sums fit into 32 bits.
-template <int inputs>
-struct Inputs16Format {
+template <int inputs, class Codes = PlainCodes>
+struct Inputs16Format : Codes {
   using Weight = std::uint8_t;
   using Operand = std::int16_t;
   static constexpr bool kIsQuantised = true;
@@ -50,18 +50,43 @@ struct Int8Format : Int8Inputs16Format {
 
 #endif
 
-struct Int4Inputs16Format : Inputs16Format<8> {
+template <class Codes>
+struct FourBitsInputs16Format : Inputs16Format<8, Codes> {
   static constexpr int byte_of(int i) { return i % 2 * 2 + i / 4; }
   static constexpr bool is_upper_half(int i) { return i / 2 % 2 == 1; }
 
   template <int R, int V>
-  static inline void multiply(const Operand* x, std::ptrdiff_t stride, const Weight* w,
-                              Ints (&sums)[R][V]) {
-    add_inputs(x, stride, w, [](Ints halves) { return nibbles<0>(halves); }, sums);
-    add_inputs(x + 2, stride, w, [](Ints halves) { return nibbles<1>(halves); }, sums);
-    add_inputs(x + 4, stride, w, [](Ints halves) { return nibbles<2>(halves); }, sums);
-    add_inputs(x + 6, stride, w, [](Ints halves) { return nibbles<3>(halves); }, sums);
+  static inline void multiply(const std::int16_t* x, std::ptrdiff_t stride,
+                              const std::uint8_t* w, Ints (&sums)[R][V]) {
+    auto decode = [](Ints codes) { return Codes::decode(codes); };
+    add_inputs(x, stride, w, [&](Ints halves) { return decode(nibbles<0>(halves)); }, sums);
+    add_inputs(x + 2, stride, w, [&](Ints halves) { return decode(nibbles<1>(halves)); }, sums);
+    add_inputs(x + 4, stride, w, [&](Ints halves) { return decode(nibbles<2>(halves)); }, sums);
+    add_inputs(x + 6, stride, w, [&](Ints halves) { return decode(nibbles<3>(halves)); }, sums);
   }
 };
+
+struct Int4Inputs16Format : FourBitsInputs16Format<PlainCodes> {};
+
+// The numbers of E2M1 twice, and 12 larger, so that none has a sign:
+//
+//     -6 -4 -3 -2 -1.5 -1 -0.5 0 -0 0.5 1 1.5 2 3 4 6
+//
+// The codes are their places. The first one is 0, as the upper byte of 16 bits must be.
+// Source: Open Compute Project, Microscaling Formats 1.0, section 5.3.3.
+struct E2m1Codes {
+  static constexpr std::uint8_t kNumbers[16] = {0,  4,  6,  8,  9,  10, 11, 12,
+                                                12, 13, 14, 15, 16, 18, 20, 24};
+
+  // Of the numbers that there are.
+  static constexpr std::uint8_t kCodes[25] = {0, 0, 0, 0,  1,  0,  2, 0,  3, 4,  5, 6, 7,
+                                              9, 10, 11, 12, 0, 13, 0, 14, 0, 0, 0, 15};
+
+  static constexpr std::uint8_t encode(int number) { return kCodes[number]; }
+  static constexpr int decode(int code) { return kNumbers[code]; }
+  static Ints decode(Ints codes) { return look_up(kNumbers, codes); }
+};
+
+struct Mxfp4Inputs16Format : FourBitsInputs16Format<E2m1Codes> {};
 
 }  // namespace trioserve

@@ -90,7 +90,7 @@ inline std::uint32_t join_codes(const std::int8_t* codes) {
   std::uint32_t step = 0;
 #pragma GCC unroll 8
   for (int i = 0; i < Format::kInputs; ++i) {
-    const std::uint32_t code = static_cast<std::uint8_t>(codes[i]);
+    const std::uint32_t code = Format::encode(codes[i]);
     step |= code << (8 * Format::byte_of(i) + 4 * Format::is_upper_half(i));
   }
   return step;
@@ -172,7 +172,7 @@ void unpack_block(const Matrix<Format>& matrix, int block, float* to) {
                                         step * kBlock * kStepBytes + Format::byte_of(place)];
         int code = static_cast<std::int8_t>(byte);
         if (Format::kInputs == 8) code = Format::is_upper_half(place) ? byte >> 4 : byte & 15;
-        *to = widen_half(scales[output]) * static_cast<float>(code) +
+        *to = widen_half(scales[output]) * static_cast<float>(Format::decode(code)) +
               widen_half(scales[kBlock + output]);
       } else {
         const int step = input / Format::kInputs, place = input % Format::kInputs;

@@ -72,10 +72,18 @@ inline Vec load_halves(const Float16* from) {
 #endif
 }
 
+// Codes that are the whole numbers to multiply.
+struct PlainCodes {
+  static constexpr std::uint8_t encode(int number) { return static_cast<std::uint8_t>(number); }
+  static constexpr int decode(int code) { return code; }
+  // Of each byte or 16 bits.
+  static Ints decode(Ints codes) { return codes; }
+};
+
 #if defined(__AVX512VNNI__)
 
 // Codes from -128 to 127; any number of inputs that is a multiple of 4 shares a scale.
-struct Int8Format {
+struct Int8Format : PlainCodes {
   using Weight = std::uint8_t;
   using Operand = std::int8_t;
   static constexpr bool kIsQuantised = true;
@@ -100,7 +108,7 @@ struct Int8Format {
 #endif
 
 // Codes from 0 to 15; 32 inputs share a scale, whose sums fit into 16 bits.
-struct Int4Format {
+struct Int4Format : PlainCodes {
   using Weight = std::uint8_t;
   using Operand = std::int8_t;
   static constexpr bool kIsQuantised = true;

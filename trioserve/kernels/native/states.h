@@ -94,25 +94,4 @@ struct StateRow {
   int num_kept;  // tokens whose state the slot keeps: all, or all but the last, if that comes again
 };
 
-// The first `count` lanes; the others are 0.
-inline Vec load_part(const float* from, int count) {
-  if (count >= Vec::kLanes) return Vec::load(from);
-  float lanes[Vec::kLanes] = {};
-  std::memcpy(lanes, from, sizeof(float) * static_cast<std::size_t>(count));
-  return Vec::load(lanes);
-}
-
-inline void store_part(Vec vec, int count, float* to) {
-  if (count >= Vec::kLanes) return vec.store(to);
-  float lanes[Vec::kLanes];
-  vec.store(lanes);
-  std::memcpy(to, lanes, sizeof(float) * static_cast<std::size_t>(count));
-}
-
-// Calls body(first, count) for each vector of `size` numbers; the last may be shorter.
-template <class Body>
-inline void for_vectors(int size, Body&& body) {
-  for (int i = 0; i < size; i += Vec::kLanes) body(i, size - i < Vec::kLanes ? size - i : Vec::kLanes);
-}
-
 }  // namespace trioserve

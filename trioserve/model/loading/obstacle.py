@@ -13,7 +13,6 @@ from ..attention.latents import LatentProjection
 from ..runtimes.choice import NotRecognised
 from ..runtimes.fused.checks import check_parts
 from ..runtimes.native.packer import NUMBERS
-from ..runtimes.native.sublayers import check_mixtures
 from ..runtimes.recognise.decoder import find_parts
 from .adapt.latents import keep_latents
 from .files.facts import ModelFacts
@@ -44,7 +43,6 @@ def find_obstacle(
         )
         if facts.device.type == "cpu":
             open_library()
-            check_mixtures(parts)
             return None if dtype in NUMBERS else f"they have no {dtype}"
         check_parts(parts)
     except (NotRecognised, NoKernels) as error:

@@ -7,18 +7,20 @@ all others are converted to safetensors first.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 import logging
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import GenerationConfig
 
 from ...config import ModelConfig
 from ...kernels.library import NoKernels, open_library
 from ...types.gguf import GgufFile
 from ..attention.cache_memory import choose_kv_dtype
-from ..attention.probe import UnfitLayer
+from ..attention.probe import LayerSpec, UnfitLayer
 from ..runtimes.choice import NotRecognised, log_kernels
 from ..runtimes.loaded import LoadedModel
 from ..runtimes.native.decoder import NativeDecoder
@@ -84,10 +86,12 @@ def _load(
     if dtype != model.dtype:
         # It would convert buffers, too, and the frequencies of rotary angles are float32.
         torch.nn.Module.to(model, dtype)
+    names = {parameter: name for name, parameter in model.named_parameters()}
     sources = fill_model(model, file, dtype)
+    layers = tuple(_take_sinks(each, model, names) for each in watched.layers)
     model.generation_config = GenerationConfig.from_pretrained(folder)
     make_ready(model, facts)
-    parts = find_parts(model, watched.layers, facts.max_model_len)
+    parts = find_parts(model, layers, facts.max_model_len)
     kinds = sorted({name_kind(each) for rows in sources.values() for each in rows})
     native = NativeDecoder(
         parts,
@@ -101,20 +105,35 @@ def _load(
     info = describe_model(
         *(model, facts, config),
         name=name,
-        layers=watched.layers,
+        layers=layers,
         states=watched.states,
     )
     return LoadedModel(
         model=model,
         info=replace(info, kernels=native.name),
         attention=watched.attention,
-        layers=watched.layers,
+        layers=layers,
         states=watched.states,
         stateful=watched.stateful,
         takes_logits_to_keep=takes_logits_to_keep(model),
         kv_dtype=choose_kv_dtype(config, dtype),
         native=native,
     )
+
+
+def _take_sinks(
+    layer: LayerSpec, model: torch.nn.Module, names: Mapping[Tensor, str]
+) -> LayerSpec:
+    """Give a layer that was watched without numbers the sinks of the file.
+
+    Args:
+      names: of the parameters when it was watched.
+    """
+    if layer.sinks is None:
+        return layer
+    if layer.sinks not in names:
+        raise NotRecognised("the sinks of its attention are no parameter")
+    return replace(layer, sinks=model.get_parameter(names[layer.sinks]))
 
 
 def _choose_dtype(config: ModelConfig, facts: ModelFacts) -> torch.dtype:

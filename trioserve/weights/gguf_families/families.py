@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from . import falcon_h1, gemma4, granite, lfm2, nemotron_h, qwen_next
+from . import falcon_h1, gemma4, gpt_oss, granite, lfm2, nemotron_h, qwen_next
 from ...types.gguf_rules import Rules
 from .rules import Metadata
 
@@ -31,6 +31,7 @@ class Family:
 _FAMILIES: Final = {
     "falcon-h1": Family(make_config=falcon_h1.describe, make_rules=falcon_h1.read),
     "gemma4": Family(make_config=gemma4.describe, make_rules=gemma4.read),
+    "gpt-oss": Family(make_config=gpt_oss.describe, make_rules=gpt_oss.read),
     "granite": Family(
         make_config=granite.describe_dense, make_rules=granite.read_dense
     ),

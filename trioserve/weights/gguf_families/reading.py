@@ -35,7 +35,7 @@ def read_tensors(
             raise Unreadable(f"the model has no {parts[0].tensor.name}")
         numbers = [_restore(mapped, part).to(dtype) for part in parts]
         if is_known:
-            found[name] = parts[0].rule.join_parts(numbers)
+            found[name] = parts[0].rule.make_parameter(numbers)
     _add_tied(model, found)
     for name, shape in shapes.items():
         if name not in found:

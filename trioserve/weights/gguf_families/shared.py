@@ -10,18 +10,24 @@ from .rules import Metadata
 Shapes = dict[str, tuple[int, ...]]
 
 
-def describe_decoder(metadata: Metadata, shapes: Shapes) -> dict[str, Any]:
+def describe_decoder(
+    metadata: Metadata, shapes: Shapes, *, scaling: str = "none"
+) -> dict[str, Any]:
     """Return the fields that a decoder's configuration has in every family.
+
+    Args:
+      scaling: llama.cpp's name of how the family's rotary angles are scaled.
 
     Raises:
       Unreadable: the header lacks one, the model is not a decoder, or its rotary angles
-        are scaled.
+        are scaled in another way.
     """
     read = make_reader(metadata)
     if metadata.get(f"{metadata['general.architecture']}.attention.causal") is False:
         raise Unreadable("the model is an encoder")
-    if read("rope.scaling.type", "none") != "none":
-        raise Unreadable("its rotary angles are scaled")
+    found = read("rope.scaling.type", "none")
+    if found != scaling:
+        raise Unreadable(f"the scaling of its rotary angles is {found}, not {scaling}")
     heads = read("attention.head_count_kv")
     return {
         "max_position_embeddings": read("context_length"),

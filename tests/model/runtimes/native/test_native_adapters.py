@@ -55,8 +55,9 @@ def get_weight(model: Any, name: str) -> torch.Tensor:
     if (expert := split_expert(name)) is None:
         weight: torch.Tensor = model.get_submodule(name).weight
         return weight.detach()
-    weight = getattr(model.get_submodule(expert[0]), expert[2])
-    return weight[expert[1]].detach()
+    experts = model.get_submodule(expert[0])
+    weight = getattr(experts, expert[2])[expert[1]].detach()
+    return weight.T if experts.is_transposed else weight
 
 
 def merge(model: Any, changes: dict[str, LowRank]) -> Any:
@@ -82,6 +83,8 @@ def merge(model: Any, changes: dict[str, LowRank]) -> Any:
         *("llama", "phi3", "gemma2", "qwen3_5_text", "falcon_h1", "lfm2"),
         # Experts, with a shared one.
         *("deepseek_v3", "qwen2_moe"),
+        # Its gates are between what they weigh, and inputs come first.
+        "gpt_oss",
     ],
 )
 def test_rows_compute_what_their_merged_weights_compute(

@@ -41,7 +41,10 @@ class RuledTensors:
         order = _order_rows(parts)
         matrices = [self._find_matrix(part) for part in parts]
         sizes = {matrix.num_inputs for matrix in matrices}
-        if order.shape != parameter.shape[:-1] or sizes != {parameter.shape[-1]}:
+        form = parts[0].rule.form
+        weights = torch.empty(*order.shape, matrices[0].num_inputs, device="meta")
+        shape = weights.shape if form is None else form(weights).shape
+        if len(sizes) > 1 or shape != parameter.shape:
             raise NotRecognised(f"{parts[0].tensor.name} has an unexpected shape")
         places = order.flatten().numpy()
         if np.array_equal(places, np.arange(len(places))):
@@ -50,7 +53,7 @@ class RuledTensors:
 
     def read_numbers(self, name: str, parameter: Tensor) -> Tensor:
         parts = self._find(name)
-        numbers = parts[0].rule.join_parts([self._restore(part) for part in parts])
+        numbers = parts[0].rule.make_parameter([self._restore(part) for part in parts])
         if numbers.shape != parameter.shape:
             raise NotRecognised(f"{parts[0].tensor.name} has an unexpected shape")
         return numbers.contiguous()

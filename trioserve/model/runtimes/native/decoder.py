@@ -47,7 +47,7 @@ from .joined import (
 from .layers import NativeLayers
 from .packer import CACHES, Packer, Rows, are_numbers
 from .scans import NativeScans
-from .sublayers import SublayerPacker, check_mixtures
+from .sublayers import SublayerPacker
 from .sums import NativeSums
 
 
@@ -76,7 +76,6 @@ class NativeDecoder:
         group: TensorGroup | None = None,
         sources: Mapping[Tensor, Rows] | None = None,
     ) -> None:
-        check_mixtures(parts)
         self.name = f"native {library.name}{' int8' if int8 else ''}"
         self.num_threads = num_threads
         self._sums = None if group is None else NativeSums(group)

@@ -199,7 +199,10 @@ def list_mixture(
     for i, (inner, outer) in enumerate(zip(inners, outers)):
         expert = packed[i]
         if not first:
-            inputs = _join_gated([inner], expert.up, expert.gate, block_size)
+            inputs = _join_gated(
+                *([inner], expert.up, expert.gate, block_size),
+                is_interleaved=mixture.is_interleaved,
+            )
             first = [inputs, join([outer], [expert.down], block_size)]
         # Experts have the same shapes, and share the places of their outputs.
         matrices = _list_gated(expert.up, expert.gate), (expert.down,)
@@ -213,12 +216,23 @@ def list_mixture(
 
 
 def _join_gated(
-    modules: Sequence[NamedModule], up: MatrixSpec, gate: MatrixSpec, block_size: int
+    modules: Sequence[NamedModule],
+    up: MatrixSpec,
+    gate: MatrixSpec,
+    block_size: int,
+    *,
+    is_interleaved: bool = False,
 ) -> JoinedProduct:
-    """Join a network's products: what its gate weighs comes before the gate."""
+    """Join a network's products: what its gate weighs comes before the gate.
+
+    Args:
+      is_interleaved: in the modules, each gate's outputs come beside what it weighs.
+    """
     matrices = _list_gated(up, gate)
     size = up.num_outputs
     order = np.roll(np.arange(len(matrices) * size), size)
+    if is_interleaved:
+        order = np.arange(2 * size).reshape(size, 2)[:, ::-1].T.ravel()
     return join(modules, matrices, block_size, order=order)
 
 

@@ -22,7 +22,9 @@ Weights = Tensor | GgufMatrix
 Rows = Sequence[Weights]
 
 # FormatCode of native/matrix.h.
-_FLOAT32, _BFLOAT16, _INT8, _INT4, _INT8_INPUTS16, _INT4_INPUTS16 = range(6)
+_FLOAT32, _BFLOAT16, _INT8, _INT4, _INT8_INPUTS16, _INT4_INPUTS16, _MXFP4_INPUTS16 = (
+    range(7)
+)
 NUMBERS = {torch.float32: _FLOAT32, torch.bfloat16: _BFLOAT16}
 # The formats of a KV cache.
 CACHES = {**NUMBERS, torch.int8: _INT8}
@@ -31,7 +33,7 @@ CACHES = {**NUMBERS, torch.int8: _INT8}
 _KINDS = {
     name: code
     for code, name in enumerate(
-        "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K".split()
+        "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K MXFP4".split()
     )
 }
 _TENSOR_KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -122,6 +124,10 @@ class Packer:
         """
         if kinds & set(_TENSOR_KINDS.values()):
             return (_INT8, _INT8_GROUP) if self._int8 else (NUMBERS[self._dtype], 0)
+        if kinds == {"MXFP4"}:
+            # Of 16 bits, even beside inputs of eight: sums of bytes would be too large on CPUs
+            # without VNNI.
+            return _MXFP4_INPUTS16, 32
         if kinds <= _FOUR_BITS:
             return _INT4 if self._int8 else _INT4_INPUTS16, 32
         group_size = 16 if kinds & _SMALL_GROUPS else 32

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import ctypes
 from ctypes import Array, Structure
 from typing import Any
@@ -24,7 +24,6 @@ from ..description import (
     AttentionParts,
     BesideParts,
     Body,
-    DecoderParts,
     LatentParts,
     LookupParts,
     MixerParts,
@@ -32,7 +31,6 @@ from ..description import (
     MlpParts,
     StateParts,
     SublayerParts,
-    find_mixture,
 )
 from .gguf_matrix import GgufMatrix
 from .latents import make_latent
@@ -41,22 +39,6 @@ from .states import find_places, make_state
 
 # SublayerKind of native/decoder.h.
 _ATTENTION, _STATE, _NETWORK, _MIXTURE, _BESIDE, _LOOKUP = range(6)
-
-
-def check_mixtures(parts: DecoderParts) -> None:
-    """Refuse experts that only the kernels for GPUs compute.
-
-    Raises:
-      NotRecognised
-    """
-    for body in parts.bodies:
-        mixture = find_mixture(body)
-        if mixture is None:
-            continue
-        if mixture.has_biases or mixture.router_bias is not None:
-            raise NotRecognised("its experts have biases")
-        if mixture.is_transposed or mixture.is_interleaved or mixture.clamp is not None:
-            raise NotRecognised("its experts have another form")
 
 
 class SublayerPacker:
@@ -194,9 +176,11 @@ class SublayerPacker:
             "output": self.pack([mlp.output]),
         }
 
-    def _make_expert(self, inputs: Rows, has_gate: bool, output: Rows) -> ExpertSpec:
+    def _make_expert(
+        self, inputs: Rows, has_gate: bool, output: Rows, **biases: int | None
+    ) -> ExpertSpec:
         up, gate = self._pack_gated(inputs, has_gate)
-        return ExpertSpec(up=up, gate=gate, down=self._packer.pack(output))
+        return ExpertSpec(up=up, gate=gate, down=self._packer.pack(output), **biases)
 
     def _pack_gated(self, rows: Rows, has_gate: bool) -> tuple[MatrixSpec, MatrixSpec]:
         """Pack what a gate weighs, and the gate, in the same format."""
@@ -218,19 +202,20 @@ class SublayerPacker:
         )
 
     def _make_mixture(self, mlp: MixtureParts, **norms: int | None) -> int:
-        weights = getattr(mlp.experts, mlp.first_name), mlp.experts.down_proj
         firsts, seconds = (
-            split(self._find_rows(each), len(mlp.router)) for each in weights
+            self._list_experts(mlp, name) for name in (mlp.first_name, "down_proj")
         )
         experts = [
-            self._make_expert(first, mlp.has_gate, second)
-            for first, second in zip(firsts, seconds)
+            self._make_expert(
+                first, mlp.has_gate, second, **self._list_biases(mlp, index)
+            )
+            for index, (first, second) in enumerate(zip(firsts, seconds))
         ]
         if (shared := mlp.shared) is not None:
             rows = self._join_rows(shared.inputs)
             output = self._join_rows([shared.output])
             experts.append(self._make_expert(rows, shared.has_gate, output))
-        gate = mlp.shared_gate
+        gate, clamp = mlp.shared_gate, mlp.clamp
         return self._hold(
             MixtureSpec(
                 router=self._packer.pack(self._find_rows(mlp.router), is_exact=True),
@@ -243,13 +228,42 @@ class SublayerPacker:
                 num_ranked=mlp.num_ranked,
                 has_shared=mlp.shared is not None,
                 renormalizes=mlp.renormalizes,
+                router_bias=self._packer.point(mlp.router_bias),
                 choice_bias=self._packer.point(mlp.choice_bias),
                 has_sigmoid=mlp.has_sigmoid,
                 scale=mlp.scale,
                 expert_scales=self._packer.point(mlp.expert_scales),
+                slope=0.0 if clamp is None else clamp.slope,
+                limit=0.0 if clamp is None else clamp.limit,
                 **norms,
             )
         )
+
+    def _list_experts(self, mlp: MixtureParts, name: str) -> Iterable[Rows]:
+        """Return the rows of each expert; gates come before what they weigh."""
+        weight: Tensor = getattr(mlp.experts, name)
+        if weight in self._sources or not (mlp.is_transposed or mlp.is_interleaved):
+            return split(self._find_rows(weight), len(mlp.router))
+        return (
+            [_put_gates_first(mlp, name, each.T if mlp.is_transposed else each)]
+            for each in weight.detach()
+        )
+
+    def _list_biases(self, mlp: MixtureParts, index: int) -> dict[str, int | None]:
+        """Return the fields of an expert for the biases of its products."""
+        if not mlp.has_biases:
+            return {}
+        first, second = (
+            _put_gates_first(mlp, name, getattr(mlp.experts, f"{name}_bias")[index])
+            for name in (mlp.first_name, "down_proj")
+        )
+        gates, numbers = first.chunk(2) if mlp.has_gate else (None, first)
+        point = self._packer.point
+        return {
+            "gate_bias": point(gates),
+            "up_bias": point(numbers),
+            "down_bias": point(second),
+        }
 
     def _make_latent(self, mlp: MixtureParts) -> dict[str, Any]:
         """Return the fields for the products around experts that read fewer numbers."""
@@ -293,6 +307,13 @@ class SublayerPacker:
         if any(has_other_columns(each) for each in source):
             raise NotRecognised("the columns of a product lie in another order")
         return source
+
+
+def _put_gates_first(mlp: MixtureParts, name: str, outputs: Tensor) -> Tensor:
+    """Put the gates of an expert's outputs before what they weigh, if they are among it."""
+    if mlp.is_interleaved and name == mlp.first_name:
+        outputs = torch.cat((outputs[::2], outputs[1::2]))
+    return outputs.contiguous()
 
 
 def _join_biases(

@@ -285,14 +285,16 @@ def check_experts(found: MixtureParts, expert_size: int) -> None:
       NotRecognised
     """
     experts, name = found.experts, type(found.experts).__name__
+    types = set()
     for part in (found.first_name, "down_proj"):
         if not isinstance(getattr(experts, part, None), nn.Parameter):
             raise NotRecognised(f"{name} has no {part} of all experts")
+        types.add(getattr(experts, part).dtype)
     if (
         {name: weight.shape for name, weight in experts.named_parameters()}
         != _list_shapes(found, expert_size)
         or len(found.router.shape) != 2
-        or len({weight.dtype for weight in experts.parameters()}) != 1
+        or len(types) != 1
         or getattr(experts, found.first_name).is_meta
         or not 0 < found.num_chosen <= len(found.router)
     ):
