@@ -86,7 +86,9 @@ def _load(
     if dtype != model.dtype:
         # It would convert buffers, too, and the frequencies of rotary angles are float32.
         torch.nn.Module.to(model, dtype)
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[Tensor, str] = {
+        parameter: name for name, parameter in model.named_parameters()
+    }
     sources = fill_model(model, file, dtype)
     layers = tuple(_take_sinks(each, model, names) for each in watched.layers)
     model.generation_config = GenerationConfig.from_pretrained(folder)

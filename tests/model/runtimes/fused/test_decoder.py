@@ -13,6 +13,7 @@ from interpreter import require_triton
 import pytest
 import torch
 
+from trioserve.model.runtimes.choice import OutputDiffers
 from trioserve.model.self_check.steps import make_check
 
 from ...planning import Planner, make_image, make_prompt
@@ -52,6 +53,19 @@ def test_a_model_writes_what_generate_writes(
     planner.step((sequences[1], 9), (sequences[0], 4))
     planner.run(*sequences, num_tokens=2)
     model.check(*sequences)
+
+
+def test_a_mistake_where_only_wanted_tokens_go_on_is_noticed(
+    tiny: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trioserve.model.runtimes.fused.layer import LayerStep
+
+    narrow = LayerStep.narrow
+    monkeypatch.setattr(
+        LayerStep, "narrow", lambda step, places, tiles: narrow(step, places - 1, tiles)
+    )
+    with pytest.raises(OutputDiffers, match="its output would differ"):
+        load.__wrapped__(tiny("qwen2", DEVICE))
 
 
 @pytest.mark.matrix

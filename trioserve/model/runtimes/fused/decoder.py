@@ -166,7 +166,8 @@ class FusedLayers:
             for each in layer
             if each.keeps
         ]
-        self._last_kept, last_keeper = keepers[-1] if keepers else (0, None)
+        # The layer of the last one; without any, all tokens go through all layers.
+        self._last_kept, last_keeper = keepers[-1] if keepers else (-1, None)
         made = [
             [
                 Sublayer(i, each, self._make_mixer(each, paged), each is last_keeper)
@@ -420,7 +421,7 @@ class FusedLayers:
             self._head is not None
             and len(tokens) < len(inputs.tokens)
             and {*tokens} <= {*inputs.last_tokens}
-            and (deepstack is None or len(deepstack) <= self._last_kept)
+            and (0 if deepstack is None else len(deepstack)) <= self._last_kept
         )
 
     def _cut(self, inputs: StepInputs) -> Tiles:
