@@ -13,6 +13,7 @@ from typing import Any
 import gguf
 from hypothesis import example, given, strategies as st
 import numpy as np
+from numpy.typing import NDArray
 import pytest
 import torch
 from torch import Tensor
@@ -25,14 +26,19 @@ from .conftest import Products
 
 # The largest codes of inputs: of the formats for 8 bits, and of those for 16.
 INPUT_LIMITS = [127, 32767]
-GGUF_KINDS = "F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K MXFP4".split()
+GGUF_KINDS = (
+    "F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K MXFP4 Q2_K Q3_K IQ4_NL IQ4_XS"
+).split()
 # SourceKind of native/gguf.h.
 SOURCE_KINDS = {
     name: code for code, name in enumerate(["torch.float32", *GGUF_KINDS])
 } | {"torch.bfloat16": 2}
 
-# Its FormatCode of native/matrix.h; inputs have 16 bits.
-MXFP4 = 6
+# FormatCode of native/matrix.h of codes that are places in a table; inputs have 16 bits.
+TABLES = {"MXFP4": 6, "IQ4_NL": 7, "IQ4_XS": 7}
+
+# Kinds of fewer bits, with groups of 16.
+K_KINDS = ["Q2_K", "Q3_K"]
 
 # The types of a KV cache, as native/matrix.h numbers them.
 CACHES = {**FORMATS, torch.int8: 2}
@@ -41,8 +47,8 @@ CACHES = {**FORMATS, torch.int8: 2}
 SCALE_BYTES = {
     **{kind: [1] for kind in ("F16", "BF16", "Q4_0", "Q5_0", "Q8_0")},
     **{kind: [1, 3] for kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K")},
-    "Q6_K": [209],
-    "MXFP4": [],
+    **{kind: [1] for kind in ("IQ4_NL", "IQ4_XS")},
+    **{"Q6_K": [209], "Q2_K": [81, 83], "Q3_K": [109], "MXFP4": []},
 }
 
 
@@ -181,6 +187,23 @@ def multiply(
     return out.double()
 
 
+def draw_blocks(
+    kind: str, num_outputs: int, num_inputs: int, seed: int
+) -> NDArray[np.uint8]:
+    """Return rows of random bytes."""
+    block_size, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    chance = np.random.default_rng(seed)
+    shape = num_outputs, num_inputs // block_size, num_bytes
+    rows = chance.integers(0, 256, shape, dtype=np.uint8)
+    # Scales are float16, here from 2^-7 on. Others would be infinity and NaN.
+    for place in SCALE_BYTES[kind]:
+        rows[..., place] = 0x20 + rows[..., place] % 8
+    if kind == "MXFP4":
+        # An exponent, of numbers up to 6.
+        rows[..., 0] = 112 + rows[..., 0] % 16
+    return rows.reshape(num_outputs, -1)
+
+
 def quantise(
     x: Tensor,
     group_size: int,
@@ -249,7 +272,7 @@ def test_an_int8_product_is_that_of_rounded_weights_and_inputs(
 @example("Q4_1", False, 127, 37, 33, 19, 0)
 @example("MXFP4", False, 32767, 37, 33, 19, 0)
 @given(
-    kind=st.sampled_from(["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4"]),
+    kind=st.sampled_from(["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", *TABLES, *K_KINDS]),
     wide=st.booleans(),
     limit=st.sampled_from(INPUT_LIMITS),
     num_rows=st.integers(1, 40),
@@ -267,10 +290,14 @@ def test_a_product_of_gguf_blocks_is_that_of_their_numbers(
     num_groups: int,
     seed: int,
 ) -> None:
-    num_inputs = 32 * num_groups
+    type_ = gguf.GGMLQuantizationType[kind]
+    num_inputs = max(32, gguf.GGML_QUANT_SIZES[type_][0]) * num_groups
     x = make_numbers(seed, num_rows, num_inputs)
-    numbers = make_numbers(seed + 1, num_outputs, num_inputs).numpy() + 0.3
-    blocks = gguf.quantize(numbers, gguf.GGMLQuantizationType[kind])
+    if kind in TABLES or kind in K_KINDS:
+        blocks = draw_blocks(kind, num_outputs, num_inputs, seed + 1)
+    else:
+        numbers = make_numbers(seed + 1, num_outputs, num_inputs).numpy() + 0.3
+        blocks = gguf.quantize(numbers, type_)
     order = torch.randperm(
         num_outputs, generator=torch.Generator().manual_seed(seed + 2)
     )
@@ -282,11 +309,11 @@ def test_a_product_of_gguf_blocks_is_that_of_their_numbers(
         num_outputs=num_outputs,
     )
     # Codes of four bits fit into eight, too, and large groups into small ones.
-    format = 3 if kind in ("Q4_0", "Q4_1") and not wide else 2
+    format = 3 if kind in ("Q4_0", "Q4_1", *K_KINDS) and not wide else 2
     format += 2 * INPUT_LIMITS.index(limit)
-    if kind == "MXFP4" and limit == 32767 and not wide:
-        format = MXFP4
-    group_size = 16 if wide else 32
+    if limit == 32767 and not wide:
+        format = TABLES.get(kind, format)
+    group_size = 16 if wide or kind in K_KINDS else 32
     spec = MatrixSpec(
         format=format,
         num_outputs=num_outputs,
@@ -294,16 +321,20 @@ def test_a_product_of_gguf_blocks_is_that_of_their_numbers(
         group_size=group_size,
     )
     actual = multiply(products.kernels, spec, [source], x)
-    numbers = gguf.dequantize(blocks, gguf.GGMLQuantizationType[kind])[order.numpy()]
+    numbers = gguf.dequantize(blocks, type_)[order.numpy()]
     weights = torch.from_numpy(numbers).double()
     expected = quantise(x, group_size, limit) @ weights.T
+    if kind in K_KINDS or kind == "IQ4_XS":
+        # The product of two scales is rounded to float16.
+        assert torch.dist(actual, expected) < 1e-3 * x.norm() * weights.norm()
+        return
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     assert (actual - expected).abs().mean() < 3e-3
 
 
 @by_chance
 @given(
-    kind=st.sampled_from(["F32", "Q4_1", "MXFP4"]),
+    kind=st.sampled_from(["F32", "Q4_1", "MXFP4", "IQ4_NL"]),
     limit=st.sampled_from(INPUT_LIMITS),
     num_rows=st.integers(8, 40),
     num_outputs=st.integers(1, 80),
@@ -325,14 +356,14 @@ def test_a_quantised_product_has_the_same_bits_by_tiles_and_by_vectors(
     weights = make_numbers(seed + 1, num_outputs, num_inputs)
     source = describe(weights)
     if kind != "F32":
-        blocks = gguf.quantize(weights.numpy(), gguf.GGMLQuantizationType[kind])
+        blocks = draw_blocks(kind, num_outputs, num_inputs, seed)
         source.rows, source.row_bytes = blocks.ctypes.data, blocks.shape[1]
         source.kind = SOURCE_KINDS[kind]
         # A block of the file has one scale for 32.
         group_size = min(32, group_size)
     format = 2 + (kind == "Q4_1") + 2 * INPUT_LIMITS.index(limit)
     spec = MatrixSpec(
-        format=MXFP4 if kind == "MXFP4" else format,
+        format=TABLES.get(kind, format),
         num_outputs=num_outputs,
         num_inputs=num_inputs,
         group_size=group_size,
@@ -360,19 +391,8 @@ def test_gguf_blocks_hold_the_numbers_that_ggml_reads(
     kernels: ctypes.CDLL, kind: str, seed: int
 ) -> None:
     type_ = gguf.GGMLQuantizationType[kind]
-    block_size, num_bytes = gguf.GGML_QUANT_SIZES[type_]
-    num_inputs = 3 * max(block_size, 256)
-    chance = np.random.default_rng(seed)
-    row = chance.integers(
-        0, 256, (1, num_inputs // block_size, num_bytes), dtype=np.uint8
-    )
-    # Scales are float16; these bytes of them leave out infinity and NaN.
-    for place in SCALE_BYTES[kind]:
-        row[..., place] &= 0x3F
-    if kind == "MXFP4":
-        # An exponent, of numbers up to 6.
-        row[..., 0] = 112 + row[..., 0] % 16
-    row = row.reshape(1, -1)
+    num_inputs = 3 * 256
+    row = draw_blocks(kind, 1, num_inputs, seed)
     out = torch.full((num_inputs,), math.nan)
     source = SourceSpec(
         rows=row.ctypes.data,

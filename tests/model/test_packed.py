@@ -191,6 +191,7 @@ def test_each_type_of_blocks_runs(tmp_path: Path) -> None:
     """Each product has one, because weights of one product decide its format together."""
     path = tmp_path / "tiny.gguf"
     sizes = {"hidden_size": 256, "intermediate_size": 256, "initializer_range": 0.1}
+    sizes["num_hidden_layers"] = 3
     kinds = {
         **dict.fromkeys(("blk.0.attn_q", "blk.0.attn_k", "blk.0.attn_v"), Kind.Q4_K),
         **dict.fromkeys(("blk.1.attn_q", "blk.1.attn_k", "blk.1.attn_v"), Kind.Q5_1),
@@ -198,6 +199,9 @@ def test_each_type_of_blocks_runs(tmp_path: Path) -> None:
         **dict.fromkeys(("blk.1.ffn_gate", "blk.1.ffn_up"), Kind.BF16),
         **{"blk.0.attn_output": Kind.Q5_0, "blk.1.attn_output": Kind.F16},
         **{"blk.0.ffn_down": Kind.Q6_K, "blk.1.ffn_down": Kind.Q5_K},
+        **{"blk.2.attn_q": Kind.Q2_K, "blk.2.attn_output": Kind.Q3_K},
+        **dict.fromkeys(("blk.2.ffn_gate", "blk.2.ffn_up"), Kind.IQ4_XS),
+        **{"blk.2.ffn_down": Kind.IQ4_NL, "blk.2.attn_v": Kind.MXFP4},
     }
     write_gguf(path, make_model("llama", **sizes), kinds, Kind.Q8_0)
     oracle = read_oracle(path)

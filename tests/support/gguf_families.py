@@ -474,20 +474,27 @@ def is_quantised(name: str, numbers: NDArray[np.float32]) -> bool:
 
 
 def quantise(numbers: NDArray[np.float32], kind: Kind) -> NDArray[Any]:
-    if kind.name.endswith("_K"):
-        return make_k_blocks(numbers.shape, kind)
+    if kind.name.endswith("_K") or kind.name.startswith("IQ"):
+        return make_blocks(numbers.shape, kind)
     return gguf.quantize(numbers, kind)
 
 
-def make_k_blocks(shape: tuple[int, ...], kind: Kind) -> NDArray[np.uint8]:
+# Bytes of a block before each of its scales.
+SCALES = {
+    **{Kind.Q2_K: (80, 82), Kind.Q3_K: (108,), Kind.Q6_K: (208,)},
+    **dict.fromkeys((Kind.Q4_K, Kind.Q5_K), (0, 2)),
+    **dict.fromkeys((Kind.IQ4_NL, Kind.IQ4_XS), (0,)),
+}
+
+
+def make_blocks(shape: tuple[int, ...], kind: Kind) -> NDArray[np.uint8]:
     """Make blocks of chance, because gguf cannot quantise to these types."""
     block_size, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     *rows, size = shape
     chance = np.random.default_rng(shape[0])
     blocks = chance.integers(0, 256, (*rows, size // block_size, num_bytes))
     scale = np.frombuffer(np.float16(0.0005).tobytes(), np.uint8)
-    places = (208,) if kind == Kind.Q6_K else (0, 2)
-    for place in places:
+    for place in SCALES[kind]:
         blocks[..., place : place + 2] = scale
     return blocks.astype(np.uint8).reshape(*rows, -1)
 

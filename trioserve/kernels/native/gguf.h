@@ -15,7 +15,8 @@ namespace trioserve {
 
 // Types of weights in memory or in a file.
 enum SourceKind : std::int32_t {
-  kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kQ4_K, kQ5_K, kQ6_K, kMXFP4
+  kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kQ4_K, kQ5_K, kQ6_K, kMXFP4,
+  kQ2_K, kQ3_K, kIQ4_NL, kIQ4_XS
 };
 
 struct CodedRow {
@@ -71,22 +72,54 @@ inline const std::uint8_t* read_block(const std::uint8_t* from, int group, Coded
   return from + 16;
 }
 
-// MXFP4: | exponent of 2, and 128 | 16 bytes, as above |
-//
-// A code is a sign and a number of E2M1. Twice the numbers, and 12 larger, are whole and have no
-// sign.
-inline const std::uint8_t* read_mxfp4(const std::uint8_t* from, int group, CodedRow& row) {
-  constexpr std::int8_t kNumbers[16] = {12, 13, 14, 15, 16, 18, 20, 24,
-                                        12, 11, 10, 9,  8,  6,  4,  0};
-  row.scales[group] = std::ldexp(1.0f, *from - 128);
-  row.minima[group] = -12.0f * row.scales[group];
-  ++from;
+// Reads 32 codes of 4 bits, which are places in a table; bytes are as above.
+inline const std::uint8_t* read_table(const std::int8_t (&numbers)[16], const std::uint8_t* from,
+                                      int group, CodedRow& row) {
   std::int8_t* codes = &row.codes[group * 32];
   for (int j = 0; j < 16; ++j) {
-    codes[j] = kNumbers[from[j] & 15];
-    codes[j + 16] = kNumbers[from[j] >> 4];
+    codes[j] = numbers[from[j] & 15];
+    codes[j + 16] = numbers[from[j] >> 4];
   }
   return from + 16;
+}
+
+// MXFP4: | exponent of 2, and 128 | 16 bytes, as above |
+//
+// A code is a sign and a number of E2M1, which is taken twice.
+inline const std::uint8_t* read_mxfp4(const std::uint8_t* from, int group, CodedRow& row) {
+  constexpr std::int8_t kNumbers[16] = {0, 1,  2,  3,  4,  6,  8,  12,
+                                        0, -1, -2, -3, -4, -6, -8, -12};
+  row.scales[group] = std::ldexp(1.0f, *from - 128);
+  row.minima[group] = 0.0f;
+  return read_table(kNumbers, from + 1, group, row);
+}
+
+constexpr std::int8_t kIq4Numbers[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                         1,    13,   25,  38,  53,  69,  89,  113};
+
+// IQ4_NL: | scale | 16 bytes, as above |
+inline const std::uint8_t* read_iq4_nl(const std::uint8_t* from, int group, CodedRow& row) {
+  row.scales[group] = read_half(from);
+  row.minima[group] = 0.0f;
+  return read_table(kIq4Numbers, from + 2, group, row);
+}
+
+// IQ4_XS: 256 weights in 8 groups, whose scales have 6 bits each.
+//
+//     | scale | upper two bits of scales, 2 bytes | lower four, 4 bytes | 128 bytes |
+inline const std::uint8_t* read_iq4_xs(const std::uint8_t* from, int block, CodedRow& row) {
+  const float scale = read_half(from);
+  std::uint16_t upper;
+  std::memcpy(&upper, from + 2, sizeof upper);
+  const std::uint8_t* lower = from + 4;
+  from += 8;
+  for (int g = 0; g < 8; ++g) {
+    const int bits = (lower[g / 2] >> (g % 2 * 4) & 15) | (upper >> (2 * g) & 3) << 4;
+    row.scales[block * 8 + g] = scale * static_cast<float>(bits - 32);
+    row.minima[block * 8 + g] = 0.0f;
+    from = read_table(kIq4Numbers, from, block * 8 + g, row);
+  }
+  return from;
 }
 
 // Q8_0: | scale | 32 weights |
@@ -129,6 +162,48 @@ inline const std::uint8_t* read_k_block(const std::uint8_t* from, int block, Cod
   return halves + 128;
 }
 
+// The two bits of weight i of 256, of which 128 have 32 bytes.
+inline int read_two_bits(const std::uint8_t* from, int i) {
+  return from[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
+}
+
+// Q2_K: 256 weights in 16 groups, whose scales and minima have 4 bits each.
+//
+//     | scales and minima, 16 bytes | two bits, 64 bytes | scale | minimum |
+inline const std::uint8_t* read_q2_k(const std::uint8_t* from, int block, CodedRow& row) {
+  const float scale = read_half(from + 80), minimum = read_half(from + 82);
+  for (int g = 0; g < 16; ++g) {
+    row.scales[block * 16 + g] = scale * static_cast<float>(from[g] & 15);
+    row.minima[block * 16 + g] = -minimum * static_cast<float>(from[g] >> 4);
+  }
+  for (int i = 0; i < 256; ++i) {
+    row.codes[block * 256 + i] = static_cast<std::int8_t>(read_two_bits(from + 16, i));
+  }
+  return from + 84;
+}
+
+// Q3_K: 256 weights in 16 groups, whose scales have 6 bits each.
+//
+//     | third bits, 32 bytes | two bits, 64 bytes | 12 bytes of scales | scale |
+//
+// Of scales, the lower four bits are in 8 bytes, and the upper two in 4.
+inline const std::uint8_t* read_q3_k(const std::uint8_t* from, int block, CodedRow& row) {
+  const std::uint8_t* lower = from + 96;
+  const float scale = read_half(from + 108);
+  for (int g = 0; g < 16; ++g) {
+    const int upper = lower[8 + g % 4] >> (g / 4 * 2) & 3;
+    const int bits = (lower[g % 8] >> (g / 8 * 4) & 15) | upper << 4;
+    row.scales[block * 16 + g] = scale * static_cast<float>(bits - 32);
+    row.minima[block * 16 + g] = -4.0f * row.scales[block * 16 + g];
+  }
+  for (int i = 0; i < 256; ++i) {
+    const int third = from[i % 32] >> (i / 32) & 1;
+    row.codes[block * 256 + i] =
+        static_cast<std::int8_t>(read_two_bits(from + 32, i) | third << 2);
+  }
+  return from + 110;
+}
+
 // Q6_K: 256 weights in 16 groups.
 //
 //     | lower four bits, 128 bytes | upper two, 64 bytes | 16 scales, 1 byte each | scale |
@@ -167,6 +242,10 @@ void with_reader(SourceKind kind, Body&& body) {
     case kQ5_K: return body(gguf::read_k_block<5>, 256, 32);
     case kQ6_K: return body(gguf::read_q6_k, 256, 16);
     case kMXFP4: return body(gguf::read_mxfp4, 32, 32);
+    case kQ2_K: return body(gguf::read_q2_k, 256, 16);
+    case kQ3_K: return body(gguf::read_q3_k, 256, 16);
+    case kIQ4_NL: return body(gguf::read_iq4_nl, 32, 32);
+    case kIQ4_XS: return body(gguf::read_iq4_xs, 256, 32);
     default: return;
   }
 }

@@ -5,9 +5,13 @@
 // in which shifts give the weights of two neighbours as two numbers of 16 bits:
 //
 //     int8    | o0: i0 i2 i1 i3 | o1: i0 i2 i1 i3 | ...      a byte each
-//     int4,   | o0: i0 i4 i1 i5 | o1: i0 i4 i1 i5 | ...      the lower 4 bits
-//     mxfp4   |     i2 i6 i3 i7 |     i2 i6 i3 i7 | ...      the upper 4 bits
+//     int4    | o0: i0 i4 i1 i5 | o1: i0 i4 i1 i5 | ...      the lower 4 bits
+//             |     i2 i6 i3 i7 |     i2 i6 i3 i7 | ...      the upper 4 bits
+//
+// mxfp4 and iq4 lie as int4.
 #pragma once
+
+#include <array>
 
 #include "quantised.h"
 
@@ -68,25 +72,51 @@ struct FourBitsInputs16Format : Inputs16Format<8, Codes> {
 
 struct Int4Inputs16Format : FourBitsInputs16Format<PlainCodes> {};
 
-// The numbers of E2M1 twice, and 12 larger, so that none has a sign:
+// Codes that are places in a table of numbers, which lie `kOffset` above those that are meant.
+template <class Table>
+struct TableCodes {
+  static constexpr int kOffset = Table::kOffset;
+
+  static std::uint8_t encode(int number) { return kCodes[number + kOffset]; }
+  static constexpr int decode(int code) { return Table::kNumbers[code]; }
+  static Ints decode_bytes(Ints codes) { return look_up(Table::kNumbers, codes); }
+  static Ints decode(Ints codes) {
+    // The upper byte of 16 bits looks up nothing.
+    if constexpr (Table::kNumbers[0] != 0) codes = codes | Ints::all(static_cast<int>(0x80008000));
+    return decode_bytes(codes);
+  }
+
+ private:
+  static constexpr std::array<std::uint8_t, 256> invert() {
+    std::array<std::uint8_t, 256> codes = {};
+    for (int code = 0; code < 16; ++code) {
+      codes[Table::kNumbers[code]] = static_cast<std::uint8_t>(code);
+    }
+    return codes;
+  }
+  static constexpr auto kCodes = invert();
+};
+
+// The numbers of E2M1 twice:
 //
 //     -6 -4 -3 -2 -1.5 -1 -0.5 0 -0 0.5 1 1.5 2 3 4 6
 //
-// The codes are their places. The first one is 0, as the upper byte of 16 bits must be.
 // Source: Open Compute Project, Microscaling Formats 1.0, section 5.3.3.
-struct E2m1Codes {
+struct E2m1Table {
+  static constexpr int kOffset = 12;
   static constexpr std::uint8_t kNumbers[16] = {0,  4,  6,  8,  9,  10, 11, 12,
                                                 12, 13, 14, 15, 16, 18, 20, 24};
-
-  // Of the numbers that there are.
-  static constexpr std::uint8_t kCodes[25] = {0, 0, 0, 0,  1,  0,  2, 0,  3, 4,  5, 6, 7,
-                                              9, 10, 11, 12, 0, 13, 0, 14, 0, 0, 0, 15};
-
-  static constexpr std::uint8_t encode(int number) { return kCodes[number]; }
-  static constexpr int decode(int code) { return kNumbers[code]; }
-  static Ints decode(Ints codes) { return look_up(kNumbers, codes); }
 };
 
-struct Mxfp4Inputs16Format : FourBitsInputs16Format<E2m1Codes> {};
+// Source: ggml, ggml-common.h, kvalues_iq4nl. The offset is a power of 2, so that a minimum of
+// float16 is as exact as its scale.
+struct Iq4Table {
+  static constexpr int kOffset = 128;
+  static constexpr std::uint8_t kNumbers[16] = {1,   24,  45,  63,  79,  93,  106, 118,
+                                                129, 141, 153, 166, 181, 197, 217, 241};
+};
+
+struct Mxfp4Inputs16Format : FourBitsInputs16Format<TableCodes<E2m1Table>> {};
+struct Iq4Inputs16Format : FourBitsInputs16Format<TableCodes<Iq4Table>> {};
 
 }  // namespace trioserve

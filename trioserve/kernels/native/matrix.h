@@ -11,7 +11,8 @@
 namespace trioserve {
 
 enum FormatCode : std::int32_t {
-  kFloat32, kBfloat16, kInt8, kInt4, kInt8Inputs16, kInt4Inputs16, kMxfp4Inputs16
+  kFloat32, kBfloat16, kInt8, kInt4, kInt8Inputs16, kInt4Inputs16, kMxfp4Inputs16,
+  kIq4Inputs16
 };
 
 // Calls body with the format that a code stands for.
@@ -24,7 +25,8 @@ auto with_format(std::int32_t code, Body&& body) {
     case kInt4: return body(Int4Format());
     case kInt8Inputs16: return body(Int8Inputs16Format());
     case kInt4Inputs16: return body(Int4Inputs16Format());
-    default: return body(Mxfp4Inputs16Format());
+    case kMxfp4Inputs16: return body(Mxfp4Inputs16Format());
+    default: return body(Iq4Inputs16Format());
   }
 }
 

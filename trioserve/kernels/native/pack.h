@@ -106,7 +106,7 @@ void write_codes(const Matrix<Format>& matrix, const CodedRow& row, int output,
     // A row's own groups may be larger.
     const int own = group * group_size / row.group_size;
     scales[output] = narrow_half(row.scales[own]);
-    scales[kBlock + output] = narrow_half(row.minima[own]);
+    scales[kBlock + output] = narrow_half(row.minima[own] - Format::kOffset * row.scales[own]);
     std::uint8_t* codes = block + 2 * kBlock * sizeof(Float16) + output * 4;
     const int end = std::min((group + 1) * group_size, static_cast<int>(row.codes.size()));
     for (int input = group * group_size; input < end; input += Format::kInputs) {

@@ -74,10 +74,12 @@ inline Vec load_halves(const Float16* from) {
 
 // Codes that are the whole numbers to multiply.
 struct PlainCodes {
+  static constexpr int kOffset = 0;
   static constexpr std::uint8_t encode(int number) { return static_cast<std::uint8_t>(number); }
   static constexpr int decode(int code) { return code; }
-  // Of each byte or 16 bits.
+  // Of each 16 bits, and of each byte.
   static Ints decode(Ints codes) { return codes; }
+  static Ints decode_bytes(Ints codes) { return codes; }
 };
 
 #if defined(__AVX512VNNI__)

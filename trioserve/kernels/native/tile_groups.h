@@ -76,8 +76,8 @@ class BlockCodes {
         for (int i = 0; i < size; i += Format::kInputs) {
           for (int v = 0; v < kVecs; ++v, w += kVecBytes, to += kVecBytes) {
             const Ints both = Ints::load(w);
-            Format::decode(both & mask).store(to);
-            Format::decode(both >> 4 & mask).store(to + kRowBytes);
+            Format::decode_bytes(both & mask).store(to);
+            Format::decode_bytes(both >> 4 & mask).store(to + kRowBytes);
           }
           to += kRowBytes;
         }

@@ -9,7 +9,9 @@ namespace trioserve {
 
 // Formats whose products tiles compute: all but float32.
 template <class Format>
-constexpr bool kTakesTiles = !std::is_same_v<typename Format::Weight, float>;
+constexpr bool kTakesTiles = !std::is_same_v<typename Format::Weight, float> &&
+                             // Numbers beyond 127 want tiles of bytes without a sign.
+                             !std::is_same_v<Format, Iq4Inputs16Format>;
 
 // Vectors are as fast for fewer rows, because both wait for the weights. Tiles of four bits
 // are unpacked, and operands of 16 bits have two products.

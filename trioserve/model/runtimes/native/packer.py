@@ -22,9 +22,8 @@ Weights = Tensor | GgufMatrix
 Rows = Sequence[Weights]
 
 # FormatCode of native/matrix.h.
-_FLOAT32, _BFLOAT16, _INT8, _INT4, _INT8_INPUTS16, _INT4_INPUTS16, _MXFP4_INPUTS16 = (
-    range(7)
-)
+_FLOAT32, _BFLOAT16, _INT8, _INT4, _INT8_INPUTS16, _INT4_INPUTS16 = range(6)
+_MXFP4_INPUTS16, _IQ4_INPUTS16 = 6, 7
 NUMBERS = {torch.float32: _FLOAT32, torch.bfloat16: _BFLOAT16}
 # The formats of a KV cache.
 CACHES = {**NUMBERS, torch.int8: _INT8}
@@ -33,14 +32,22 @@ CACHES = {**NUMBERS, torch.int8: _INT8}
 _KINDS = {
     name: code
     for code, name in enumerate(
-        "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K MXFP4".split()
+        "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K MXFP4 Q2_K Q3_K "
+        "IQ4_NL IQ4_XS".split()
     )
 }
 _TENSOR_KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
-# Kinds with codes of 4 bits, and kinds with groups of 16 weights in place of 32.
-_FOUR_BITS = {"Q4_0", "Q4_1", "Q4_K"}
-_SMALL_GROUPS = {"Q6_K"}
+# Kinds with codes of 4 bits or fewer, and kinds with groups of 16 weights in place of 32.
+_FOUR_BITS = {"Q4_0", "Q4_1", "Q4_K", "Q2_K", "Q3_K"}
+_SMALL_GROUPS = {"Q6_K", "Q2_K", "Q3_K"}
+
+# Kinds whose codes of 4 bits are places in a table -> the format with that table. Inputs have
+# 16 bits, even beside others of eight: sums of bytes would be too large on CPUs without VNNI.
+_TABLES = {
+    "MXFP4": _MXFP4_INPUTS16,
+    **dict.fromkeys(("IQ4_NL", "IQ4_XS"), _IQ4_INPUTS16),
+}
 
 # Weights that share a scale if numbers are quantised. Perplexity of SmolLM2-135M above
 # float32's: 4.0 % with one scale for all inputs of an output, 0.9 % with groups of
@@ -124,13 +131,12 @@ class Packer:
         """
         if kinds & set(_TENSOR_KINDS.values()):
             return (_INT8, _INT8_GROUP) if self._int8 else (NUMBERS[self._dtype], 0)
-        if kinds == {"MXFP4"}:
-            # Of 16 bits, even beside inputs of eight: sums of bytes would be too large on CPUs
-            # without VNNI.
-            return _MXFP4_INPUTS16, 32
-        if kinds <= _FOUR_BITS:
-            return _INT4 if self._int8 else _INT4_INPUTS16, 32
+        tables = {_TABLES.get(kind) for kind in kinds}
+        if len(tables) == 1 and (table := tables.pop()) is not None:
+            return table, 32
         group_size = 16 if kinds & _SMALL_GROUPS else 32
+        if kinds <= _FOUR_BITS:
+            return _INT4 if self._int8 else _INT4_INPUTS16, group_size
         return _INT8 if self._int8 else _INT8_INPUTS16, group_size
 
 
