@@ -55,6 +55,15 @@ void test_activate(int kind, const float* x, int size, float* out) {
   }
 }
 
+void test_weigh_clamped(float slope, float limit, const float* gates, const float* numbers,
+                        int size, float* out) {
+  for (int i = 0; i < size; ++i) {
+    float lanes[Vec::kLanes];
+    weigh_clamped({slope, limit}, Vec::all(gates[i]), Vec::all(numbers[i])).store(lanes);
+    out[i] = lanes[i % Vec::kLanes];
+  }
+}
+
 void test_round(const float* x, int size, Bfloat16* out) { convert(x, size, out); }
 
 void test_normalize(const float* x, const float* weight, int size, float epsilon, float* out) {

@@ -71,7 +71,7 @@ def test_exp_is_exact_to_two_units_and_zero_for_masked_scores(
 
 
 def test_activations_are_those_of_pytorch(kernels: ctypes.CDLL) -> None:
-    x = torch.linspace(-30, 30, 6_001)
+    x = torch.cat([torch.linspace(-30, 30, 6_001), torch.tensor([math.nan])])
     for kind, expected in enumerate(
         [
             functional.silu(x),
@@ -84,7 +84,20 @@ def test_activations_are_those_of_pytorch(kernels: ctypes.CDLL) -> None:
         kernels.test_activate(
             kind, c_void_p(x.data_ptr()), len(x), c_void_p(out.data_ptr())
         )
-        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_clamped_gates_weigh_as_those_of_pytorch(kernels: ctypes.CDLL) -> None:
+    points = torch.tensor([-30.0, -3.0, -2.9, 0.0, 2.9, 3.0, 30.0, math.nan])
+    gates, numbers = torch.cartesian_prod(points, points).T.contiguous()
+    out = torch.empty_like(gates)
+    kernels.test_weigh_clamped(
+        *(c_float(1.7), c_float(3.0), c_void_p(gates.data_ptr())),
+        *(c_void_p(numbers.data_ptr()), len(out), c_void_p(out.data_ptr())),
+    )
+    gates, numbers = gates.clamp(max=3.0), numbers.clamp(-3.0, 3.0)
+    expected = (numbers + 1.0) * gates * torch.sigmoid(1.7 * gates)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 @by_chance

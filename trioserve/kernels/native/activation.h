@@ -59,8 +59,9 @@ struct ClampSpec {
 // Source: OpenAI 2025 (gpt-oss), the activation of experts.
 inline Vec weigh_clamped(const ClampSpec& clamp, Vec gates, Vec numbers) {
   const Vec limit = Vec::all(clamp.limit);
-  gates = Vec::min(gates, limit);
-  numbers = Vec::max(Vec::min(numbers, limit), Vec::zero() - limit);
+  // Of NaN and a number, the second one is taken.
+  gates = Vec::min(limit, gates);
+  numbers = Vec::max(Vec::zero() - limit, Vec::min(limit, numbers));
   return (numbers + Vec::all(1.0f)) * gates * sigmoid(gates * Vec::all(clamp.slope));
 }
 
@@ -76,7 +77,7 @@ inline Vec activate(Activation kind, Vec x) {
     case Activation::kRelu2:
       break;
   }
-  const Vec positive = Vec::max(x, Vec::zero());
+  const Vec positive = Vec::max(Vec::zero(), x);  // NaN, if x is
   return kind == Activation::kRelu ? positive : positive * positive;
 }
 
