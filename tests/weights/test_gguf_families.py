@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import json
+import math
 from pathlib import Path
 
 import gguf
@@ -60,6 +61,18 @@ def test_blocks_of_mxfp4_become_numbers(tmp_path: Path) -> None:
         assert read.get_parameter(name).equal(numbers.transpose(1, 2).bfloat16())
 
 
+def test_gates_with_other_shapes_than_what_they_weigh_are_refused() -> None:
+    family = find_family("gpt-oss")
+    assert family is not None
+    rules = family.make_rules(None)
+    for kind in ("weight", "bias"):
+        join = rules[f"ffn_gate_exps.{kind}"].join_parts
+        join([torch.ones(2, 3, 4)] * 2)
+        for others in ([], [torch.ones(2, 5, 4)]):
+            with pytest.raises(Unreadable, match="do not match their up projections"):
+                join([torch.ones(2, 3, 4), *others])
+
+
 def add_unknown_tensor(writer: GGUFWriter) -> None:
     writer.add_tensor("blk.0.other.weight", np.zeros((2, 2), np.float32))
 
@@ -84,6 +97,17 @@ def remove_entry(key: str) -> Callable[[GGUFWriter], None]:
         (
             *("gpt-oss", remove_entry("gpt-oss.rope.scaling.type")),
             "the scaling of its rotary angles is none, not yarn",
+        ),
+        *(
+            ("gpt-oss", lambda w, count=count: w.add_expert_used_count(count), reason)
+            for count, reason in (
+                (0, "a token goes to 0 of 4 experts"),
+                (5, "a token goes to 5 of 4 experts"),
+            )
+        ),
+        (
+            *("gpt-oss", lambda w: w.add_rope_scaling_factor(math.nan)),
+            "its rotary angles are scaled by nan",
         ),
         (
             *("granitehybrid", lambda w: w.add_rope_scaling_finetuned(True)),

@@ -8,12 +8,13 @@ of an expert stand before its up projections.
 from __future__ import annotations
 
 from collections.abc import Sequence
+import math
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from ...types.gguf_rules import Rule, Rules
+from ...types.gguf_rules import Rule, Rules, Unreadable
 from .rules import ENDS, Metadata, rename
 from .shared import Shapes, describe_decoder, make_reader
 
@@ -28,21 +29,28 @@ _BIASED: Final = {
 
 def describe(metadata: Metadata, shapes: Shapes) -> dict[str, Any]:
     read = make_reader(metadata)
+    sizes = describe_decoder(metadata, shapes, scaling="yarn")
+    count, num_chosen = read("expert_count"), read("expert_used_count")
+    if not 0 < num_chosen <= count:
+        raise Unreadable(f"a token goes to {num_chosen} of {count} experts")
+    factor = read("rope.scaling.factor")
+    if not 0 < factor < math.inf:
+        raise Unreadable(f"its rotary angles are scaled by {factor}")
     return {
-        **describe_decoder(metadata, shapes, scaling="yarn"),
+        **sizes,
         "model_type": "gpt_oss",
         # No header lists the layers with windows: as in transformers, they are the first,
         # the third and so on.
         "sliding_window": read("attention.sliding_window"),
         "head_dim": read("attention.key_length"),
         "intermediate_size": read("expert_feed_forward_length"),
-        "num_local_experts": read("expert_count"),
-        "num_experts_per_tok": read("expert_used_count"),
+        "num_local_experts": count,
+        "num_experts_per_tok": num_chosen,
         "rms_norm_eps": read("attention.layer_norm_rms_epsilon"),
         "rope_parameters": {
             "rope_type": "yarn",
             "rope_theta": read("rope.freq_base"),
-            "factor": read("rope.scaling.factor"),
+            "factor": factor,
             "original_max_position_embeddings": read(
                 "rope.scaling.original_context_length"
             ),
@@ -69,8 +77,12 @@ def read(config: Any) -> Rules:
             for kind in ("weight", "bias")
         },
         "attn_sinks.weight": Rule(name="self_attn.sinks"),
-        "ffn_gate_exps.weight": Rule(name=gate_up, part=0, form=_interleave_outputs),
-        "ffn_up_exps.weight": Rule(name=gate_up, part=1, form=_interleave_outputs),
+        **{
+            f"ffn_{short}_exps.weight": Rule(
+                name=gate_up, part=part, join=_join, form=_interleave_outputs
+            )
+            for part, short in enumerate(("gate", "up"))
+        },
         "ffn_down_exps.weight": Rule(name="mlp.experts.down_proj", form=_transpose),
         "ffn_gate_exps.bias": Rule(name=f"{gate_up}_bias", part=0, join=_interleave),
         "ffn_up_exps.bias": Rule(name=f"{gate_up}_bias", part=1, join=_interleave),
@@ -78,8 +90,18 @@ def read(config: Any) -> Rules:
     }
 
 
+def _match(parts: Sequence[Tensor]) -> list[Tensor]:
+    if len(parts) != 2 or parts[0].shape != parts[1].shape:
+        raise Unreadable("the gates of experts do not match their up projections")
+    return [*parts]
+
+
+def _join(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(_match(parts), dim=-2)
+
+
 def _interleave(parts: Sequence[Tensor]) -> Tensor:
-    return torch.stack([*parts], dim=-1).flatten(-2)
+    return torch.stack(_match(parts), dim=-1).flatten(-2)
 
 
 def _transpose(weights: Tensor) -> Tensor:
