@@ -241,6 +241,20 @@ def test_no_weight_of_a_product_is_read_into_memory(
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
 
 
+def test_weights_with_which_nothing_is_a_number_are_not_served(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    model = make_model("llama")
+    with torch.no_grad():
+        model.get_decoder().norm.weight[3] = torch.inf
+    path = write_gguf(tmp_path / "t.gguf", model, {}, Kind.Q8_0)
+    folder = resolve_description(str(path)).folder
+    config = ModelConfig(device="cpu")
+    assert load_packed(folder, read_gguf(path), config, name="tiny") is None
+    assert "because its logits would not be finite" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "reason"),
     [

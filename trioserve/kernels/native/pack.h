@@ -105,8 +105,9 @@ void write_codes(const Matrix<Format>& matrix, const CodedRow& row, int output,
     auto* scales = reinterpret_cast<Float16*>(block);
     // A row's own groups may be larger.
     const int own = group * group_size / row.group_size;
-    scales[output] = narrow_half(row.scales[own]);
-    scales[kBlock + output] = narrow_half(row.minima[own] - Format::kOffset * row.scales[own]);
+    const Float16 scale = narrow_half(row.scales[own]);
+    scales[output] = scale;
+    scales[kBlock + output] = narrow_half(row.minima[own] - Format::kOffset * widen_half(scale));
     std::uint8_t* codes = block + 2 * kBlock * sizeof(Float16) + output * 4;
     const int end = std::min((group + 1) * group_size, static_cast<int>(row.codes.size()));
     for (int input = group * group_size; input < end; input += Format::kInputs) {

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 import logging
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 
 from ...config import ModelConfig
 from ...kernels.library import NoKernels, open_library
@@ -26,6 +27,7 @@ from ..runtimes.loaded import LoadedModel
 from ..runtimes.native.decoder import NativeDecoder
 from ..runtimes.native.packer import NUMBERS, name_kind
 from ..runtimes.recognise.decoder import find_parts
+from ..self_check.steps import make_check
 from .files.facts import ModelFacts, read_facts
 from .gguf.tensors import fill_model
 from .load import describe_model, make_ready, takes_logits_to_keep
@@ -102,6 +104,7 @@ def _load(
         int8=config.quantization == "int8",
         sources=sources,
     )
+    _check_finite(model, native)
     logger.info("weights: %s, read from %s", ", ".join(kinds), file.path.name)
     log_kernels(native)
     info = describe_model(
@@ -121,6 +124,23 @@ def _load(
         kv_dtype=choose_kv_dtype(config, dtype),
         native=native,
     )
+
+
+def _check_finite(model: PreTrainedModel, native: NativeDecoder) -> None:
+    """Refuse weights with which the kernels compute no numbers.
+
+    The file may have such weights, or scales that do not fit into float16.
+
+    Raises:
+      NotRecognised
+    """
+    embed: Any = model.get_input_embeddings()
+    tables, inputs = make_check(len(embed.weight))
+    layers = native.open(tables, num_blocks=tables.block_ids.numel())
+    vectors = embed(inputs.input_ids)[0]
+    logits = layers.run(vectors, inputs, inputs.last_tokens, inputs.position_ids)
+    if not logits.isfinite().all():
+        raise NotRecognised("its logits would not be finite")
 
 
 def _take_sinks(
