@@ -397,13 +397,15 @@ class FusedLayers:
         """Run one step; see LayersOnKernels (on_kernels.py)."""
         index = np.array(tokens, dtype=np.int64)
         places = inputs.numbers.add(index)
-        decodes = inputs.numbers.add(_list_tiles(inputs, index))
+        decodes = None
+        if self._narrows(inputs, tokens, deepstack):
+            decodes = inputs.numbers.add(_list_tiles(inputs, index))
         tiles = self._cut(inputs)
         adapters = self.adapters.cut_wanted(inputs, tokens)
         angles = self._find_angles(vectors, positions)
         lookups = self._look_up(inputs.input_ids, vectors)
         step = LayerStep(tiles, angles, lookups)
-        if self._narrows(inputs, tokens, deepstack):
+        if decodes is not None:
             kept = tiles.keep(places.get(), decodes.get(), adapters)
             step = step.narrow(places.get(), kept)
         hidden = self._compute(vectors, step, deepstack)
