@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gguf import GGMLQuantizationType as Kind
-from gguf_families import MODELS, make_model, write_gguf
+from gguf_families import MODELS, make_model, mix_oss, write_gguf
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -32,11 +32,6 @@ def mix(name: str) -> Kind:
     others = {"attn_v": Kind.Q8_0, "attn_qkv": Kind.Q5_1, "down": Kind.Q8_0}
     others |= {"token_embd": Kind.Q8_0, "ssm_ba": Kind.BF16}
     return next((kind for part, kind in others.items() if part in name), Kind.Q4_1)
-
-
-def mix_oss(name: str) -> Kind:
-    """Choose types as the files of gpt-oss have them."""
-    return Kind.MXFP4 if "_exps" in name else Kind.Q8_0
 
 
 def read_oracle(path: Path) -> PreTrainedModel:

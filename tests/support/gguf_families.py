@@ -12,6 +12,7 @@ from typing import Any
 
 import gguf
 from gguf import GGMLQuantizationType as Kind, GGUFWriter
+from gguf_blocks import draw_blocks
 import numpy as np
 from numpy.typing import NDArray
 import torch
@@ -310,6 +311,11 @@ def change_gemma(
     yield (f"blk.{layer}.{names[leaf]}" if leaf in names else name), numbers
 
 
+def mix_oss(name: str) -> Kind:
+    """Choose types as the files of gpt-oss have them."""
+    return Kind.MXFP4 if "_exps" in name else Kind.Q8_0
+
+
 def change_oss(config: Any, name: str, numbers: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Write outputs of experts as rows, and gates apart from up projections."""
     layer = name.split(".")[2] if ".layers." in name else ""
@@ -475,28 +481,8 @@ def is_quantised(name: str, numbers: NDArray[np.float32]) -> bool:
 
 def quantise(numbers: NDArray[np.float32], kind: Kind) -> NDArray[Any]:
     if kind.name.endswith("_K") or kind.name.startswith("IQ"):
-        return make_blocks(numbers.shape, kind)
+        return draw_blocks(numbers.shape, kind, len(numbers), scale=0.0005)
     return gguf.quantize(numbers, kind)
-
-
-# Bytes of a block before each of its scales.
-SCALES = {
-    **{Kind.Q2_K: (80, 82), Kind.Q3_K: (108,), Kind.Q6_K: (208,)},
-    **dict.fromkeys((Kind.Q4_K, Kind.Q5_K), (0, 2)),
-    **dict.fromkeys((Kind.IQ4_NL, Kind.IQ4_XS), (0,)),
-}
-
-
-def make_blocks(shape: tuple[int, ...], kind: Kind) -> NDArray[np.uint8]:
-    """Make blocks of chance, because gguf cannot quantise to these types."""
-    block_size, num_bytes = gguf.GGML_QUANT_SIZES[kind]
-    *rows, size = shape
-    chance = np.random.default_rng(shape[0])
-    blocks = chance.integers(0, 256, (*rows, size // block_size, num_bytes))
-    scale = np.frombuffer(np.float16(0.0005).tobytes(), np.uint8)
-    for place in SCALES[kind]:
-        blocks[..., place : place + 2] = scale
-    return blocks.astype(np.uint8).reshape(*rows, -1)
 
 
 def add_sizes(writer: GGUFWriter, config: Any) -> None:
