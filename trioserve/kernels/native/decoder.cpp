@@ -53,7 +53,7 @@ Decoder<Format>::Decoder(const DecoderSpec& spec) : spec_(spec) {
     const SublayerSpec& sublayer = spec.sublayers[i];
     most_inputs_ = std::max<std::ptrdiff_t>(most_inputs_, sublayer.width());
     most_mixed_ = std::max(most_mixed_, row_stride(sublayer.output.num_inputs));
-    if (spec.final_norm && sublayer.keeps()) last_keeper_ = &sublayer;
+    if (spec.final_norm && sublayer.writes_cache()) last_writer_ = &sublayer;
     if (!sublayer.attention) continue;
     const AttentionShape shape = shape_of(*sublayer.attention, spec.block_size);
     most_queries_ = std::max<std::ptrdiff_t>(most_queries_, shape.num_heads * shape.key_dim);
@@ -108,7 +108,7 @@ void Decoder<Format>::plan_attention(int num_threads) {
 
 template <class Format>
 bool Decoder<Format>::narrows(const SublayerSpec& sublayer, const StepSpec& step) const {
-  return &sublayer == last_keeper_ && step.num_wanted < step.num_tokens &&
+  return &sublayer == last_writer_ && step.num_wanted < step.num_tokens &&
          sublayer.layer >= step.num_deepstack &&
          std::all_of(step.wanted, step.wanted + step.num_wanted, [&](int token) {
            const StepRow& row = rows_[row_of_token_[token]];

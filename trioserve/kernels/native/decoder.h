@@ -11,9 +11,9 @@
 //     kBeside      kNetwork and a mixture beside it
 //     kLookup      inputs of the hidden states -> activation -> * vector of the token -> output
 //
-// Behind the last sublayer that keeps something of each token, only the tokens whose logits are
-// wanted go on: a prompt's others have keys and values, and nobody reads their hidden states.
-// Most models save a part of one layer so, those whose last layers share caches half of all.
+// Behind the last sublayer that writes a cache or a state, only the tokens whose logits are wanted
+// go on: nobody reads the hidden states of a prompt's other tokens. Most models save a part of
+// one layer so; models whose last layers share caches save half of all layers.
 //
 // Hidden states are float32 throughout, whatever the type of the weights.
 #pragma once
@@ -85,8 +85,8 @@ struct SublayerSpec {
   }
   // Numbers that the body reads for each token.
   int width() const { return inputs_size() + (state ? state->num_widened() : 0); }
-  // Whether later steps read what it keeps of each token.
-  bool keeps() const { return state || (attention && !attention->shares_cache); }
+  // Whether it writes keys and values, or a state.
+  bool writes_cache() const { return state || (attention && !attention->shares_cache); }
 };
 
 struct DecoderSpec {
@@ -143,7 +143,7 @@ class Decoder {
   using Weight = typename Format::Weight;
 
   // The bodies of sublayers read normed_, and leave the rows that the output product reads in
-  // mixed_. The last one that keeps something of each token narrows the step.
+  // mixed_. The last one that writes a cache or a state narrows the step.
   void run_sublayer(Pool& pool, const SublayerSpec& sublayer, StepSpec& step);
   void attend(Pool& pool, const SublayerSpec& sublayer, StepSpec& step);
   void mix_states(Pool& pool, const SublayerSpec& sublayer, StepSpec& step);
@@ -197,7 +197,7 @@ class Decoder {
   std::vector<PlannedAttention> attentions_;
   // The largest sizes of all sublayers.
   std::ptrdiff_t most_inputs_ = 0, most_mixed_ = 0, most_queries_ = 0;
-  const SublayerSpec* last_keeper_ = nullptr;
+  const SublayerSpec* last_writer_ = nullptr;
   std::vector<StepRow> rows_;
   std::vector<StateRow> state_rows_;
   std::vector<int> row_of_token_;

@@ -15,11 +15,10 @@ struct Gating {
   const float* up_bias = nullptr;
 };
 
-// The numbers of a tile with their biases; those beyond `count` are not read.
-inline Vec add_bias(const float* values, const float* bias, int i, int count) {
+// Numbers of a tile from place i on, with their biases, of which `count` follow the first.
+inline Vec add_bias(const float* values, const float* bias, int first, int i, int count) {
   const Vec numbers = Vec::load(values + i);
-  if (!bias || i >= count) return numbers;
-  return numbers + load_part(bias + i, std::min(count - i, static_cast<int>(Vec::kLanes)));
+  return bias && i < count ? numbers + load_part(bias + first + i, count - i) : numbers;
 }
 
 //   gate, up: of the same format and shape; without a gate, activation(x U^T)
@@ -32,7 +31,6 @@ inline void multiply_gated(Pool& pool, OperandBuffer& buffer, const Rows& x,
                            const Addition& up_addition = {}) {
   const int size = up.num_outputs;
   const std::ptrdiff_t stride = row_stride(size);
-  auto part = [](const float* bias, int first) { return bias ? bias + first : nullptr; };
   auto put = [&](int row, int first, int count, const float* product) {
     float* place = to + row * stride + first;
     std::copy_n(product, count, place);
@@ -44,7 +42,7 @@ inline void multiply_gated(Pool& pool, OperandBuffer& buffer, const Rows& x,
              {[&](int row, int first, int count, const float* ups) {
                float product[kBlock];
                for (int i = 0; i < kBlock; i += Vec::kLanes) {
-                 activate(gating.activation, add_bias(ups, part(gating.up_bias, first), i, count))
+                 activate(gating.activation, add_bias(ups, gating.up_bias, first, i, count))
                      .store(product + i);
                }
                put(row, first, count, product);
@@ -59,8 +57,8 @@ inline void multiply_gated(Pool& pool, OperandBuffer& buffer, const Rows& x,
            {[&](int row, int first, int count, const float* gates, const float* ups) {
              float product[kBlock];
              for (int i = 0; i < kBlock; i += Vec::kLanes) {
-               const Vec gate = add_bias(gates, part(gating.gate_bias, first), i, count) * scale;
-               const Vec up = add_bias(ups, part(gating.up_bias, first), i, count);
+               const Vec gate = add_bias(gates, gating.gate_bias, first, i, count) * scale;
+               const Vec up = add_bias(ups, gating.up_bias, first, i, count);
                (is_clamped ? weigh_clamped(gating.clamp, gate, up)
                            : activate(gating.activation, gate) * up)
                    .store(product + i);

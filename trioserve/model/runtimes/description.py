@@ -123,6 +123,16 @@ class MixtureParts:
     def intermediate_size(self) -> int:
         return int(self.experts.down_proj.shape[1 if self.is_transposed else 2])
 
+    def order_outputs(self, name: str) -> Tensor | None:
+        """Return the outputs of a weight, with gates before what they weigh.
+
+        Returns:
+          (num_outputs,) int64, on the CPU; None if they are in this order
+        """
+        if not self.is_interleaved or name != self.first_name:
+            return None
+        return torch.arange(2 * self.intermediate_size).view(-1, 2).T.flatten()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionParts:

@@ -262,13 +262,8 @@ class FusedAdapters:
         """Cut the tokens of a step into tiles; None if no token has an adapter."""
         if not inputs.adapters:
             return None
-        tiles = inputs.numbers.add(self.list_tiles(inputs))
-        slots = inputs.numbers.add(self.list_slots(inputs))
-        return AdapterTiles(
-            numbers=tiles.get(),
-            slots=slots.get(),
-            num_tokens=count_adapter_tokens(inputs.has_chunks),
-        )
+        tiles, slots = self.list_tiles(inputs), self.list_slots(inputs)
+        return _send(inputs, tiles, slots, count_adapter_tokens(inputs.has_chunks))
 
     def cut_wanted(
         self, inputs: StepInputs, tokens: Sequence[int]
@@ -281,11 +276,7 @@ class FusedAdapters:
         num_tokens = count_adapter_tokens(False)
         tiles = self._cut(adapters, [1] * len(adapters), num_tokens)
         slots = np.array([self._slots[number] for number in adapters], dtype=np.int32)
-        numbers = inputs.numbers.add
-        sent = numbers(tiles), numbers(slots)
-        return AdapterTiles(
-            numbers=sent[0].get(), slots=sent[1].get(), num_tokens=num_tokens
-        )
+        return _send(inputs, tiles, slots, num_tokens)
 
     def _cut(
         self, adapters: Sequence[int], counts: Sequence[int], num_tokens: int
@@ -373,3 +364,12 @@ def _cut_blocks(product: Product, device: torch.device) -> Blocks:
     modules = torch.arange(len(sizes)).repeat_interleave(sizes)
     owners, counts = modules[product.get_order()].unique_consecutive(return_counts=True)
     return cut_blocks(zip(owners.tolist(), counts.tolist()), device)
+
+
+def _send(
+    inputs: StepInputs, tiles: Numbers, slots: Numbers, num_tokens: int
+) -> AdapterTiles:
+    sent = [inputs.numbers.add(each) for each in (tiles, slots)]
+    return AdapterTiles(
+        numbers=sent[0].get(), slots=sent[1].get(), num_tokens=num_tokens
+    )

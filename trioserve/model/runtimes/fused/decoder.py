@@ -160,17 +160,17 @@ class FusedLayers:
             tables,
         )
         paged = iter(self._attention.layers)
-        keepers = [
+        writers = [
             (i, each)
             for i, layer in enumerate(decoder.weights)
             for each in layer
-            if each.keeps
+            if each.writes_cache
         ]
         # The layer of the last one; without any, all tokens go through all layers.
-        self._last_kept, last_keeper = keepers[-1] if keepers else (-1, None)
+        self._last_written, last_writer = writers[-1] if writers else (-1, None)
         made = [
             [
-                Sublayer(i, each, self._make_mixer(each, paged), each is last_keeper)
+                Sublayer(i, each, self._make_mixer(each, paged), each is last_writer)
                 for each in layer
             ]
             for i, layer in enumerate(decoder.weights)
@@ -423,7 +423,7 @@ class FusedLayers:
             self._head is not None
             and len(tokens) < len(inputs.tokens)
             and {*tokens} <= {*inputs.last_tokens}
-            and (0 if deepstack is None else len(deepstack)) <= self._last_kept
+            and (0 if deepstack is None else len(deepstack)) <= self._last_written
         )
 
     def _cut(self, inputs: StepInputs) -> Tiles:

@@ -57,8 +57,8 @@ class LayerStep:
       angles: of the tokens; None if they are at their places.
       lookups: (num_tokens, num_layers, size), vectors of the tokens for all layers; None if
         layers look up nothing
-      wanted: the tokens that go on behind the last sublayer that keeps something of each
-        token; nobody reads the hidden states of the others. None if all go on.
+      wanted: the tokens that go on behind the last sublayer that writes a cache or a state;
+        nobody reads the hidden states of the others. None if all go on.
     """
 
     tiles: Tiles
@@ -103,13 +103,13 @@ class Sublayer:
     Args:
       layer: place of its layer.
       mixer: None if it does not mix tokens.
-      is_last_keeper: no sublayer behind it keeps something of each token.
+      is_last_writer: no sublayer behind it writes a cache or a state.
     """
 
     layer: int
     weights: SublayerWeights
     mixer: Mixer | None
-    is_last_keeper: bool
+    is_last_writer: bool
 
     def mix(self, normed: Tensor, step: LayerStep, multiply: StepProducts) -> Tensor:
         """Return what `run` reads: the mixed tokens; `normed` if it mixes none."""
@@ -195,14 +195,14 @@ class Layer:
 
         Returns:
           the hidden states, the first input of the following layer, and its step; of the wanted
-          tokens alone, if this layer is the last one that keeps something of each token
+          tokens alone, if this layer is the last one that writes a cache or a state
         """
         multiply = _StepProducts(self._adapters, step.tiles.adapters)
         nexts = [None] if following is None else following._sublayers[:1]
         for each, behind in zip(self._sublayers, (*self._sublayers[1:], *nexts)):
             weights = each.weights
             given = each.mix(normed, step, multiply)
-            if each.is_last_keeper and step.wanted is not None:
+            if each.is_last_writer and step.wanted is not None:
                 places = step.wanted.places
                 hidden, normed, given = hidden[places], normed[places], given[places]
                 step = step.wanted.step

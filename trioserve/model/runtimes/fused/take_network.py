@@ -139,43 +139,33 @@ def _take_experts(
 def _make_product(
     mixture: MixtureParts, name: str, experts: Experts, names: Mapping[nn.Module, str]
 ) -> ExpertProduct:
-    modules = name_experts(mixture, names, name)
-    order = None
-    if _mixes(mixture, name):
-        outputs = torch.arange(modules[0].out_features)
-        order = _put_gates_first(outputs[None])[0]
     return ExpertProduct(
-        modules=modules,
+        modules=name_experts(mixture, names, name),
         experts=experts,
         is_first=name == mixture.first_name,
         num_chosen=mixture.num_chosen,
-        order=order,
+        order=mixture.order_outputs(name),
     )
-
-
-def _mixes(mixture: MixtureParts, name: str) -> bool:
-    """Return whether gates are among the outputs that they weigh."""
-    return mixture.is_interleaved and name == mixture.first_name
 
 
 def _take_matrices(
     mixture: MixtureParts, name: str, make: MakeWeight | None
 ) -> Matrices:
     num_experts = len(mixture.router)
-    mixes = _mixes(mixture, name)
+    order = mixture.order_outputs(name)
     stored = find_stored_experts(mixture.experts).get(name)
     if stored is not None:
-        if mixes:
+        if order is not None:
             rows = torch.arange(stored.num_outputs, device=stored.codes.device)
-            order = _put_gates_first(rows.unflatten(0, (num_experts, -1)))
-            stored = stored.take(order.flatten())
+            rows = rows.unflatten(0, (num_experts, -1))[:, order]
+            stored = stored.take(rows.flatten())
         assert make is not None, "whoever keeps such weights reads them"
         return make.hold_experts(stored, num_experts)
     weight: Tensor = getattr(mixture.experts, name).detach()
     if mixture.is_transposed:
         weight = weight.transpose(1, 2)
-    if mixes:
-        weight = _put_gates_first(weight)
+    if order is not None:
+        weight = weight[:, order]
     return hold(weight)
 
 
@@ -184,8 +174,5 @@ def _take_bias(mixture: MixtureParts, name: str) -> Tensor | None:
     if not mixture.has_biases:
         return None
     bias: Tensor = getattr(mixture.experts, f"{name}_bias").detach()
-    return _put_gates_first(bias) if _mixes(mixture, name) else bias
-
-
-def _put_gates_first(numbers: Tensor) -> Tensor:
-    return torch.cat((numbers[:, ::2], numbers[:, 1::2]), dim=1)
+    order = mixture.order_outputs(name)
+    return bias if order is None else bias[:, order]

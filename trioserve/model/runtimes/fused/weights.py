@@ -71,8 +71,8 @@ class SublayerWeights:
         return self.body.products
 
     @property
-    def keeps(self) -> bool:
-        """Whether later steps read what it keeps of each token."""
+    def writes_cache(self) -> bool:
+        """Whether it writes keys and values, or a state."""
         if not isinstance(self.body, MixerWeights):
             return False
         parts = self.body.parts

@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from ....kernels.structs import (
     AttentionSpec,
@@ -201,7 +201,7 @@ def list_mixture(
         if not first:
             inputs = _join_gated(
                 *([inner], expert.up, expert.gate, block_size),
-                is_interleaved=mixture.is_interleaved,
+                outputs=mixture.order_outputs(mixture.first_name),
             )
             first = [inputs, join([outer], [expert.down], block_size)]
         # Experts have the same shapes, and share the places of their outputs.
@@ -221,18 +221,17 @@ def _join_gated(
     gate: MatrixSpec,
     block_size: int,
     *,
-    is_interleaved: bool = False,
+    outputs: Tensor | None = None,
 ) -> JoinedProduct:
     """Join a network's products: what its gate weighs comes before the gate.
 
     Args:
-      is_interleaved: in the modules, each gate's outputs come beside what it weighs.
+      outputs: the gates first; None if the modules have them so.
     """
     matrices = _list_gated(up, gate)
     size = up.num_outputs
-    order = np.roll(np.arange(len(matrices) * size), size)
-    if is_interleaved:
-        order = np.arange(2 * size).reshape(size, 2)[:, ::-1].T.ravel()
+    places = np.arange(len(matrices) * size) if outputs is None else outputs.numpy()
+    order = np.roll(places, size)
     return join(modules, matrices, block_size, order=order)
 
 

@@ -244,8 +244,9 @@ class SublayerPacker:
         weight: Tensor = getattr(mlp.experts, name)
         if weight in self._sources or not (mlp.is_transposed or mlp.is_interleaved):
             return split(self._find_rows(weight), len(mlp.router))
+        order = mlp.order_outputs(name)
         return (
-            [_put_gates_first(mlp, name, each.T if mlp.is_transposed else each)]
+            [_take_outputs(each.T if mlp.is_transposed else each, order)]
             for each in weight.detach()
         )
 
@@ -254,7 +255,9 @@ class SublayerPacker:
         if not mlp.has_biases:
             return {}
         first, second = (
-            _put_gates_first(mlp, name, getattr(mlp.experts, f"{name}_bias")[index])
+            _take_outputs(
+                getattr(mlp.experts, f"{name}_bias")[index], mlp.order_outputs(name)
+            )
             for name in (mlp.first_name, "down_proj")
         )
         gates, numbers = first.chunk(2) if mlp.has_gate else (None, first)
@@ -309,11 +312,8 @@ class SublayerPacker:
         return source
 
 
-def _put_gates_first(mlp: MixtureParts, name: str, outputs: Tensor) -> Tensor:
-    """Put the gates of an expert's outputs before what they weigh, if they are among it."""
-    if mlp.is_interleaved and name == mlp.first_name:
-        outputs = torch.cat((outputs[::2], outputs[1::2]))
-    return outputs.contiguous()
+def _take_outputs(outputs: Tensor, order: Tensor | None) -> Tensor:
+    return outputs.contiguous() if order is None else outputs[order]
 
 
 def _join_biases(
