@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trioserve.kernels.restore import describe_stored, restore
+from trioserve.kernels.stored import StoredWeights, store
 from trioserve.kernels.structs import MatrixSpec, SourceSpec
 
 from .chance import FORMATS, by_chance, make_numbers
@@ -36,6 +38,9 @@ SOURCE_KINDS = {
 
 # FormatCode of native/matrix.h of codes that are places in a table; inputs have 16 bits.
 TABLES = {"MXFP4": 6, "IQ4_NL": 7, "IQ4_XS": 7}
+
+# Formats of stored weights, as native/matrix.h numbers those with inputs of 8 bits if it has them.
+STORED_FORMATS = {"int8": 2, "int4": 3, "mxfp4": 6}
 
 # Kinds of fewer bits, with groups of 16.
 K_KINDS = ["Q2_K", "Q3_K"]
@@ -166,6 +171,28 @@ def without_tiles(tiles: ctypes.CDLL) -> Iterator[None]:
         yield
     finally:
         tiles.test_use_tiles(True)
+
+
+def draw_stored(
+    format: str,
+    shape: tuple[int, int],
+    group: int,
+    has_zeros: bool,
+    has_order: bool,
+    seed: int,
+) -> StoredWeights:
+    """Return weights with codes, scales and zeros of chance."""
+    num_outputs, num_inputs = shape
+    chance = torch.Generator().manual_seed(seed)
+    codes = torch.randint(256, shape, generator=chance, dtype=torch.uint8)
+    codes = codes.view(torch.int8) if format == "int8" else codes & 15
+    groups = num_outputs, -(-num_inputs // group) if 0 < group < num_inputs else 1
+    scales = (torch.rand(groups, generator=chance) + 0.1).half()
+    if format == "mxfp4":
+        scales = torch.randint(120, 128, groups, generator=chance, dtype=torch.uint8)
+    zeros = torch.randint(-8, 24, groups, generator=chance) if has_zeros else None
+    order = torch.randperm(num_inputs, generator=chance) if has_order else None
+    return store(codes, scales, format=format, zeros=zeros, group=group, order=order)
 
 
 def describe(weights: Tensor) -> SourceSpec:
@@ -320,6 +347,54 @@ def test_a_product_of_gguf_blocks_is_that_of_their_numbers(
         return
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     assert (actual - expected).abs().mean() < 3e-3
+
+
+@by_chance
+@example("mxfp4", 32767, False, False, 37, 33, 96, 32, 0)
+@given(
+    format=st.sampled_from([*STORED_FORMATS]),
+    limit=st.sampled_from(INPUT_LIMITS),
+    has_zeros=st.booleans(),
+    has_order=st.booleans(),
+    num_rows=st.integers(1, 40),
+    num_outputs=st.integers(1, 80),
+    num_inputs=st.sampled_from([32, 96, 232, 608]),
+    group=st.sampled_from([0, 32, 64, 128]),
+    seed=st.integers(0, 99),
+)
+def test_a_product_of_stored_weights_is_that_of_their_numbers(
+    products: Products,
+    format: str,
+    limit: int,
+    has_zeros: bool,
+    has_order: bool,
+    num_rows: int,
+    num_outputs: int,
+    num_inputs: int,
+    group: int,
+    seed: int,
+) -> None:
+    if format == "mxfp4":
+        group, has_zeros, limit = 32, False, 32767
+    stored = draw_stored(
+        format, (num_outputs, num_inputs), group, has_zeros, has_order, seed
+    )
+    x = make_numbers(seed, num_rows, num_inputs) / 128
+    source, held = describe_stored(stored)
+    code, group_size = STORED_FORMATS[format], 32
+    spec = MatrixSpec(
+        format=code if format == "mxfp4" else code + 2 * INPUT_LIMITS.index(limit),
+        num_outputs=num_outputs,
+        num_inputs=num_inputs,
+        group_size=group_size,
+        columns=source.columns,
+    )
+    actual = multiply(products.kernels, spec, [source], x)
+    weights = stored.restore(torch.float64)
+    order = slice(None) if stored.order is None else stored.order.long()
+    expected = quantise(x[:, order], group_size, limit) @ weights[:, order].T
+    # The minimum of a group is rounded to float16.
+    assert torch.dist(actual, expected) < 1e-3 * x.norm() * weights.norm()
 
 
 @by_chance
@@ -685,3 +760,33 @@ def test_a_query_gets_the_same_bits_alone_and_beside_others(
     together = attend_paged(kernels, shape, dtype, query, key, value, num_threads)
     alone = attend_paged(kernels, shape, dtype, query[-1:], key, value, 1)
     assert torch.equal(together[-1:], alone)
+
+
+@by_chance
+@given(
+    format=st.sampled_from(["int8", "int4", "mxfp4"]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    has_zeros=st.booleans(),
+    has_order=st.booleans(),
+    num_outputs=st.integers(1, 80),
+    num_inputs=st.sampled_from([32, 96, 232, 608]),
+    group=st.sampled_from([0, 32, 64, 128]),
+    seed=st.integers(0, 99),
+)
+def test_stored_weights_are_restored_as_by_pytorch(
+    needs_kernels: None,
+    format: str,
+    dtype: torch.dtype,
+    has_zeros: bool,
+    has_order: bool,
+    num_outputs: int,
+    num_inputs: int,
+    group: int,
+    seed: int,
+) -> None:
+    if format == "mxfp4":
+        group, has_zeros = 32, False
+    stored = draw_stored(
+        format, (num_outputs, num_inputs), group, has_zeros, has_order, seed
+    )
+    torch.testing.assert_close(restore(stored, dtype), stored.restore(dtype))

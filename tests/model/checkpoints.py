@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from trioserve.testing.models import make_tiny_model
 
 from .quantising import Tensors
 
@@ -53,6 +56,7 @@ def by_gptq(
     is_shuffled: bool = False,
     offset: int = 1,
     group: int = GROUP,
+    order_seed: int = 0,
 ) -> tuple[Tensors, Tensor]:
     num_outputs, num_inputs = weight.shape
     num_groups = num_inputs // group
@@ -62,7 +66,9 @@ def by_gptq(
     scales = draw_scales(num_groups, num_outputs)
     groups = torch.arange(num_inputs) // group
     if is_shuffled:
-        groups = groups[torch.randperm(num_inputs)]
+        # Products that read the same inputs have the same order.
+        chance = torch.Generator().manual_seed(order_seed)
+        groups = groups[torch.randperm(num_inputs, generator=chance)]
     held = {
         "qweight": pack(numbers.T, bits).T.contiguous(),
         "qzeros": pack(zeros, bits),
@@ -231,3 +237,124 @@ FORMATS: dict[str, Format] = {
     "LLM.int8": ({"load_in_8bit": True}, by_8_bits),
     "AutoFP8": ({"quant_method": "fp8"}, lambda w: by_float8(w, shape=(1,))),
 }
+
+
+# Checkpoints whose weights the kernels keep as they are.
+
+# Inputs that share a scale, and outputs and inputs of a block.
+KEPT_GROUP = 32
+
+_KEPT_BLOCKS = {
+    "config_groups": {"group_0": {"weights": {"block_structure": [KEPT_GROUP] * 2}}}
+}
+
+
+def by_fine_float8(weight: Tensor) -> tuple[Tensors, Tensor]:
+    held, meant = by_float8_blocks(weight, block=KEPT_GROUP)
+    return {"weight": held["weight"], "weight_scale_inv": held["weight_scale"]}, meant
+
+
+# A checkpoint, and the format in which its weights are kept.
+KEPT: dict[str, tuple[Format, str]] = {
+    "gptq": ((GPTQ, lambda w: by_gptq(w, group=KEPT_GROUP)), "int4"),
+    "gptq by act": (
+        (
+            {**GPTQ, "desc_act": True},
+            lambda w: by_gptq(w, is_shuffled=True, group=KEPT_GROUP),
+        ),
+        "int4",
+    ),
+    "gptq of 8 bits": (
+        ({**GPTQ, "bits": 8}, lambda w: by_gptq(w, bits=8, group=KEPT_GROUP)),
+        "int8",
+    ),
+    "awq": ((AWQ, lambda w: by_awq(w, group=KEPT_GROUP)), "int4"),
+    "W4A16": (
+        (compressed("pack-quantized"), lambda w: by_packing(w, group=KEPT_GROUP)),
+        "int4",
+    ),
+    "W8A16": (
+        (
+            compressed("pack-quantized"),
+            lambda w: by_packing(w, bits=8, group=KEPT_GROUP),
+        ),
+        "int8",
+    ),
+    "W8A8": ((compressed("int-quantized"), by_int8), "int8"),
+    "FP8 by channel": ((compressed("float-quantized"), by_float8), "fp8"),
+    "FP8 by tensor": (
+        (
+            {"quant_method": "modelopt", "quant_algo": "FP8"},
+            lambda w: by_float8(w, shape=(1,)),
+        ),
+        "fp8",
+    ),
+    "FP8 by block": (
+        (
+            compressed("float-quantized", **_KEPT_BLOCKS),
+            lambda w: by_float8_blocks(w, block=KEPT_GROUP),
+        ),
+        "fp8",
+    ),
+    "fine-grained FP8": (
+        (
+            {"quant_method": "fp8", "weight_block_size": [KEPT_GROUP, KEPT_GROUP]},
+            by_fine_float8,
+        ),
+        "fp8",
+    ),
+    "LLM.int8": (({"load_in_8bit": True}, by_8_bits), "int8"),
+}
+
+
+def by_mxfp4(weight: Tensor) -> tuple[Tensors, Tensor]:
+    """Return codes of chance for the experts of gpt-oss, whose weights have inputs first."""
+    num_experts, num_inputs, num_outputs = weight.shape
+    chance = torch.Generator().manual_seed(0)
+    shape = num_experts, num_outputs, num_inputs // KEPT_GROUP
+    codes = torch.randint(256, (*shape, 16), generator=chance, dtype=torch.uint8)
+    scales = torch.randint(123, 126, shape, generator=chance, dtype=torch.uint8)
+    meant = convert_moe_packed_tensors(codes, scales, dtype=torch.float32)
+    return {"_blocks": codes, "_scales": scales}, meant
+
+
+# A model, a checkpoint, the ends of the names of its quantised weights, and their format.
+KEPT_EXPERTS: dict[str, tuple[str, Format, str, str]] = {
+    "mxfp4": ("gpt_oss", ({"quant_method": "mxfp4"}, by_mxfp4), "_proj", "mxfp4"),
+    "gptq": (
+        *("qwen2_moe", (GPTQ, lambda w: by_gptq(w, group=KEPT_GROUP))),
+        *("proj.weight", "int4"),
+    ),
+    "fine-grained FP8": (
+        "qwen3_moe",
+        (
+            {"quant_method": "fp8", "weight_block_size": [KEPT_GROUP, KEPT_GROUP]},
+            by_fine_float8,
+        ),
+        "proj.weight",
+        "fp8",
+    ),
+}
+
+
+def make_tiny_mixture(model_type: str) -> Any:
+    sizes_of_all = {"hidden_size": 64, "num_hidden_layers": 2}
+    own = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}
+    sizes = {"intermediate_size": 64} if model_type == "gpt_oss" else own
+    return make_tiny_model(model_type, **sizes_of_all, **sizes)
+
+
+def put_experts(model: Any, meant: Tensors) -> None:
+    """Give a model dequantised weights, by their names in the files."""
+    parameters = dict(model.named_parameters())
+    for name, weight in meant.items():
+        head, dot, tail = name.partition(".experts.")
+        number, _, part = tail.partition(".")
+        if not dot or not number.isdecimal():
+            parameters[name].data = weight
+            continue
+        part = part.removesuffix(".weight")
+        first = parameters[f"{head}.experts.gate_up_proj"].data[int(number)]
+        gate, up = first.chunk(2)
+        second = parameters[f"{head}.experts.down_proj"].data[int(number)]
+        {"gate_proj": gate, "up_proj": up, "down_proj": second}[part].copy_(weight)

@@ -84,8 +84,8 @@ class ModelConfig:
         for each output, and rounds inputs to it where the GPU multiplies them, in
         bfloat16. Both need native kernels.
       dequantize: Load quantised weights as plain numbers, which take more memory. It is
-        for weights by GPTQ, AWQ, compressed-tensors, bitsandbytes and ModelOpt. On a GPU
-        most of them otherwise stay as they are.
+        for weights by GPTQ, AWQ, compressed-tensors, bitsandbytes and ModelOpt. Most of
+        them otherwise stay as they are, if the native kernels run the model.
       num_threads: Threads of one step on a CPU; by default one for each core that
         the process and its container may use. The stages of a pipeline share the cores
         equally.

@@ -86,6 +86,10 @@ class Library:
         self.pack = declare(
             "pack", None, c_void_p, matrix, POINTER(SourceSpec), c_int32, c_void_p
         )
+        self.restore = declare(
+            *("restore", None, c_void_p, POINTER(SourceSpec), c_int32, c_int32),
+            c_void_p,
+        )
         self.unpack = declare("unpack", None, matrix, c_int32, c_int32, c_void_p)
         self.count_outputs = declare("count_outputs", c_int32)
         self.count_block = declare(

@@ -1,6 +1,6 @@
 """The structures that the kernels read, field by field.
 
-They stand in native/matrix.h, native/pack.h, native/experts.h, native/states.h,
+They stand in native/matrix.h, native/stored.h, native/experts.h, native/states.h,
 native/latents.h,
 native/adapters.h, native/decoder.h, native/encoder.h, native/logits.h and native/exchange.h.
 """
@@ -20,6 +20,7 @@ class MatrixSpec(Structure):
         ("weights", c_void_p),
         *((name, c_int32) for name in ("format", "num_outputs", "num_inputs")),
         ("group_size", c_int32),
+        ("columns", c_void_p),
     ]
 
 
@@ -30,6 +31,8 @@ class SourceSpec(Structure):
         *((name, c_void_p) for name in ("rows", "order")),
         ("row_bytes", c_int64),
         *((name, c_int32) for name in ("kind", "num_outputs")),
+        *((name, c_void_p) for name in ("scales", "zeros", "columns")),
+        *((name, c_int32) for name in ("num_groups", "group_size")),
     ]
 
 

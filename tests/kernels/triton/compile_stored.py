@@ -12,6 +12,7 @@ import sys
 from compiling import NUM_CORES, compile_for
 import torch
 
+from trioserve.kernels.stored import StoredWeights
 from trioserve.kernels.triton.products import (
     Gates,
     make_splits,
@@ -20,7 +21,6 @@ from trioserve.kernels.triton.products import (
     restore_stored,
 )
 from trioserve.kernels.triton.round_inputs import round_to_codes, round_tokens
-from trioserve.kernels.triton.stored import StoredWeights
 
 NUM_OUTPUTS, NUM_INPUTS = 256, 4096
 

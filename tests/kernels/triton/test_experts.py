@@ -13,6 +13,11 @@ from torch.nn import functional
 
 require_triton()
 
+from trioserve.kernels.stored import (  # noqa: E402
+    StoredWeights,
+    quantise,
+    store,
+)
 from trioserve.kernels.triton.adapted_pairs import (  # noqa: E402
     PairChanges,
     lay_out_pairs,
@@ -28,11 +33,6 @@ from trioserve.kernels.triton.matrices import (  # noqa: E402
     Matrices,
     hold,
     hold_stored,
-)
-from trioserve.kernels.triton.stored import (  # noqa: E402
-    StoredWeights,
-    quantise,
-    store,
 )
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -10,17 +10,17 @@ from torch.nn.functional import linear, pad
 
 require_triton()
 
+from trioserve.kernels.stored import (  # noqa: E402
+    StoredWeights,
+    quantise,
+    store,
+)
 from trioserve.kernels.triton.products import make_splits, multiply_stored  # noqa: E402
 from trioserve.kernels.triton.round_inputs import (  # noqa: E402
     find_factors,
     multiply_rounded,
     round_to_codes,
     round_tokens,
-)
-from trioserve.kernels.triton.stored import (  # noqa: E402
-    StoredWeights,
-    quantise,
-    store,
 )
 from trioserve.model.self_check.compare import measure_distance  # noqa: E402
 

@@ -12,19 +12,19 @@ from torch.nn.functional import linear, silu
 
 require_triton()
 
+from trioserve.kernels.stored import (  # noqa: E402
+    NotStored,
+    StoredWeights,
+    join,
+    quantise,
+    store,
+)
 from trioserve.kernels.triton.products import (  # noqa: E402
     Gates,
     make_splits,
     multiply_plain,
     multiply_stored,
     restore_stored,
-)
-from trioserve.kernels.triton.stored import (  # noqa: E402
-    NotStored,
-    StoredWeights,
-    join,
-    quantise,
-    store,
 )
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

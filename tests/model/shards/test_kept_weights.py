@@ -95,9 +95,11 @@ def write(runner: Any) -> dict[int, list[int]]:
     return write_all(runner.launch, sequences, depth=1)
 
 
-def load_parts(folder: Path, places: list[StagePlace]) -> list[LoadedStage]:
+def load_parts(
+    folder: Path, places: list[StagePlace], *, dequantize: bool = True
+) -> list[LoadedStage]:
     config = ModelConfig(
-        device="cpu", dtype="float32", kernels="native", dequantize=True
+        device="cpu", dtype="float32", kernels="native", dequantize=dequantize
     )
     return [load_stage(folder, config, name="tiny", place=place) for place in places]
 
@@ -153,13 +155,28 @@ def test_a_part_that_cannot_be_cut_is_dequantised(
     make_shards: Callable[..., Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Its inputs are in the order of their activations."""
+    """Inputs of some products are cut, and in the order of their activations."""
     caplog.set_level("INFO", "trioserve")
     expected = save(tmp_path, BY_ACT)
     shards = make_shards(load_parts(tmp_path, SHARDS), **SIZES)
     for model in shards.models:
-        assert {kind for kind, _ in list_weights(model)} == {"plain"}
+        assert [kind for kind, _ in list_weights(model)] == ["int4", "plain"] * 2
     assert "down_proj.weight is dequantised: it has inputs that follow" in caplog.text
+    assert write(shards) == expected
+
+
+@pytest.mark.usefixtures("needs_kernels")
+@pytest.mark.parametrize("checkpoint", [INT4, INT8, BY_ACT])
+def test_shards_on_cpus_keep_their_parts(
+    tmp_path: Path,
+    make_shards: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+    checkpoint: Format,
+) -> None:
+    caplog.set_level("INFO", "trioserve")
+    expected = save(tmp_path, checkpoint)
+    shards = make_shards(load_parts(tmp_path, SHARDS, dequantize=False), **SIZES)
+    assert caplog.text.count("quantised weights stay as they are: int") == 2
     assert write(shards) == expected
 
 

@@ -82,6 +82,26 @@ void trioserve_pack(Pool* pool, const MatrixSpec* spec, const SourceSpec* source
   });
 }
 
+// Writes the rows of a source as numbers.
+//
+//   format: kFloat32 or kBfloat16
+//   to: (num_outputs, num_inputs)
+void trioserve_restore(Pool* pool, const SourceSpec* source, std::int32_t num_inputs,
+                       std::int32_t format, void* to) {
+  constexpr int kRows = 32;
+  const SourceRows rows(source, 1, num_inputs);
+  const auto restore = [&](auto* numbers) {
+    Pool::Step awake(*pool);
+    pool->run((source->num_outputs + kRows - 1) / kRows, [&](int i, int) {
+      const int begin = i * kRows, end = std::min(begin + kRows, source->num_outputs);
+      restore_rows(rows, begin, end, num_inputs,
+                   numbers + static_cast<std::ptrdiff_t>(begin) * num_inputs);
+    });
+  };
+  if (format == kFloat32) return restore(static_cast<float*>(to));
+  restore(static_cast<Bfloat16*>(to));
+}
+
 // Reads blocks of a packed matrix, in the calling thread.
 //
 //   to: (outputs of these blocks, num_inputs)
@@ -90,7 +110,7 @@ void trioserve_unpack(const MatrixSpec* spec, std::int32_t first_block, std::int
   with_format(spec->format, [&](auto format) {
     const auto matrix = spec->as<decltype(format)>();
     for (int block = first_block; block < last_block; ++block) {
-      unpack_block(matrix, block, to);
+      unpack_block(matrix, spec->columns, block, to);
       to += static_cast<std::ptrdiff_t>(kBlock) * spec->num_inputs;
     }
   });

@@ -4,6 +4,7 @@
 // Source: ggml, ggml-common.h (the structs) and ggml-quants.c (dequantize_row_*).
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -16,7 +17,9 @@ namespace trioserve {
 // Types of weights in memory or in a file.
 enum SourceKind : std::int32_t {
   kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kQ4_K, kQ5_K, kQ6_K, kMXFP4,
-  kQ2_K, kQ3_K, kIQ4_NL, kIQ4_XS
+  kQ2_K, kQ3_K, kIQ4_NL, kIQ4_XS,
+  // Words of stored.h, with scales and zeros apart.
+  kStoredInt8, kStoredInt4, kStoredMxfp4
 };
 
 struct CodedRow {
@@ -30,9 +33,17 @@ struct CodedRow {
     scales.resize(size / group);
     minima.resize(size / group);
   }
-  float number(int input) const {
-    int group = input / group_size;
-    return scales[group] * codes[input] + minima[group];
+  // Writes the first `count` weights; number i to columns[i], if there are some.
+  void read_numbers(int count, const std::int32_t* columns, float* to) const {
+    for (int begin = 0, group = 0; begin < count; begin += group_size, ++group) {
+      const float scale = scales[group], minimum = minima[group];
+      const int end = std::min(begin + group_size, count);
+      if (columns) {
+        for (int i = begin; i < end; ++i) to[columns[i]] = scale * codes[i] + minimum;
+      } else {
+        for (int i = begin; i < end; ++i) to[i] = scale * codes[i] + minimum;
+      }
+    }
   }
 };
 
@@ -83,15 +94,15 @@ inline const std::uint8_t* read_table(const std::int8_t (&numbers)[16], const st
   return from + 16;
 }
 
+// The codes of MXFP4, a sign and a number of E2M1, which is taken twice.
+constexpr std::int8_t kMxfp4Numbers[16] = {0, 1,  2,  3,  4,  6,  8,  12,
+                                           0, -1, -2, -3, -4, -6, -8, -12};
+
 // MXFP4: | exponent of 2, and 128 | 16 bytes, as above |
-//
-// A code is a sign and a number of E2M1, which is taken twice.
 inline const std::uint8_t* read_mxfp4(const std::uint8_t* from, int group, CodedRow& row) {
-  constexpr std::int8_t kNumbers[16] = {0, 1,  2,  3,  4,  6,  8,  12,
-                                        0, -1, -2, -3, -4, -6, -8, -12};
   row.scales[group] = std::ldexp(1.0f, *from - 128);
   row.minima[group] = 0.0f;
-  return read_table(kNumbers, from + 1, group, row);
+  return read_table(kMxfp4Numbers, from + 1, group, row);
 }
 
 constexpr std::int8_t kIq4Numbers[16] = {-127, -104, -83, -65, -49, -35, -22, -10,

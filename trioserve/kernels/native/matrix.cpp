@@ -6,6 +6,18 @@
 
 namespace trioserve {
 
+Rows OperandBuffer::order(Pool& pool, const Rows& x, const MatrixSpec& spec) {
+  if (!spec.columns) return x;
+  const std::ptrdiff_t size = spec.num_inputs;
+  fit(ordered_, x.num_rows * size);
+  run_tokens(pool, x.num_rows, [&](std::ptrdiff_t row) {
+    const float* from = x.first + row * x.stride;
+    float* to = ordered_.data() + row * size;
+    for (int j = 0; j < size; ++j) to[j] = from[spec.columns[j]];
+  });
+  return {ordered_.data(), size, x.num_rows};
+}
+
 template <class Format>
 Operands<Format> OperandBuffer::convert(Pool& pool, const Rows& x, const Matrix<Format>& matrix) {
   using Operand = typename Format::Operand;
@@ -102,17 +114,19 @@ struct FinishTile {
 
 void multiply(Pool& pool, OperandBuffer& buffer, const Rows& x, Finish finish,
               const MatrixSpec& spec, const Addition& addition) {
+  const Rows ordered = buffer.order(pool, x, spec);
   with_format(spec.format, [&](auto format) {
-    buffer.multiply(pool, x, FinishTile{finish, addition, {}}, spec.as<decltype(format)>());
+    buffer.multiply(pool, ordered, FinishTile{finish, addition, {}}, spec.as<decltype(format)>());
   });
 }
 
 void multiply(Pool& pool, OperandBuffer& buffer, const Rows& x, Finish finish,
               const MatrixSpec& spec, const MatrixSpec& other, const Addition& addition,
               const Addition& other_addition) {
+  const Rows ordered = buffer.order(pool, x, spec);
   with_format(spec.format, [&](auto format) {
     using Format = decltype(format);
-    buffer.multiply(pool, x, FinishTile{finish, addition, other_addition}, spec.as<Format>(),
+    buffer.multiply(pool, ordered, FinishTile{finish, addition, other_addition}, spec.as<Format>(),
                     other.as<Format>());
   });
 }

@@ -36,6 +36,7 @@ struct MatrixSpec {
   std::int32_t format;
   std::int32_t num_outputs, num_inputs;
   std::int32_t group_size;
+  const std::int32_t* columns;  // input j of the weights is number columns[j]; null: in order
 
   template <class Format>
   Matrix<Format> as() const {
@@ -54,6 +55,9 @@ class OperandBuffer {
   void multiply(Pool& pool, const Rows& x, const Take& take, const Matrix<Format>& matrix,
                 const Matrices&... others);
 
+  // Puts rows into the order of a matrix's inputs.
+  Rows order(Pool& pool, const Rows& x, const MatrixSpec& spec);
+
  private:
   // Converts rows to the operands of a format; float32 operands are the rows themselves.
   // There is memory for the next multiple of kTileRows.
@@ -64,6 +68,7 @@ class OperandBuffer {
 
   std::vector<std::uint8_t> bytes_;
   std::vector<InputGroup> groups_;
+  std::vector<float> ordered_;
 };
 
 // Where the values of a product are written, `stride` numbers from row to row.
@@ -122,7 +127,7 @@ class Finish {
   Destination to_;
 };
 
-// As multiply in linear.h. Two matrices have the same format and shape.
+// As multiply in linear.h. Two matrices have the same format, shape and columns.
 //
 //   addition: what adapters add to the values before they are finished
 void multiply(Pool& pool, OperandBuffer& buffer, const Rows& x, Finish finish,

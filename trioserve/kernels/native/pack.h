@@ -5,19 +5,10 @@
 #include <cmath>
 #include <type_traits>
 
-#include "gguf.h"
 #include "linear.h"
+#include "stored.h"
 
 namespace trioserve {
-
-// Rows of weights, as Python describes them.
-struct SourceSpec {
-  const std::uint8_t* rows;
-  const std::int64_t* order;  // row i is the order[i]-th; null: the i-th
-  std::int64_t row_bytes;     // between two rows
-  std::int32_t kind;          // SourceKind
-  std::int32_t num_outputs;
-};
 
 // The rows of one or several sources, one after the other.
 class SourceRows {
@@ -25,39 +16,48 @@ class SourceRows {
   SourceRows(const SourceSpec* sources, int num_sources, int num_inputs)
       : sources_(sources), num_sources_(num_sources), num_inputs_(num_inputs) {}
 
-  // Reads a row as codes; false if its numbers are not quantised.
-  bool read_codes(int output, CodedRow& row) const {
-    auto [kind, bytes] = find(output);
-    if (kind <= kBF16) return false;
-    trioserve::read_codes(kind, bytes, num_inputs_, row);
+  // Reads a row as codes, in their own order; false if its numbers are not quantised.
+  bool read_codes(int output, CodedRow& to) const {
+    const auto [source, row] = find(output);
+    if (source.kind <= kBF16) return false;
+    if (source.kind >= kStoredInt8) {
+      read_stored(source, row, to);
+    } else {
+      trioserve::read_codes(static_cast<SourceKind>(source.kind),
+                            source.rows + row * source.row_bytes, num_inputs_, to);
+    }
     return true;
   }
 
   // Reads a row as numbers, num_inputs of them.
   void read_numbers(int output, CodedRow& scratch, float* to) const {
-    auto [kind, bytes] = find(output);
-    if (kind == kF32) {
+    const auto [source, row] = find(output);
+    if (read_codes(output, scratch)) return scratch.read_numbers(num_inputs_, source.columns, to);
+    const std::uint8_t* bytes = source.rows + row * source.row_bytes;
+    if (source.kind == kF32) {
       std::memcpy(to, bytes, sizeof(float) * static_cast<std::size_t>(num_inputs_));
-    } else if (kind == kF16 || kind == kBF16) {
-      for (int i = 0; i < num_inputs_; ++i) {
-        std::uint16_t half;
-        std::memcpy(&half, bytes + 2 * i, sizeof half);
-        to[i] = kind == kF16 ? widen_half(half) : widen(half);
-      }
-    } else {
-      trioserve::read_codes(kind, bytes, num_inputs_, scratch);
-      for (int i = 0; i < num_inputs_; ++i) to[i] = scratch.number(i);
+      return;
+    }
+    for (int i = 0; i < num_inputs_; ++i) {
+      std::uint16_t half;
+      std::memcpy(&half, bytes + 2 * i, sizeof half);
+      to[i] = source.kind == kF16 ? widen_half(half) : widen(half);
     }
   }
 
  private:
-  std::pair<SourceKind, const std::uint8_t*> find(int output) const {
+  // A source, and the place of a row in it.
+  struct Place {
+    const SourceSpec& source;
+    std::int64_t row;
+  };
+
+  Place find(int output) const {
     const SourceSpec* source = sources_;
     while (source < sources_ + num_sources_ - 1 && output >= source->num_outputs) {
       output -= source++->num_outputs;
     }
-    std::int64_t row = source->order ? source->order[output] : output;
-    return {static_cast<SourceKind>(source->kind), source->rows + row * source->row_bytes};
+    return {*source, source->order ? source->order[output] : output};
   }
 
   const SourceSpec* sources_;
@@ -155,15 +155,29 @@ void pack_block(const Matrix<Format>& matrix, const SourceRows& rows, int block,
   }
 }
 
+// Writes rows as numbers, `num_inputs` of them for each.
+template <class Number>
+void restore_rows(const SourceRows& rows, int begin, int end, int num_inputs, Number* to) {
+  CodedRow coded;
+  std::vector<float> numbers(num_inputs);
+  for (int row = begin; row < end; ++row, to += num_inputs) {
+    rows.read_numbers(row, coded, numbers.data());
+    convert(numbers.data(), num_inputs, to);
+  }
+}
+
 // Reads the weights of one block.
 //
+//   columns: the input that each number belongs to; null if they are in order
 //   to: (outputs of the block, num_inputs)
 template <class Format>
-void unpack_block(const Matrix<Format>& matrix, int block, float* to) {
+void unpack_block(const Matrix<Format>& matrix, const std::int32_t* columns, int block,
+                  float* to) {
   const auto* weights = matrix.weights + block * matrix.block_size();
   const int count = std::min(kBlock, matrix.num_outputs - block * kBlock);
-  for (int output = 0; output < count; ++output) {
-    for (int input = 0; input < matrix.num_inputs; ++input, ++to) {
+  for (int output = 0; output < count; ++output, to += matrix.num_inputs) {
+    for (int input = 0; input < matrix.num_inputs; ++input) {
+      float& number = to[columns ? columns[input] : input];
       if constexpr (Format::kIsQuantised) {
         const int group = input / matrix.group_size, i = input % matrix.group_size;
         const std::uint8_t* begin = weights + group * group_bytes<Format>(matrix.group_size);
@@ -173,7 +187,7 @@ void unpack_block(const Matrix<Format>& matrix, int block, float* to) {
                                         step * kBlock * kStepBytes + Format::byte_of(place)];
         int code = static_cast<std::int8_t>(byte);
         if (Format::kInputs == 8) code = Format::is_upper_half(place) ? byte >> 4 : byte & 15;
-        *to = widen_half(scales[output]) * static_cast<float>(Format::decode(code)) +
+        number = widen_half(scales[output]) * static_cast<float>(Format::decode(code)) +
               widen_half(scales[kBlock + output]);
       } else {
         const int step = input / Format::kInputs, place = input % Format::kInputs;
@@ -181,9 +195,9 @@ void unpack_block(const Matrix<Format>& matrix, int block, float* to) {
             weights[(static_cast<std::ptrdiff_t>(step) * kBlock + output) * Format::kInputs +
                     place];
         if constexpr (sizeof(weight) == sizeof(float)) {
-          *to = weight;
+          number = weight;
         } else {
-          *to = widen(weight);
+          number = widen(weight);
         }
       }
     }

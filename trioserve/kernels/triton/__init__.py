@@ -15,7 +15,7 @@ paged, paged_latents              the kernels of attention, called with tensors
 adapters, adapted_pairs, experts,
   products, states, steps,
   sampling, decodes               the other kernels, called with tensors
-stored, matrices                  weights in fewer bits, and those of experts, as kernels read them
+matrices                          the weights of experts, as kernels read them
 tiles                             the tokens of a step, cut for the kernels
 
 They know tensors and numbers, no plans and no models. On a machine without a GPU, Triton's

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .stored import NotStored, StoredWeights
+from ..stored import NotStored, StoredWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

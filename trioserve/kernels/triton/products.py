@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..stored import StoredWeights
 from .follow import can_follow, find_capability
 from .multiply import multiply, restore
-from .stored import StoredWeights
 from .widths import round_side
 
 # Tokens of a program.

@@ -14,8 +14,8 @@ from torch import Tensor
 import triton
 import triton.language as tl
 
+from ..stored import StoredWeights
 from .follow import follow, may_follow
-from .stored import StoredWeights
 from .widths import round_up
 
 # Numbers that a program reads at a time; a usual choice, not measured on a GPU yet.

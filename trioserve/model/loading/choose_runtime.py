@@ -24,6 +24,7 @@ from ..runtimes.description import (
     LookupParts,
     MixtureParts,
     find_mixture,
+    list_stored,
 )
 from ..runtimes.loaded import LoadedModel
 from ..runtimes.modules.layers import ModuleLayers
@@ -139,6 +140,7 @@ def make_decoder(
         has_states=bool(model.states),
         joins_images=model.info.joins_images,
     )
+    rounds_scales = model.device.type == "cpu" and any(list_stored(parts))
     reads = [_read(model, parts, step) for step in steps]
     expected = _run_modules(model, tables, reads)
     decoder = pack_together(partial(pack, parts), model.tensor_group, model.device)
@@ -165,6 +167,7 @@ def make_decoder(
     if problem := compare_decoders(
         *(expected, actual, model.dtype),
         int8=int8,
+        rounds_scales=rounds_scales,
         int8_cache=model.kv_dtype == torch.int8,
         routes=any(find_mixture(body) is not None for body in parts.bodies),
         given=given,

@@ -1,4 +1,4 @@
-"""Quantised weights that stay as they are on a GPU, because its kernels read them.
+"""Quantised weights that stay as they are, because the kernels of their device read them.
 
 A checkpoint has the products of linear modules; of experts, it has one product for each
 expert and part of a weight, or one weight of all experts.
@@ -7,7 +7,9 @@ expert and part of a weight, or one weight of all experts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 import logging
+import math
 import re
 from threading import Lock
 from types import EllipsisType
@@ -25,9 +27,10 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from ...kernels.triton.stored import NotStored, StoredWeights, join
-from ..runtimes.stored_experts import store_experts
-from ..runtimes.stored_linear import store_linear
+from ...kernels.stored import NotStored, StoredWeights, join
+from ..runtimes.stored_weights import store_experts, store_linear
+from .adapt.latents import keep_latents
+from .dequantise.restore import WrongParts
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +43,7 @@ class KeepableWeight(Protocol):
     """A quantised weight of a file, or a shard's part of it."""
 
     def keep(self, device: torch.device) -> StoredWeights:
-        """Return the weight as kernels for GPUs read it, on its device.
+        """Return the weight as kernels read it, on its device.
 
         Raises:
           NotStored: they cannot.
@@ -61,7 +64,12 @@ class KeptWeights:
     def __init__(
         self, whole: PreTrainedModel, device: torch.device, dtype: torch.dtype
     ) -> None:
+        # The kernels absorb the numbers of these products into others.
+        keep_latents(whole)
         self._whole = whole
+        # Other modules, such as those that read images, run with numbers.
+        decoder: Any = whole.get_decoder()
+        self._products = {*decoder.layers.modules(), whole.get_output_embeddings()}
         self._device = device
         self._dtype = dtype
         self._kept: dict[str, StoredWeights] = {}
@@ -82,13 +90,10 @@ class KeptWeights:
             for pattern in converter.source_patterns
         }
         weights = self._whole.state_dict()
-        replaced = {}
-        # By targets and the places of parts.
-        experts: dict[str, dict[int, dict[str, KeepableWeight]]] = {}
+        replaced = dict(tensors)
+        # By targets, the places of parts, and names.
+        merged: dict[str, dict[int, dict[str, Any]]] = {}
         for name, tensor in tensors.items():
-            replaced[name] = tensor
-            if not isinstance(tensor, KeepableWeight):
-                continue
             target, pattern = rename_source_key(
                 name, renamings, converters, self._whole.base_model_prefix, weights
             )
@@ -96,12 +101,17 @@ class KeptWeights:
                 converter = merging[pattern]
                 if self._is_of_experts(target) and _only_merges(converter):
                     part = converter.source_patterns.index(pattern)
-                    own = experts.setdefault(target, {}).setdefault(part, {})
-                    own[name] = replaced.pop(name)
-            elif self._is_linear(target) or self._is_of_experts(target):
+                    merged.setdefault(target, {}).setdefault(part, {})[name] = tensor
+            elif isinstance(tensor, KeepableWeight) and (
+                self._is_linear(target) or self._is_of_experts(target)
+            ):
                 replaced[name] = _KeptWeight(self, target, tensor)
-        for target, found in experts.items():
+        for target, found in merged.items():
             parts = [_sort_experts(found[part]) for part in sorted(found)]
+            if not _are_keepable(parts):
+                continue
+            for name in [name for part in found.values() for name in part]:
+                del replaced[name]
             replaced[target] = _KeptExperts(self, target, parts)
         return replaced
 
@@ -111,7 +121,9 @@ class KeptWeights:
             found = self._whole.get_submodule(module)
         except AttributeError:
             return False
-        return last == "weight" and type(found) is nn.Linear
+        is_product = type(found) is nn.Linear and found in self._products
+        # Kernels choose experts by numbers.
+        return is_product and last == "weight" and "router" not in module.split(".")
 
     def _is_of_experts(self, target: str) -> bool:
         """Return whether a weight is that of all experts."""
@@ -125,6 +137,9 @@ class KeptWeights:
 
         Returns:
           a tensor of the shape of the model's weight; None if they cannot be kept
+
+        Raises:
+          WrongParts: the file has another size than the model.
         """
         try:
             # transformers reads in several threads. Each would need memory for numbers of 32
@@ -134,9 +149,12 @@ class KeptWeights:
         except NotStored as error:
             logger.info("%s is dequantised: it has %s", target, error)
             return None
+        parameter = self._whole.get_parameter(target)
+        if math.prod(stored.shape) != parameter.numel():
+            raise WrongParts(f"{target} has {stored.shape} numbers in its file")
         self._kept[target] = stored
         empty = torch.empty((), dtype=self._dtype, device=self._device)
-        return empty.expand(self._whole.get_parameter(target).shape)
+        return empty.expand(parameter.shape)
 
     def put(self, model: PreTrainedModel) -> None:
         """Give the model the weights that were kept."""
@@ -147,8 +165,9 @@ class KeptWeights:
                 store_linear(module, stored, self._dtype)
             else:
                 store_experts(module, last, stored)
-        formats = sorted({each.format for each in self._kept.values()})
-        logger.info("quantised weights stay as they are: %s", ", ".join(formats))
+        if self._kept:
+            formats = sorted({each.format for each in self._kept.values()})
+            logger.info("quantised weights stay as they are: %s", ", ".join(formats))
 
 
 def _only_merges(converter: WeightConverter) -> bool:
@@ -160,7 +179,13 @@ def _only_merges(converter: WeightConverter) -> bool:
     )
 
 
-def _sort_experts(weights: Mapping[str, KeepableWeight]) -> list[KeepableWeight]:
+def _are_keepable(parts: Sequence[Sequence[Any]]) -> bool:
+    """Return whether all parts of all experts are quantised."""
+    is_whole = len(set(map(len, parts))) == 1
+    return is_whole and all(isinstance(each, KeepableWeight) for each in chain(*parts))
+
+
+def _sort_experts(weights: Mapping[str, Any]) -> list[Any]:
     """Return the weights of experts in the order of the numbers in their names."""
 
     def count(name: str) -> list[int]:

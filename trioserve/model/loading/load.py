@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 import inspect
+import logging
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,6 +37,8 @@ from .outline import find_dtype, watch_outline
 from .pruning import choose_class
 from .watching import watch_model
 from .weights import read_weights
+
+logger = logging.getLogger(__name__)
 
 Loaded = TypeVar("Loaded", bound=LoadedModel)
 
@@ -73,30 +76,44 @@ def load_keeping(
 
     Raises: the errors of load_model.
     """
-    facts = _check_keeping(folder, config, read_facts(folder, config))
+    facts = read_facts(folder, config)
+    keeping = _replace_float16(facts, config)
+    if not _can_keep(folder, keeping, facts):
+        facts = replace(facts, keeps_weights=False)
+        return load_on_kernels(lambda: load(config, facts), config)
+    if keeping.dtype != config.dtype:
+        logger.info("quantised weights run in bfloat16; config.json names float16")
     dequantised = replace(config, dequantize=True)
     plain = replace(facts, keeps_weights=False)
     return load_on_kernels(
-        lambda: load(config, facts),
-        config,
-        (lambda: load(dequantised, plain)) if facts.keeps_weights else None,
+        lambda: load(keeping, facts), keeping, lambda: load(dequantised, plain)
     )
 
 
-def _check_keeping(folder: Path, config: ModelConfig, facts: ModelFacts) -> ModelFacts:
-    """Return facts by which weights are kept only if the kernels can run the model.
+def _replace_float16(facts: ModelFacts, config: ModelConfig) -> ModelConfig:
+    """Let a model of float16 compute in bfloat16, because kernels for CPUs have no float16.
+
+    Most of its weights have fewer bits, whose errors are larger.
+    """
+    is_float16 = config.dtype == "auto" and find_dtype(facts, config) == torch.float16
+    if facts.device.type == "cpu" and is_float16:
+        return replace(config, dtype="bfloat16")
+    return config
+
+
+def _can_keep(folder: Path, config: ModelConfig, facts: ModelFacts) -> bool:
+    """Return whether the kernels can run the model with its quantised weights.
 
     Raises:
       UnsupportedQuantization: they cannot, and the weights are not dequantised unasked.
     """
     if not facts.keeps_weights:
-        return facts
+        return False
     dtype = find_dtype(facts, config) or torch.float32
     obstacle = find_obstacle(facts, watch_outline(facts), dtype)
-    if obstacle is None:
-        return facts
-    check_dequantisation(folder, config, obstacle)
-    return replace(facts, keeps_weights=False)
+    if obstacle is not None:
+        check_dequantisation(folder, config, obstacle)
+    return obstacle is None
 
 
 def load_modules(

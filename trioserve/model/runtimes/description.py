@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...kernels.stored import StoredWeights
 from ..attention.latents import LatentProjection
 from ..attention.probe import LayerSpec
+from .stored_weights import find_stored, find_stored_experts, release_stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -449,11 +451,23 @@ def find_mixture(body: Body) -> MixtureParts | None:
     return body if isinstance(body, MixtureParts) else None
 
 
+def list_stored(parts: DecoderParts) -> Iterator[tuple[Tensor, StoredWeights]]:
+    """List the weights that a checkpoint has in fewer bits, beside those of the modules."""
+    products = [each for body in parts.bodies for each in list_products(body)]
+    for product in [*products, *([parts.head] if parts.head else [])]:
+        if (stored := find_stored(product)) is not None:
+            yield product.weight, stored
+    for mixture in filter(None, map(find_mixture, parts.bodies)):
+        for name, stored in find_stored_experts(mixture.experts).items():
+            yield getattr(mixture.experts, name), stored
+
+
 def release(modules: Sequence[nn.Module], name: str = "weight") -> None:
     """Take a weight from modules that are packed."""
     for module in modules:
         weight: Tensor = getattr(module, name)
         setattr(module, name, make_empty(weight.shape, weight.dtype))
+        release_stored(module, name)
 
 
 def make_empty(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...kernels.triton.stored import NotStored, join, quantise
+from ...kernels.stored import NotStored, join, quantise
 from .choice import NotRecognised
 from .description import (
     DecoderParts,
@@ -17,8 +17,12 @@ from .description import (
     list_products,
     make_empty,
 )
-from .stored_experts import find_stored_experts, store_experts
-from .stored_linear import find_stored, store_linear
+from .stored_weights import (
+    find_stored,
+    find_stored_experts,
+    store_experts,
+    store_linear,
+)
 
 
 def quantise_parts(parts: DecoderParts, format: str) -> None:

@@ -178,6 +178,7 @@ def compare_decoders(
     dtype: torch.dtype,
     *,
     int8: bool,
+    rounds_scales: bool = False,
     int8_cache: bool = False,
     routes: bool = False,
     given: Tensor | None = None,
@@ -186,7 +187,7 @@ def compare_decoders(
 
     Args:
       expected, actual: logits; or hidden states, if the layers read `given`.
-      int8, int8_cache, routes: as in find_difference.
+      int8, rounds_scales, int8_cache, routes: as in find_difference.
     """
     expected, actual = expected.float(), actual.float()
     if given is not None:
@@ -199,6 +200,7 @@ def compare_decoders(
     return find_difference(
         *(expected, actual, dtype),
         int8=int8,
+        rounds_scales=rounds_scales,
         int8_cache=int8_cache,
         routes=routes,
     )

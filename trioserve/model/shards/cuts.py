@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels.triton.stored import NotStored, StoredWeights
+from ...kernels.stored import NotStored, StoredWeights
 
 
 class WrongShape(ValueError):

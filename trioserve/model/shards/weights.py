@@ -18,7 +18,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from ...kernels.triton.stored import StoredWeights
+from ...kernels.stored import StoredWeights
 from ..attention.probe import UnfitLayer
 from .cuts import Cut
 
@@ -51,7 +51,7 @@ class PartialQuantisedWeight(PartialWeight):
     """The part of a quantised weight; see QuantisedWeight in ../loading/dequantise."""
 
     def keep(self, device: torch.device) -> StoredWeights:
-        """Return the part as kernels for GPUs read it.
+        """Return the part as kernels read it.
 
         Raises:
           NotStored: they cannot read the weight, or not this part of it.

@@ -20,12 +20,12 @@ require_triton()
 
 from trioserve.config import ModelConfig  # noqa: E402
 from trioserve.errors import InvalidConfig, UnsupportedQuantization  # noqa: E402
+from trioserve.kernels.stored import quantise as quantise_weight  # noqa: E402
 from trioserve.kernels.triton.products import (  # noqa: E402
     SIZES,
     Gates,
     multiply_plain,
 )
-from trioserve.kernels.triton.stored import quantise as quantise_weight  # noqa: E402
 from trioserve.model.loading.choose_runtime import (  # noqa: E402
     load_on_kernels,
     make_decoder,
@@ -46,7 +46,7 @@ from trioserve.model.runtimes.fused.products import (  # noqa: E402
     Product,
 )
 from trioserve.model.runtimes.loaded import LoadedModel  # noqa: E402
-from trioserve.model.runtimes.stored_linear import (  # noqa: E402
+from trioserve.model.runtimes.stored_weights import (  # noqa: E402
     StoredLinear,
     store_linear,
 )
@@ -55,14 +55,10 @@ from trioserve.testing.models import make_tiny_model  # noqa: E402
 
 from ...checkpoints import (  # noqa: E402
     AWQ,
-    GPTQ,
+    KEPT,
+    KEPT_GROUP,
     Format,
-    by_8_bits,
     by_awq,
-    by_float8,
-    by_float8_blocks,
-    by_gptq,
-    by_int8,
     by_packing,
     compressed,
 )
@@ -70,63 +66,6 @@ from ...conftest import make_oracle  # noqa: E402
 from ...planning import Planner, make_prompt  # noqa: E402
 from ...quantising import Tensors, quantise  # noqa: E402
 from .graphs import DEVICE  # noqa: E402
-
-# Inputs that share a scale, and outputs and inputs of a block.
-GROUP = 32
-
-BLOCKS = {"config_groups": {"group_0": {"weights": {"block_structure": [GROUP] * 2}}}}
-
-
-def by_fine_float8(weight: Tensor) -> tuple[Tensors, Tensor]:
-    held, meant = by_float8_blocks(weight, block=GROUP)
-    return {"weight": held["weight"], "weight_scale_inv": held["weight_scale"]}, meant
-
-
-# A checkpoint, and the format in which its weights are kept.
-CHECKPOINTS: dict[str, tuple[Format, str]] = {
-    "gptq": ((GPTQ, lambda w: by_gptq(w, group=GROUP)), "int4"),
-    "gptq by act": (
-        (
-            {**GPTQ, "desc_act": True},
-            lambda w: by_gptq(w, is_shuffled=True, group=GROUP),
-        ),
-        "int4",
-    ),
-    "gptq of 8 bits": (
-        ({**GPTQ, "bits": 8}, lambda w: by_gptq(w, bits=8, group=GROUP)),
-        "int8",
-    ),
-    "awq": ((AWQ, lambda w: by_awq(w, group=GROUP)), "int4"),
-    "W4A16": (
-        (compressed("pack-quantized"), lambda w: by_packing(w, group=GROUP)),
-        "int4",
-    ),
-    "W8A16": (
-        (compressed("pack-quantized"), lambda w: by_packing(w, bits=8, group=GROUP)),
-        "int8",
-    ),
-    "W8A8": ((compressed("int-quantized"), by_int8), "int8"),
-    "FP8 by channel": ((compressed("float-quantized"), by_float8), "fp8"),
-    "FP8 by tensor": (
-        (
-            {"quant_method": "modelopt", "quant_algo": "FP8"},
-            lambda w: by_float8(w, shape=(1,)),
-        ),
-        "fp8",
-    ),
-    "FP8 by block": (
-        (
-            compressed("float-quantized", **BLOCKS),
-            lambda w: by_float8_blocks(w, block=GROUP),
-        ),
-        "fp8",
-    ),
-    "fine-grained FP8": (
-        ({"quant_method": "fp8", "weight_block_size": [GROUP, GROUP]}, by_fine_float8),
-        "fp8",
-    ),
-    "LLM.int8": (({"load_in_8bit": True}, by_8_bits), "int8"),
-}
 
 # The others take as long, and differ in little but the reading.
 FIRST = ("gptq by act", "W8A16", "fine-grained FP8")
@@ -161,13 +100,13 @@ def list_kept(loaded: LoadedModel) -> list[StoredLinear]:
     "name",
     [
         pytest.param(name, marks=() if name in FIRST else pytest.mark.matrix)
-        for name in CHECKPOINTS
+        for name in KEPT
     ],
 )
 def test_a_checkpoint_gives_the_tokens_of_its_dequantised_weights(
     tmp_path: Path, name: str
 ) -> None:
-    checkpoint, format = CHECKPOINTS[name]
+    checkpoint, format = KEPT[name]
     model, meant = save(tmp_path, checkpoint)
     oracle = make_oracle(model, DEVICE)
 
@@ -208,7 +147,7 @@ def test_plain_weights_are_quantised_but_for_the_head(
 
 
 def test_modules_run_with_dequantised_weights(tmp_path: Path) -> None:
-    _, meant = save(tmp_path, CHECKPOINTS["awq"][0])
+    _, meant = save(tmp_path, KEPT["awq"][0])
     loaded = load_on_kernels(
         lambda: load_kept(tmp_path),
         replace(CONFIG, kernels="torch"),
@@ -241,7 +180,7 @@ def test_modules_of_different_formats_are_dequantised_together(
 
     def quantise_one(weight: Tensor) -> tuple[Tensors, Tensor]:
         bits = 4 if weight.shape[0] == weight.shape[1] else 8
-        return by_packing(weight, bits=bits, group=GROUP)
+        return by_packing(weight, bits=bits, group=KEPT_GROUP)
 
     save(tmp_path, (compressed("pack-quantized"), quantise_one))
     loaded = load_kept(tmp_path)
@@ -261,7 +200,7 @@ def test_fp8_is_refused_on_a_cpu(tiny: Callable[..., Any]) -> None:
 def test_a_model_without_kernels_tells_why_its_weights_must_be_dequantised(
     tmp_path: Path,
 ) -> None:
-    save(tmp_path, CHECKPOINTS["awq"][0])
+    save(tmp_path, KEPT["awq"][0])
     config = replace(CONFIG, dequantize=False)
     with pytest.raises(UnsupportedQuantization, match=r"\(it has experts\): --deq"):
         check_dequantisation(tmp_path, config, "it has experts")
@@ -270,12 +209,12 @@ def test_a_model_without_kernels_tells_why_its_weights_must_be_dequantised(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize("name", KEPT)
 def test_a_gpu_keeps_quantised_weights(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "trioserve")
-    checkpoint, format = CHECKPOINTS[name]
+    checkpoint, format = KEPT[name]
     save(tmp_path, checkpoint)
     loaded = load(tmp_path, ModelConfig(device="cuda", dtype="bfloat16"), name="tiny")
     assert loaded.info.kernels == "native triton"

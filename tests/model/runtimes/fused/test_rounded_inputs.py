@@ -14,11 +14,11 @@ from torch.nn.functional import linear
 require_triton()
 
 from trioserve.config import ModelConfig  # noqa: E402
+from trioserve.kernels.stored import quantise  # noqa: E402
 from trioserve.kernels.triton.round_inputs import (  # noqa: E402
     ROUNDED_TOKENS,
     round_tokens,
 )
-from trioserve.kernels.triton.stored import quantise  # noqa: E402
 from trioserve.model.loading.choose_runtime import make_decoder  # noqa: E402
 from trioserve.model.loading.dequantise import find_format  # noqa: E402
 from trioserve.model.loading.dequantise.formats import FINE_FP8  # noqa: E402
@@ -31,7 +31,7 @@ from trioserve.model.runtimes.fused.low_bits import (  # noqa: E402
     LowBitWeight,
 )
 from trioserve.model.runtimes.loaded import LoadedModel  # noqa: E402
-from trioserve.model.runtimes.stored_linear import store_linear  # noqa: E402
+from trioserve.model.runtimes.stored_weights import store_linear  # noqa: E402
 from trioserve.model.self_check.compare import measure_distance  # noqa: E402
 from trioserve.testing.models import make_tiny_model  # noqa: E402
 

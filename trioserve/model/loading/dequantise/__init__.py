@@ -2,7 +2,7 @@
 
 formats      which checkpoints can be dequantised
 restore      the arithmetic: the parts of one weight become a matrix
-keep         the same for kernels for GPUs, which read them in the bits that they have
+keep         the same for kernels, which read them in the bits that they have
 packing      whole numbers of a few bits, many in one of 32
 tensors      the weights of a folder, each dequantised when it is read
 """

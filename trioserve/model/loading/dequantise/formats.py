@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....kernels.triton.stored import StoredWeights, store
+from ....kernels.stored import StoredWeights, store
 from .keep import keep_codes, keep_mxfp4, keep_scaled
 from .packing import WHOLE_BITS
 from .restore import (
@@ -38,8 +38,9 @@ class WeightFormat:
       required: last parts of the names of the tensors that replace the weight.
       optional: of tensors that may be there, too.
       restore: returns the weight, (outputs, inputs).
-      keep: returns the weight as kernels for GPUs read it, on the device of its parts; it
-        may raise NotStored. None if they read no such weights.
+      keep: returns the weight as kernels read it, on the device of its parts; it may raise
+        NotStored. None if they read no such weights.
+      has_float8: its numbers are FP8, which kernels for CPUs do not read.
       name: last part of the weight's own name.
     """
 
@@ -47,6 +48,7 @@ class WeightFormat:
     optional: frozenset[str]
     restore: Callable[[Parts], Tensor]
     keep: Callable[[Parts], StoredWeights] | None = None
+    has_float8: bool = False
     name: str = "weight"
 
     @property
@@ -144,6 +146,7 @@ def _scaled(
     block: tuple[int, int] | None = None,
     scale: str = "weight_scale",
     *,
+    has_float8: bool = True,
     rounds_inputs: bool = True,
 ) -> WeightFormat:
     """Return the format of weights of eight bits.
@@ -165,6 +168,7 @@ def _scaled(
         optional=frozenset({"weight_zero_point", "input_scale", "input_zero_point"}),
         restore=lambda parts: restore_scaled(*list_parts(parts)),
         keep=lambda parts: keep_scaled(*list_parts(parts), rounds_inputs=rounds_inputs),
+        has_float8=has_float8,
     )
 
 
@@ -190,6 +194,8 @@ def _find_compressed(settings: Mapping[str, Any]) -> tuple[WeightFormat, ...]:
     rows, columns = next(iter(blocks), (0, 0))
     scaled = _scaled(
         (int(rows), int(columns)) if rows else None,
+        has_float8="float-quantized" in names
+        or any(each.get("type") == "float" for each in weights),
         rounds_inputs=all(_has_float8_inputs(group) for group in groups),
     )
     return (_PACKED,) * ("pack-quantized" in names) + (scaled,) * bool(

@@ -19,12 +19,16 @@ def unpack(words: Tensor, bits: int, dim: int) -> Tensor:
       dim: 0 if a word has numbers of one column, 1 if of one row.
 
     Returns:
-      (rows, columns) int32 from 0 to 2 ** bits - 1, with 32 / bits times as many rows or
-      columns
+      (rows, columns) uint8, with 32 / bits times as many rows or columns
+
+    Raises:
+      ValueError: the words have another type.
     """
-    shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32, device=words.device)
-    shape = [1, 1, 1]
-    shape[dim + 1] = len(shifts)
-    # A shift to the right copies the sign, which the mask removes.
-    numbers = (words.unsqueeze(dim + 1) >> shifts.view(shape)) & ((1 << bits) - 1)
-    return numbers.flatten(dim, dim + 1)
+    if words.dtype != torch.int32:
+        raise ValueError(f"words of {words.dtype}")
+    held = words.contiguous().view(torch.uint8).unflatten(1, (-1, WORD_BITS // 8))
+    mask = (1 << bits) - 1
+    parts = [(held >> shift) & mask for shift in range(0, 8, bits)]
+    # (rows, columns, numbers of a word)
+    numbers = torch.stack(parts, dim=-1).flatten(2) if bits < 8 else held
+    return numbers.flatten(1) if dim else numbers.transpose(1, 2).flatten(0, 1)

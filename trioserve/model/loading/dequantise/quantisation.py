@@ -1,7 +1,7 @@
-"""Quantised weights: kept on a GPU, dequantised while they are read, or refused.
+"""Quantised weights: kept, dequantised while they are read, or refused.
 
-On a GPU, Triton's kernels read most of the formats that dequantise/ knows. Elsewhere the
-server does not compute with such weights. Kinds that transformers itself dequantises on any
+Kernels read most of the formats that dequantise/ knows. Where they do not run, the server
+does not compute with such weights. Kinds that transformers itself dequantises on any
 device are dequantised while they are read. So are formats that dequantise/ knows, with
 --dequantize, because they take several times the memory that their user expects. All other
 kinds are refused before anything is read.

@@ -35,7 +35,7 @@ class Codes(NamedTuple):
     """A weight as whole numbers: (number - zero of its group) * scale of its group.
 
     Attributes:
-      numbers: (outputs, inputs) int32 from 0 to 2 ** bits - 1
+      numbers: (outputs, inputs) uint8 from 0 to 2 ** bits - 1
       bits: of a number.
       zeros: (outputs, groups) int32
       scales: (outputs, groups)
@@ -80,7 +80,7 @@ def read_gptq(
       zero_offset: is added to the zeros: 1 in the first version of the format.
     """
     numbers = unpack(qweight, bits, 0)
-    zeros = unpack(qzeros, bits, 1) + zero_offset
+    zeros = unpack(qzeros, bits, 1).int() + zero_offset
     num_inputs, num_groups = len(numbers), len(scales)
     if zeros.shape != scales.shape or numbers.shape[1] != scales.shape[1]:
         raise WrongParts("scales and zeros have other sizes than the weight")
@@ -104,7 +104,7 @@ def read_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Codes:
       qzeros: (groups, outputs / 8) int32
       scales: (groups, outputs)
     """
-    numbers, zeros = _unpack_awq(qweight), _unpack_awq(qzeros)
+    numbers, zeros = _unpack_awq(qweight), _unpack_awq(qzeros).int()
     if zeros.shape != scales.shape or numbers.shape[1] != scales.shape[1]:
         raise WrongParts("scales and zeros have other sizes than the weight")
     groups = _number_groups(len(numbers), len(scales), scales.device)
@@ -142,7 +142,7 @@ def read_packed(
         # Numbers with a sign are stored above half of their range.
         zeros = torch.full_like(weight_scale, 1 << (bits - 1), dtype=torch.int32)
     else:
-        zeros = unpack(weight_zero_point, bits, 0)[:num_outputs]
+        zeros = unpack(weight_zero_point, bits, 0)[:num_outputs].int()
     return Codes(numbers, bits, zeros, weight_scale, groups)
 
 

@@ -13,7 +13,7 @@ from safetensors import safe_open
 import torch
 from torch import Tensor
 
-from ....kernels.triton.stored import NotStored, StoredWeights
+from ....kernels.stored import NotStored, StoredWeights
 from .formats import WeightFormat
 from .restore import WrongParts
 
@@ -46,7 +46,7 @@ class QuantisedWeight:
         return self._run(self._form.restore, parts).to(self._dtype)
 
     def keep(self, device: torch.device) -> StoredWeights:
-        """Return the weight as kernels for GPUs read it, on its device.
+        """Return the weight as kernels read it, on its device.
 
         Raises:
           NotStored: they cannot.

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoConfig, PreTrainedConfig
 
 from ....config import ModelConfig
@@ -66,6 +67,25 @@ def find_weight_formats(
     if not config.dequantize and not keeps:
         raise UnsupportedQuantization(method, can_dequantize=True)
     return formats
+
+
+def are_kept(folder: Path, config: ModelConfig, device: torch.device) -> bool:
+    """Return whether weights are quantised, and the kernels of a device read such weights.
+
+    Raises: the errors of read_config.
+    """
+    if not config.wants_native or config.dequantize:
+        return False
+    is_cpu = device.type == "cpu"
+    # Kernels for CPUs round inputs to eight bits, too, and weights that are numbers.
+    if not (is_cpu or (device.type == "cuda" and config.quantization == "none")):
+        return False
+    found = find_formats(folder, _read_fields(folder), keeps=True)
+    if found is None:
+        return False
+    return all(
+        form.keep is not None and not (is_cpu and form.has_float8) for form in found[1]
+    )
 
 
 def check_dequantisation(folder: Path, config: ModelConfig, obstacle: str) -> None:

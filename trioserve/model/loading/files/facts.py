@@ -16,7 +16,7 @@ from ...device.choose import resolve_device, set_threads
 from ...runtimes.vision import VisionKind, explain_refusal, find_vision_kind, has_vision
 from ..dequantise.quantisation import forget_quantisation
 from .architecture import check_architecture
-from .config_file import find_weight_formats, read_config
+from .config_file import are_kept, find_weight_formats, read_config
 from .generation_config import read_default_sampling
 from .positions import resolve_max_model_len
 
@@ -83,11 +83,8 @@ def read_facts(folder: Path, config: ModelConfig) -> ModelFacts:
         raise InvalidConfig("quantization", reason)
     set_threads(config)
     model_config = read_config(folder)
-    # Kernels for CPUs read none of these formats.
-    keeps = device.type == "cuda" and config.wants_native and not config.dequantize
-    keeps = keeps and config.quantization == "none"
-    formats = find_weight_formats(folder, config, keeps=keeps)
-    if formats is not None:
+    keeps = are_kept(folder, config, device)
+    if find_weight_formats(folder, config, keeps=keeps) is not None:
         forget_quantisation(model_config, None)
     refusal = explain_refusal(model_config, text_only=config.text_only)
     return ModelFacts(
@@ -98,7 +95,7 @@ def read_facts(folder: Path, config: ModelConfig) -> ModelFacts:
         default_sampling=read_default_sampling(folder, config),
         vision=find_vision_kind(model_config) if refusal is None else None,
         is_text_part=has_vision(model_config) and refusal is not None,
-        keeps_weights=keeps and formats is not None,
+        keeps_weights=keeps,
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
+from ....kernels.stored import NotStored, StoredWeights, join
 from ....kernels.triton.matrices import Matrices, hold_stored
 from ....kernels.triton.paged import count_cores
 from ....kernels.triton.products import (
@@ -31,10 +32,9 @@ from ....kernels.triton.round_inputs import (
     multiply_rounded,
     round_tokens,
 )
-from ....kernels.triton.stored import NotStored, StoredWeights, join
 from ...self_check.compare import describe_failure, find_difference
 from ..choice import OutputDiffers
-from ..stored_linear import find_stored
+from ..stored_weights import find_stored
 from .products import PlainWeight
 
 logger = logging.getLogger(__name__)

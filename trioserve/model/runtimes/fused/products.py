@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from ....kernels.stored import StoredWeights
 from ....kernels.triton.matrices import Matrices
-from ....kernels.triton.stored import StoredWeights
 from ..named_products import NamedModule
-from ..stored_linear import find_stored
+from ..stored_weights import find_stored
 
 TensorT = TypeVar("TensorT", Tensor, Tensor | None)
 

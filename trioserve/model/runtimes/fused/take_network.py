@@ -18,7 +18,7 @@ from ..description import (
     release,
 )
 from ..named_products import name_experts, name_router
-from ..stored_experts import find_stored_experts, release_stored_experts
+from ..stored_weights import find_stored_experts
 from .expert_products import ExpertProduct
 from .networks import Beside, Dense, Lookup, Mixture, Network
 from .products import (
@@ -112,7 +112,6 @@ def _take_mixture(
     )
     for name in (mixture.first_name, "down_proj"):
         release([mixture.experts], name)
-    release_stored_experts(mixture.experts)
     return taken
 
 

@@ -22,7 +22,6 @@ from ..description import (
     list_products,
     release,
 )
-from ..stored_linear import release_stored
 from .checks import check_parts
 from .expert_products import ExpertProduct
 from .networks import Beside, Lookup, Network
@@ -108,7 +107,6 @@ def take_weights(
         )
         products = list_products(body)
         release(products)
-        release_stored(products)
         return SublayerWeights(
             norm=sublayer.norm,
             body=taken,

@@ -10,9 +10,10 @@ import ctypes
 import weakref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ....kernels.library import Library
+from ....kernels.restore import STORED_KINDS
 from ....kernels.structs import (
     AttentionSpec,
     DecoderSpec,
@@ -25,6 +26,7 @@ from ...attention.kv_cache import make_zeros
 from ...attention.windows import list_windowed
 from ...shards.group import TensorGroup
 from ...step.slots import SlotTables
+from ..choice import NotRecognised
 from ..description import (
     AttentionParts,
     Body,
@@ -32,6 +34,7 @@ from ..description import (
     LatentParts,
     find_mixture,
     list_products,
+    list_stored,
     release,
 )
 from ..recognise.formulas import ACTIVATION_CODES
@@ -84,7 +87,9 @@ class NativeDecoder:
         weakref.finalize(self, library.close_pool, self._pool)
         self._dtype = parts.dtype
         packer = Packer(library, self._pool, self._dtype, int8=int8)
-        sublayers = SublayerPacker(packer, sources or {})
+        sources = {**(sources or {}), **_find_stored(parts)}
+        is_exact = not int8 and all(map(are_numbers, sources.values()))
+        sublayers = SublayerPacker(packer, sources)
         self._embedding_scale = parts.embedding_scale
         self._plane_rotary = parts.plane_rotary
         self._look_up = parts.look_up
@@ -99,18 +104,13 @@ class NativeDecoder:
             for sublayer in layer.sublayers:
                 output_scale = layer.output_scale if sublayer is last else 1.0
                 self._sublayers[place] = sublayers.make(sublayer, i, output_scale)
-                _release(sublayer.body)
+                _release(sublayer.body, sources)
                 place += 1
         self._spec = self._make_spec(parts, packer, sublayers)
         self._joined = self._list_joined(parts, columns)
         self._names = parts.names
         # Half of the bytes, where weights are rounded as much or more.
-        is_exact = (
-            self._dtype == torch.float32
-            and not int8
-            and all(map(are_numbers, (sources or {}).values()))
-        )
-        self._adapter_dtype = torch.float32 if is_exact else torch.bfloat16
+        self._adapter_dtype = self._dtype if is_exact else torch.bfloat16
         if parts.head is not None:
             release([parts.head])
         # What the structures point to. A file that the weights came from need not stay mapped.
@@ -271,12 +271,29 @@ def _copy_attention(sublayer: SublayerSpec) -> AttentionSpec:
     return AttentionSpec.from_buffer_copy(spec)
 
 
-def _release(body: Body) -> None:
-    """Take the weights from a sublayer that is packed."""
+def _find_stored(parts: DecoderParts) -> dict[Tensor, Rows]:
+    """Return the rows of the weights that a checkpoint has in fewer bits.
+
+    Raises:
+      NotRecognised: the kernels do not read their format.
+    """
+    found = dict(list_stored(parts))
+    for format in {each.format for each in found.values()} - STORED_KINDS.keys():
+        raise NotRecognised(f"they do not read weights in {format}")
+    return {weight: [stored] for weight, stored in found.items()}
+
+
+def _release(body: Body, sources: dict[Tensor, Rows]) -> None:
+    """Take the weights from a sublayer that is packed, and their rows from `sources`."""
     mixture = find_mixture(body)
+    released: list[tuple[nn.Module, str]] = [
+        (each, "weight") for each in list_products(body)
+    ]
     if mixture is not None:
-        release([mixture.experts], mixture.first_name)
-        release([mixture.experts], "down_proj")
-    release(list_products(body))
+        names = mixture.first_name, "down_proj"
+        released += [(mixture.experts, name) for name in names]
     if isinstance(body, LatentParts):
-        release([body.projection])
+        released.append((body.projection, "weight"))
+    for module, name in released:
+        sources.pop(getattr(module, name), None)
+        release([module], name)

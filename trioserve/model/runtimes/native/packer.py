@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 from ....kernels.library import Library
+from ....kernels.restore import describe_stored
+from ....kernels.stored import StoredWeights
 from ....kernels.structs import MatrixSpec, SourceSpec
 from .gguf_matrix import GgufMatrix
 
-# One product's weights: (num_outputs, num_inputs) numbers, or rows of a GGUF file.
-Weights = Tensor | GgufMatrix
+# One product's weights: (num_outputs, num_inputs) numbers, rows of a GGUF file, or the weights of
+# another quantised checkpoint.
+Weights = Tensor | GgufMatrix | StoredWeights
 
 # Matrices whose outputs follow each other.
 Rows = Sequence[Weights]
@@ -38,21 +41,24 @@ _KINDS = {
 }
 _TENSOR_KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
-# Kinds with codes of 4 bits or fewer, and kinds with groups of 16 weights in place of 32.
-_FOUR_BITS = {"Q4_0", "Q4_1", "Q4_K", "Q2_K", "Q3_K"}
+# Kinds with codes of 4 bits or fewer, and kinds with groups of 16 weights in place of 32. Names
+# in small letters are formats of stored weights.
+_FOUR_BITS = {"Q4_0", "Q4_1", "Q4_K", "Q2_K", "Q3_K", "int4"}
 _SMALL_GROUPS = {"Q6_K", "Q2_K", "Q3_K"}
 
 # Kinds whose codes of 4 bits are places in a table -> the format with that table. Inputs have
 # 16 bits, even beside others of eight: sums of bytes would be too large on CPUs without VNNI.
 _TABLES = {
-    "MXFP4": _MXFP4_INPUTS16,
+    **dict.fromkeys(("MXFP4", "mxfp4"), _MXFP4_INPUTS16),
     **dict.fromkeys(("IQ4_NL", "IQ4_XS"), _IQ4_INPUTS16),
 }
 
-# Weights that share a scale if numbers are quantised. Perplexity of SmolLM2-135M above
-# float32's: 4.0 % with one scale for all inputs of an output, 0.9 % with groups of
-# 128, 0.45 % with 64 and 0.55 % with 32. A few inputs are much larger than all others.
-_INT8_GROUP = 64
+# Weights that share a scale, if numbers are quantised, or a checkpoint has as large groups. Perplexity
+# of SmolLM2-135M above float32's: 4.0 % with one scale for all inputs of an output, 0.9 % with
+# groups of 128, 0.45 % with 64 and 0.55 % with 32. A few inputs are much larger than all others.
+# Products with larger groups would have no tiles (kMaxTileGroup of native/tile_groups.h). Inputs of
+# eight bits beside weights of four have groups of 32 at most (native/quantised.h).
+_LARGE_GROUP = 64
 
 # The kinds of weights that the kernels can pack.
 PACKABLE_KINDS = frozenset(_KINDS)
@@ -95,14 +101,16 @@ class Packer:
             num_outputs=sum(_count_outputs(each) for each in weights),
             num_inputs=num_inputs,
         )
-        kinds = {name_kind(each) for each in [*weights, *alike]}
         spec.format, spec.group_size = (
-            (_FLOAT32, 0) if is_exact else self._choose_format(kinds)
+            (_FLOAT32, 0) if is_exact else self._choose_format([*weights, *alike])
         )
+        if spec.group_size:
+            spec.columns = self._point_to_columns(weights[0])
         packed = torch.empty(
             self._library.count_packed(ctypes.byref(spec)), dtype=torch.uint8
         )
-        sources = (SourceSpec * len(weights))(*map(_describe, weights))
+        described = [_describe(each) for each in weights]
+        sources = (SourceSpec * len(weights))(*(each for each, _ in described))
         self._library.pack(
             *(self._pool, ctypes.byref(spec), sources, len(sources)),
             packed.data_ptr(),
@@ -113,7 +121,9 @@ class Packer:
 
     def pack_apart(self, weights: Rows) -> list[MatrixSpec]:
         """Pack matrices whose outputs follow each other, each in the format of its kind."""
-        groups = groupby(weights, lambda each: self._choose_format({name_kind(each)}))
+        groups = groupby(
+            weights, lambda each: (self._choose_format([each]), _name_columns(each))
+        )
         return [self.pack([*group]) for _, group in groups]
 
     def point(self, tensor: Tensor | None) -> int | None:
@@ -124,19 +134,35 @@ class Packer:
         self._held.append(numbers)
         return numbers.data_ptr()
 
-    def _choose_format(self, kinds: set[str]) -> tuple[int, int]:
-        """Return the format that holds some kinds, and the size of its groups.
+    def _point_to_columns(self, weights: Weights) -> int | None:
+        """Return a pointer to the inputs of stored codes; None if they are in order."""
+        if not isinstance(weights, StoredWeights) or weights.order is None:
+            return None
+        self._held.append(weights.order)
+        return weights.order.data_ptr()
 
-        The codes of 4 bits fit into 8, so a matrix of several kinds takes the larger.
+    def _choose_format(self, weights: Rows) -> tuple[int, int]:
+        """Return the format that holds some matrices, and the size of its groups.
+
+        The codes of 4 bits fit into 8, so a matrix of several kinds takes the larger. Codes with
+        different orders of inputs become numbers.
         """
-        if kinds & set(_TENSOR_KINDS.values()):
-            return (_INT8, _INT8_GROUP) if self._int8 else (NUMBERS[self._dtype], 0)
+        if len(set(map(_name_columns, weights))) > 1:
+            return NUMBERS[self._dtype], 0
+        kinds = set(map(name_kind, weights))
+        has_numbers = bool(kinds & set(_TENSOR_KINDS.values()))
+        if has_numbers and not self._int8:
+            return NUMBERS[self._dtype], 0
         tables = {_TABLES.get(kind) for kind in kinds}
         if len(tables) == 1 and (table := tables.pop()) is not None:
             return table, 32
         group_size = 16 if kinds & _SMALL_GROUPS else 32
+        if kinds <= _FOUR_BITS and self._int8:
+            return _INT4, group_size
+        if all(map(_has_large_groups, weights)):
+            group_size = _LARGE_GROUP
         if kinds <= _FOUR_BITS:
-            return _INT4 if self._int8 else _INT4_INPUTS16, group_size
+            return _INT4_INPUTS16, group_size
         return _INT8 if self._int8 else _INT8_INPUTS16, group_size
 
 
@@ -165,10 +191,13 @@ def take(weights: Rows, places: NDArray[np.int64]) -> Rows:
 def _take_one(weights: Weights, places: NDArray[np.int64]) -> Weights:
     if isinstance(weights, GgufMatrix):
         return weights.take(places)
+    chosen: Tensor | slice = torch.from_numpy(places)
     if np.array_equal(places, np.arange(places[0], places[0] + len(places))):
         # No copy.
-        return weights[places[0] : places[0] + len(places)]
-    return weights[torch.from_numpy(places)]
+        chosen = slice(places[0], places[0] + len(places))
+    if isinstance(weights, StoredWeights):
+        return weights.take(chosen)
+    return weights[chosen]
 
 
 def _count_outputs(weights: Weights) -> int:
@@ -185,10 +214,24 @@ def has_other_columns(weights: Weights) -> bool:
 
 
 def name_kind(weights: Weights) -> str:
-    """Return ggml's name of the type of weights."""
+    """Return ggml's name of the type of weights, or the format of stored ones."""
     if isinstance(weights, Tensor):
         return _TENSOR_KINDS[weights.dtype]
-    return weights.kind
+    return weights.kind if isinstance(weights, GgufMatrix) else weights.format
+
+
+def _has_large_groups(weights: Weights) -> bool:
+    """Return whether _LARGE_GROUP inputs share a scale, or can share one."""
+    if isinstance(weights, StoredWeights):
+        return weights.group % _LARGE_GROUP == 0
+    return isinstance(weights, Tensor)
+
+
+def _name_columns(weights: Weights) -> bytes | None:
+    """Return the order of stored codes, to compare; None if they are in order."""
+    if not isinstance(weights, StoredWeights) or weights.order is None:
+        return None
+    return weights.order.numpy().tobytes()
 
 
 def are_numbers(weights: Rows) -> bool:
@@ -196,20 +239,25 @@ def are_numbers(weights: Rows) -> bool:
     return all(name_kind(each) in _TENSOR_KINDS.values() for each in weights)
 
 
-def _describe(weights: Weights) -> SourceSpec:
+def _describe(weights: Weights) -> tuple[SourceSpec, object]:
+    """Return the structure of weights, and what it points to besides them."""
+    if isinstance(weights, StoredWeights):
+        return describe_stored(weights)
     kind, num_outputs = _KINDS[name_kind(weights)], _count_outputs(weights)
     if isinstance(weights, Tensor):
         assert weights.stride(1) == 1, "the inputs of a row lie side by side"
-        return SourceSpec(
+        spec = SourceSpec(
             rows=weights.data_ptr(),
             row_bytes=weights.stride(0) * weights.element_size(),
             kind=kind,
             num_outputs=num_outputs,
         )
-    return SourceSpec(
+        return spec, None
+    spec = SourceSpec(
         rows=weights.rows.ctypes.data,
         order=None if weights.order is None else weights.order.ctypes.data,
         row_bytes=weights.rows.strides[0],
         kind=kind,
         num_outputs=num_outputs,
     )
+    return spec, None

@@ -242,13 +242,17 @@ class SublayerPacker:
     def _list_experts(self, mlp: MixtureParts, name: str) -> Iterable[Rows]:
         """Return the rows of each expert; gates come before what they weigh."""
         weight: Tensor = getattr(mlp.experts, name)
-        if weight in self._sources or not (mlp.is_transposed or mlp.is_interleaved):
-            return split(self._find_rows(weight), len(mlp.router))
         order = mlp.order_outputs(name)
-        return (
-            [_take_outputs(each.T if mlp.is_transposed else each, order)]
-            for each in weight.detach()
-        )
+        if weight not in self._sources and (mlp.is_transposed or order is not None):
+            return (
+                [_take_outputs(each.T if mlp.is_transposed else each, order)]
+                for each in weight.detach()
+            )
+        experts = split(self._find_rows(weight), len(mlp.router))
+        # The rules for GGUF files have given an order.
+        if order is None or isinstance(experts[0][0], GgufMatrix):
+            return experts
+        return (take(each, order.numpy()) for each in experts)
 
     def _list_biases(self, mlp: MixtureParts, index: int) -> dict[str, int | None]:
         """Return the fields of an expert for the biases of its products."""

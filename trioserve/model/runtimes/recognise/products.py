@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..choice import NotRecognised
-from ..stored_linear import StoredLinear
+from ..stored_weights import StoredLinear
 
 
 def get_part(module: Any, *names: str) -> Any:

@@ -1,4 +1,4 @@
-"""Weights in fewer bits than 16, as the kernels for GPUs read them.
+"""Weights in fewer bits than 16, as kernels read them.
 
     format  a code            scales                        zeros
     int8    int8, plus 128    (num_outputs, num_groups)     (num_outputs, num_groups) or none
@@ -11,11 +11,10 @@
 
 A row of codes has the inputs of one output. It is padded to a multiple of 128 inputs, so that
 no read of it needs a mask. Codes lie in words of 32 bits, 16 for each run of inputs, so that
-threads of a product need no exchange:
+threads of a product need no exchange. As 32 halves of 16 bits, in order, these words hold:
 
-    int4, mxfp4    codes of word w, from the lowest bits, are inputs 2 w, 2 w + 32, 2 w + 64,
-                   2 w + 96, 2 w + 1, 2 w + 33, 2 w + 65 and 2 w + 97 of a run of 128
-    int8, fp8      inputs 2 w, 2 w + 32, 2 w + 1 and 2 w + 33 of a run of 64
+    int4, mxfp4    128 inputs: the s-th four bits of half i are input 32 s + i
+    int8, fp8      64 inputs: byte s of half i is input 32 s + i
 
 Source of mxfp4: Open Compute Project, Microscaling Formats 1.0.
 """
@@ -31,11 +30,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 FORMATS = ("plain", "int8", "int4", "fp8", "mxfp4")
+_BITS = {"int8": 8, "int4": 4, "fp8": 8, "mxfp4": 4}
 
 # Rows are padded to a multiple of it, and larger groups are multiples of it.
 _INPUTS = 128
 _SMALL_GROUPS = (32, 64)
-_WORDS = 16
+_HALVES = 32
 
 # Places in a matrix have 32 bits in the kernels.
 _MOST_BYTES = 2**31
@@ -86,6 +86,11 @@ class StoredWeights:
     @property
     def shape(self) -> tuple[int, int]:
         return self.num_outputs, self.num_inputs
+
+    @property
+    def num_codes(self) -> int:
+        """Codes of a row, with the padding."""
+        return self.codes.shape[1] * 32 // _BITS[self.format]
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -181,26 +186,29 @@ def _read_codes(stored: StoredWeights) -> Tensor:
 
 def _list_codes(stored: StoredWeights) -> Tensor:
     """Return (num_outputs, padded inputs), int8 or the bits of a code in uint8, in order."""
-    held: Tensor = stored.codes.view(torch.uint8).unflatten(1, (-1, _WORDS, 2, 2))
-    if stored.format in ("int8", "fp8"):
-        listed = held.permute(0, 1, 4, 2, 3).flatten(1)
-        # The highest bit differs, alone.
-        return (listed ^ 128).view(torch.int8) if stored.format == "int8" else listed
-    pairs = torch.stack((held & 15, held >> 4), dim=-1)
-    return pairs.permute(0, 1, 4, 5, 2, 3).flatten(1)
+    halves = stored.codes.view(torch.int16).view(stored.num_outputs, -1, _HALVES)
+    bits = _BITS[stored.format]
+    # A shift to the right copies the sign, which the narrower type leaves out.
+    parts = [(halves >> shift).to(torch.uint8) for shift in range(0, 16, bits)]
+    listed = torch.stack(parts, dim=2).flatten(1)
+    if bits == 4:
+        return listed & 15
+    # The highest bit differs, alone.
+    return (listed ^ 128).view(torch.int8) if stored.format == "int8" else listed
 
 
 def _make_words(codes: Tensor, format: str) -> Tensor:
     """Put codes, (num_outputs, padded inputs), into words; the module says how."""
-    held: Tensor
     if format == "int8":
         codes = codes.view(torch.uint8) ^ 128
-    if format in ("int8", "fp8"):
-        held = codes.unflatten(1, (-1, 2, _WORDS, 2)).permute(0, 1, 3, 4, 2)
-    else:
-        runs = codes.unflatten(1, (-1, 2, 2, _WORDS, 2)).permute(0, 1, 4, 5, 2, 3)
-        held = runs[..., 0] | (runs[..., 1] << 4)
-    return held.flatten(1).view(torch.int32)
+    bits = _BITS[format]
+    # They may lie in columns.
+    runs = codes.contiguous().view(len(codes), -1, 16 // bits, _HALVES)
+    first, *others = runs.unbind(2)
+    halves = first.to(torch.int16)
+    for place, part in enumerate(others, 1):
+        halves |= part.to(torch.int16) << (bits * place)
+    return halves.flatten(1).view(torch.int32)
 
 
 def store(
@@ -307,7 +315,7 @@ def quantise(weight: Tensor, format: str) -> StoredWeights:
         )
     num_inputs = numbers.shape[1]
     numbers = pad(numbers, (0, -num_inputs % _INT8_GROUP))
-    numbers = numbers.unflatten(1, (-1, _INT8_GROUP))
+    numbers = numbers.view(len(numbers), -1, _INT8_GROUP)
     # Rounded first, so that codes fit to the scales that are kept.
     scales = (numbers.abs().amax(2) / 127).clamp_min(1e-12).bfloat16()
     codes = (numbers / scales.float()[:, :, None]).round().clamp(-127, 127)
