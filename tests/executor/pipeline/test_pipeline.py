@@ -172,6 +172,11 @@ async def test_each_stage_gets_its_place_and_the_smallest_cache_counts() -> None
             "--model: stage 2 has loaded another model than stage 0",
         ),
         (
+            change(LOADED, info=replace(LOADED.info, kernels="native avx2")),
+            InvalidConfig,
+            "--kernels: stage 2 runs native avx2, and stage 0 runs torch; with torch",
+        ),
+        (
             NotLoaded.of(WeightsNotFound("some-model", "it is nowhere")),
             WeightsNotFound,
             "cannot find the model 'some-model': it is nowhere",

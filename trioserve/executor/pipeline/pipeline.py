@@ -101,7 +101,15 @@ async def load_stages(
             windows=loaded[0].info.windows,
             state_bytes=loaded[0].info.state_bytes,
         )
-        if alike != loaded[0].info:
+        first = loaded[0].info
+        if other.info.kernels != first.kernels:
+            # They put the rows of a step into different orders.
+            raise InvalidConfig(
+                "kernels",
+                f"{peer.name} runs {other.info.kernels}, and {peers[0].name} runs "
+                f"{first.kernels}; with torch all run the same",
+            )
+        if alike != first:
             raise InvalidConfig(
                 "model", f"{peer.name} has loaded another model than {peers[0].name}"
             )
