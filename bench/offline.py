@@ -42,7 +42,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 import itertools
@@ -54,7 +53,13 @@ import sys
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from kit.options import make_parser, read_choice, read_output, read_positive
+from kit.options import (
+    make_parser,
+    read_choice,
+    read_option,
+    read_output,
+    read_positive,
+)
 from kit.process import ProcessEnded, stopping_at_sigterm, tell
 from kit.runs import run_and_save
 from kit.tables import write_markdown
@@ -331,21 +336,6 @@ def build_table(report: Report) -> Iterator[list[str]]:
             f"{first.num_out / median:.0f}",
             f"{(first.num_in + first.num_out) / median:.0f}",
         ]
-
-
-def read_option(text: str) -> tuple[str, Any]:
-    """Read NAME=VALUE, an option of the engine.
-
-    Raises:
-      argparse.ArgumentTypeError: there is no "=".
-    """
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise argparse.ArgumentTypeError(f"{text} is not NAME=VALUE")
-    # Numbers and flags; all else is a text.
-    with suppress(msgspec.DecodeError):
-        return name, msgspec.json.decode(value)
-    return name, value
 
 
 def build_parser() -> argparse.ArgumentParser:

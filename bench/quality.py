@@ -51,7 +51,7 @@ from pathlib import Path
 import statistics
 from typing import Any
 
-from kit.options import make_parser, read_output, read_positive
+from kit.options import make_parser, read_option, read_output, read_positive
 from kit.process import tell
 from kit.runs import run_and_save
 from kit.tables import write_markdown
@@ -266,9 +266,7 @@ def build_table(report: Report) -> Iterator[list[str]]:
 
 def read_setting(text: str) -> Setting:
     """Read model=MODEL,NAME=VALUE."""
-    options = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
-    if len(options) != len(text.split(",")):
-        raise argparse.ArgumentTypeError("must be NAME=VALUE,NAME=VALUE")
+    options = dict(map(read_option, text.split(",")))
     model = options.pop("model", None)
     return Setting(label=text, model=model, options=options)
 

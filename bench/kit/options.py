@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import suppress
 import math
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 
 def make_parser(doc: str | None) -> argparse.ArgumentParser:
@@ -53,6 +57,21 @@ def read_choice(text: str, known: Sequence[str]) -> tuple[str, ...]:
             f"{', '.join(unknown)}: not one of {', '.join(known)}"
         )
     return names
+
+
+def read_option(text: str) -> tuple[str, Any]:
+    """Read NAME=VALUE, an option of the engine.
+
+    Raises:
+      argparse.ArgumentTypeError: there is no "=".
+    """
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text} is not NAME=VALUE")
+    # Numbers and flags; all else is a text.
+    with suppress(msgspec.DecodeError):
+        return name, msgspec.json.decode(value)
+    return name, value
 
 
 def read_output(text: str) -> Path:
