@@ -63,7 +63,7 @@ def _find_num_chosen(router: nn.Module, norm: Tensor) -> int:
     states = torch.randn((_NUM_TRIALS, len(norm)), generator=chance).to(norm.device)
     # The rule does not depend on the weights, which may have no memory yet.
     exact.proj = nn.Linear(len(norm), exact.proj.out_features, bias=False)
-    nn.init.normal_(exact.proj.weight, generator=chance)
+    nn.init.normal_(exact.proj.weight, std=len(norm) ** -0.5, generator=chance)
     exact.proj.to(norm.device)
     _, actual, chosen = exact(states)
     shares = exact.proj(exact.norm(states) * norm.detach()).softmax(dim=-1)

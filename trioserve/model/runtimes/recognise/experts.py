@@ -244,6 +244,8 @@ def _find_rule(router: nn.Module, choice_bias: Tensor | None) -> _Rule:
     chance = torch.Generator().manual_seed(0)
     states = torch.randn((_NUM_TRIALS, weight.shape[1]), generator=chance)
     states = states.to(weight.device)
+    # Larger scores would give most experts a share of 0, and the order of those is of chance.
+    states /= (states @ exact.weight.T).std().clamp_min(1.0)
     output = exact(states) if choice_bias is None else exact(states, choice_bias)
     if not isinstance(output, tuple) or len(output) != 3:
         raise NotRecognised(f"{type(router).__name__} returns something else")
