@@ -77,28 +77,18 @@ def load_keeping(
     Raises: the errors of load_model.
     """
     facts = read_facts(folder, config)
-    keeping = _replace_float16(facts, config)
-    if not _can_keep(folder, keeping, facts):
+    if not _can_keep(folder, config, facts):
         facts = replace(facts, keeps_weights=False)
         return load_on_kernels(lambda: load(config, facts), config)
-    if keeping.dtype != config.dtype:
+    keeping = config
+    if config.dtype == "auto" and find_dtype(facts, config) != facts.config.dtype:
+        keeping = replace(config, dtype="bfloat16")
         logger.info("quantised weights run in bfloat16; config.json names float16")
     dequantised = replace(config, dequantize=True)
     plain = replace(facts, keeps_weights=False)
     return load_on_kernels(
         lambda: load(keeping, facts), keeping, lambda: load(dequantised, plain)
     )
-
-
-def _replace_float16(facts: ModelFacts, config: ModelConfig) -> ModelConfig:
-    """Let a model of float16 compute in bfloat16, because kernels for CPUs have no float16.
-
-    Most of its weights have fewer bits, whose errors are larger.
-    """
-    is_float16 = config.dtype == "auto" and find_dtype(facts, config) == torch.float16
-    if facts.device.type == "cpu" and is_float16:
-        return replace(config, dtype="bfloat16")
-    return config
 
 
 def _can_keep(folder: Path, config: ModelConfig, facts: ModelFacts) -> bool:

@@ -165,4 +165,7 @@ def find_dtype(facts: ModelFacts, config: ModelConfig) -> torch.dtype | None:
     if dequantisation is not None:
         return dequantisation.dtype
     dtype = facts.config.dtype
+    if dtype == torch.float16 and facts.keeps_weights and facts.device.type == "cpu":
+        # Kernels for CPUs have no float16. Most weights have fewer bits, whose errors are larger.
+        return torch.bfloat16
     return dtype if isinstance(dtype, torch.dtype) else None
