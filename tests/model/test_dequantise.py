@@ -92,6 +92,12 @@ def test_without_the_option_it_is_named(folder: Path, name: str) -> None:
         ({**GPTQ, "dynamic": {"+:.*": {"bits": 8}}}, "settings that differ"),
         ({**AWQ, "bits": 8}, "8 bits"),
         ({**AWQ, "version": "gemv"}, "the version gemv"),
+        (
+            compressed(
+                "pack-quantized", config_groups={"a": {"weights": {"num_bits": 3}}}
+            ),
+            "3 bits",
+        ),
         (compressed("nvfp4-pack-quantized"), "the format nvfp4-pack-quantized"),
         (compressed("dense", sparsity_config={"format": "marlin-24"}), "marlin-24"),
         (compressed("pack-quantized", transform_config={"a": 1}), "transformed"),
@@ -114,7 +120,9 @@ def test_a_part_that_lacks_is_told(folder: Path, missing: str, detail: str) -> N
     tensors = load_file(folder / "model.safetensors")
     del tensors[f"model.layers.0.mlp.down_proj.{missing}"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(WeightsBroken, match="down_proj"):
+    with pytest.raises(
+        WeightsBroken, match=f"down_proj.({detail}) lacks the tensors beside it"
+    ):
         load_model(folder, CONFIG, name="tiny")
 
 

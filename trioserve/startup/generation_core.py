@@ -16,6 +16,7 @@ from ..executor import LocalExecutor, RestingExecutor, make_local_executor
 from ..executor.pipeline.executor import PipelineExecutor
 from ..executor.pipeline.pipeline import Pipeline, open_pipeline
 from ..executor.pipeline.torchrun import find_torchrun
+from ..processes.threads.heap import trim_heap
 from ..types.gguf import GgufFile
 from ..types.logits import LogitsProcessor
 from ..types.model_info import ModelInfo
@@ -163,7 +164,9 @@ def _load(
         if model is not None:
             return model, weights
     weights = complete_weights(weights)
-    return load(weights.folder, config, name=weights.name), weights
+    model = load(weights.folder, config, name=weights.name)
+    trim_heap()
+    return model, weights
 
 
 async def build_pipeline_core(

@@ -53,6 +53,7 @@ from ..processes import (
 )
 from ..processes.interpreter import settle_interpreter
 from ..processes.threads.fresh_thread import run_in_fresh_thread
+from ..processes.threads.heap import trim_heap
 from ..types.adapter import AdapterSource
 from ..types.not_loaded import NotLoaded
 from ..types.output import StepResult
@@ -359,6 +360,7 @@ def _load(prepared: _Prepared, load: Load) -> _Stage:
         place=begin.place,
         group=channels.shards,
     )
+    trim_heap()
     config = limit_sequences(config, model, num_sharing=begin.num_local_ranks)
     blocks = count_fitting_blocks(
         model.info.kv_bytes_per_token,

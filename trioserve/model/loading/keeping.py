@@ -6,6 +6,7 @@ expert and part of a weight, or one weight of all experts.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import chain
 import logging
@@ -73,6 +74,8 @@ class KeptWeights:
         self._device = device
         self._dtype = dtype
         self._kept: dict[str, StoredWeights] = {}
+        # By reasons.
+        self._refused: dict[str, list[str]] = defaultdict(list)
         self._lock = Lock()
 
     def replace(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,7 +150,7 @@ class KeptWeights:
             with self._lock:
                 stored = join([each.keep(self._device) for each in weights])
         except NotStored as error:
-            logger.info("%s is dequantised: it has %s", target, error)
+            self._refused[str(error)].append(target)
             return None
         parameter = self._whole.get_parameter(target)
         if math.prod(stored.shape) != parameter.numel():
@@ -165,6 +168,11 @@ class KeptWeights:
                 store_linear(module, stored, self._dtype)
             else:
                 store_experts(module, last, stored)
+        for reason, targets in self._refused.items():
+            logger.info(
+                "%d weights are dequantised, such as %s, which has %s",
+                *(len(targets), min(targets), reason),
+            )
         if self._kept:
             formats = sorted({each.format for each in self._kept.values()})
             logger.info("quantised weights stay as they are: %s", ", ".join(formats))

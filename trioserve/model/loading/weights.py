@@ -175,11 +175,11 @@ def _read_tensors(
         raise
     except Exception as error:
         raise WeightsBroken(str(folder), shorten_message(error)) from error
-    _check_report(report, folder, may_lack)
     parts = {f".{name}" for form in formats for name in form.names}
     for name in sorted(map(str, report["unexpected_keys"])):
         if name.endswith(tuple(parts)) and not name.endswith(".weight"):
             raise WeightsBroken(str(folder), f"{name} lacks the tensors beside it")
+    _check_report(report, folder, may_lack)
     if kept is not None:
         kept.put(model)
     # from_pretrained reads it from a folder, and has none here.

@@ -167,7 +167,8 @@ def test_a_weight_that_the_kernels_cannot_read_is_dequantised(
     caplog.set_level("INFO", "trioserve")
     save(tmp_path, (AWQ, by_awq))
     assert not list_kept(load_kept(tmp_path))
-    assert "mlp.down_proj.weight is dequantised: it has groups of 8" in caplog.text
+    assert "7 weights are dequantised, such as model" in caplog.text
+    assert "mlp.down_proj.weight, which has groups of 8 inputs" in caplog.text
 
 
 # Random weights of eight bits are large.

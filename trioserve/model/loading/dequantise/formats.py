@@ -191,6 +191,9 @@ def _find_compressed(settings: Mapping[str, Any]) -> tuple[WeightFormat, ...]:
     blocks = {tuple(each.get("block_structure") or ()) for each in weights} - {()}
     if len(blocks) > 1:
         raise NotDequantised("blocks of several sizes")
+    for each in weights:
+        if (bits := each.get("num_bits") or 8) not in WHOLE_BITS:
+            raise NotDequantised(f"{bits} bits")
     rows, columns = next(iter(blocks), (0, 0))
     scaled = _scaled(
         (int(rows), int(columns)) if rows else None,
