@@ -46,8 +46,8 @@ class Support:
       no_images: the reason why a model that could read images reads text alone.
       kernels: native, or torch for transformers' modules.
       no_kernels: the reason for torch.
-      architecture, max_model_len, dtype, kv_bytes_per_token, windows, state_bytes: as in
-        Preview.
+      architecture, max_model_len, dtype, keeps_weights, kv_bytes_per_token, windows,
+        state_bytes: as in Preview.
     """
 
     runs: bool
@@ -60,6 +60,7 @@ class Support:
     architecture: str | None = None
     max_model_len: int | None = None
     dtype: str | None = None
+    keeps_weights: bool = False
     kv_bytes_per_token: int | None = None
     windows: WindowLayers | None = None
     state_bytes: int | None = None
@@ -110,6 +111,7 @@ def _preview(config: EngineConfig, source: Source) -> Support:
         architecture=found.architecture,
         max_model_len=found.max_model_len,
         dtype=found.dtype,
+        keeps_weights=found.keeps_weights,
         kv_bytes_per_token=found.kv_bytes_per_token,
         windows=found.windows,
         state_bytes=found.state_bytes,

@@ -51,6 +51,20 @@ def test_modules_run_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "128 tokens, prompt and output together" in text
 
 
+def test_quantised_weights_stay_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], needs_kernels: None
+) -> None:
+    folder = save_tiny_model("llama", tmp_path / "model")
+    path = folder / "config.json"
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    fields = {"dtype": "float16", "quantization_config": settings}
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    assert main(["models", "check", str(folder)]) == 0
+    rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    assert rows["weights"].strip() == "stay quantised"
+    assert rows["type"].strip() == "bfloat16"
+
+
 def test_it_pools(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     AutoConfig.for_model("bert", architectures=["BertModel"]).save_pretrained(tmp_path)
     assert describe(capsys, tmp_path, 0)["task"] == "embed"

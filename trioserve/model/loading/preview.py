@@ -34,6 +34,7 @@ class Preview:
       state_bytes: bytes of states of a sequence in all layers, in the same way.
       no_kernels: the reason why its layers run by transformers' modules; None if they run on
         trioserve's kernels.
+      keeps_weights: its quantised weights stay so, if the kernels can read their groups.
     """
 
     architecture: str
@@ -43,6 +44,7 @@ class Preview:
     windows: WindowLayers | None
     state_bytes: int | None
     no_kernels: str | None
+    keeps_weights: bool = False
 
 
 def preview_model(folder: Path, config: ModelConfig) -> Preview:
@@ -89,4 +91,5 @@ def preview_model(folder: Path, config: ModelConfig) -> Preview:
             else count_state_bytes(watched.states, dtype or torch.float32)
         ),
         no_kernels=obstacle,
+        keeps_weights=facts.keeps_weights and obstacle is None,
     )

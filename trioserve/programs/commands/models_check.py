@@ -61,6 +61,8 @@ def _describe(support: Support) -> Iterator[tuple[str, str]]:
     else:
         yield "layers", f"transformers' modules, because {support.no_kernels}"
     yield "type", support.dtype or "only the weights tell it"
+    if support.keeps_weights:
+        yield "weights", "stay quantised"
     yield "longest", f"{support.max_model_len} tokens, prompt and output together"
     if support.kv_bytes_per_token is None:
         yield "KV cache", "only the weights tell it"
