@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from trioserve.testing.models import make_tiny_model
 
-from .quantising import Tensors
+from .quantising import Tensors, quantise
 
 GROUP = 8
 # No divisor of the sizes of the tiny models.
@@ -335,6 +336,17 @@ KEPT_EXPERTS: dict[str, tuple[str, Format, str, str]] = {
         "fp8",
     ),
 }
+
+
+def save_kept(folder: Path, checkpoint: Format) -> tuple[Any, Tensors]:
+    """Save a quantised model; returns it with the weights that were meant, and these."""
+    # Biases, joined products, and inputs that fill no group of 128.
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
+    model = make_tiny_model("qwen2", **sizes)
+    model.save_pretrained(folder)
+    meant = quantise(folder, *checkpoint)
+    model.load_state_dict(meant, strict=False)
+    return model, meant
 
 
 def make_tiny_mixture(model_type: str) -> Any:

@@ -51,37 +51,25 @@ from trioserve.model.runtimes.stored_weights import (  # noqa: E402
     store_linear,
 )
 from trioserve.model.self_check.steps import make_tables  # noqa: E402
-from trioserve.testing.models import make_tiny_model  # noqa: E402
 
 from ...checkpoints import (  # noqa: E402
     AWQ,
     KEPT,
     KEPT_GROUP,
-    Format,
     by_awq,
     by_packing,
     compressed,
+    save_kept,
 )
 from ...conftest import make_oracle  # noqa: E402
 from ...planning import Planner, make_prompt  # noqa: E402
-from ...quantising import Tensors, quantise  # noqa: E402
+from ...quantising import Tensors  # noqa: E402
 from .graphs import DEVICE  # noqa: E402
 
 # The others take as long, and differ in little but the reading.
 FIRST = ("gptq by act", "W8A16", "fine-grained FP8")
 
 CONFIG = ModelConfig(device=DEVICE, dtype="float32", dequantize=True)
-
-
-def save(folder: Path, checkpoint: Format) -> tuple[Any, Tensors]:
-    """Save a quantised model; returns it with the weights that were meant, and these."""
-    # Biases, joined products, and inputs that fill no group of 128.
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
-    model = make_tiny_model("qwen2", **sizes)
-    model.save_pretrained(folder)
-    meant = quantise(folder, *checkpoint)
-    model.load_state_dict(meant, strict=False)
-    return model, meant
 
 
 def load_kept(folder: Path) -> LoadedModel:
@@ -107,7 +95,7 @@ def test_a_checkpoint_gives_the_tokens_of_its_dequantised_weights(
     tmp_path: Path, name: str
 ) -> None:
     checkpoint, format = KEPT[name]
-    model, meant = save(tmp_path, checkpoint)
+    model, meant = save_kept(tmp_path, checkpoint)
     oracle = make_oracle(model, DEVICE)
 
     loaded = load_kept(tmp_path)
@@ -147,7 +135,7 @@ def test_plain_weights_are_quantised_but_for_the_head(
 
 
 def test_modules_run_with_dequantised_weights(tmp_path: Path) -> None:
-    _, meant = save(tmp_path, KEPT["awq"][0])
+    _, meant = save_kept(tmp_path, KEPT["awq"][0])
     loaded = load_on_kernels(
         lambda: load_kept(tmp_path),
         replace(CONFIG, kernels="torch"),
@@ -165,7 +153,7 @@ def test_a_weight_that_the_kernels_cannot_read_is_dequantised(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "trioserve")
-    save(tmp_path, (AWQ, by_awq))
+    save_kept(tmp_path, (AWQ, by_awq))
     assert not list_kept(load_kept(tmp_path))
     assert "7 weights are dequantised, such as model" in caplog.text
     assert "mlp.down_proj.weight, which has groups of 8 inputs" in caplog.text
@@ -183,7 +171,7 @@ def test_modules_of_different_formats_are_dequantised_together(
         bits = 4 if weight.shape[0] == weight.shape[1] else 8
         return by_packing(weight, bits=bits, group=KEPT_GROUP)
 
-    save(tmp_path, (compressed("pack-quantized"), quantise_one))
+    save_kept(tmp_path, (compressed("pack-quantized"), quantise_one))
     loaded = load_kept(tmp_path)
     # It compares the logits with those of the modules.
     decoder = make_decoder(loaded, FusedDecoder, int8=False)
@@ -201,7 +189,7 @@ def test_fp8_is_refused_on_a_cpu(tiny: Callable[..., Any]) -> None:
 def test_a_model_without_kernels_tells_why_its_weights_must_be_dequantised(
     tmp_path: Path,
 ) -> None:
-    save(tmp_path, KEPT["awq"][0])
+    save_kept(tmp_path, KEPT["awq"][0])
     config = replace(CONFIG, dequantize=False)
     with pytest.raises(UnsupportedQuantization, match=r"\(it has experts\): --deq"):
         check_dequantisation(tmp_path, config, "it has experts")
@@ -216,7 +204,7 @@ def test_a_gpu_keeps_quantised_weights(
 ) -> None:
     caplog.set_level("INFO", "trioserve")
     checkpoint, format = KEPT[name]
-    save(tmp_path, checkpoint)
+    save_kept(tmp_path, checkpoint)
     loaded = load(tmp_path, ModelConfig(device="cuda", dtype="bfloat16"), name="tiny")
     assert loaded.info.kernels == "native triton"
     assert f"kernels: native triton, {format}" in caplog.text
