@@ -266,7 +266,10 @@ def build_table(report: Report) -> Iterator[list[str]]:
 
 def read_setting(text: str) -> Setting:
     """Read model=MODEL,NAME=VALUE."""
-    options = dict(map(read_option, text.split(",")))
+    pairs = [read_option(part) for part in text.split(",")]
+    options = dict(pairs)
+    if len(options) < len(pairs):
+        raise argparse.ArgumentTypeError(f"{text} has a name twice")
     model = options.pop("model", None)
     return Setting(label=text, model=model, options=options)
 

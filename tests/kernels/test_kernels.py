@@ -181,18 +181,33 @@ def draw_stored(
     has_order: bool,
     seed: int,
 ) -> StoredWeights:
-    """Return weights with codes, scales and zeros of chance."""
+    """Return weights with codes, scales and zeros of chance; MXFP4 has groups of 32."""
     num_outputs, num_inputs = shape
     chance = torch.Generator().manual_seed(seed)
     codes = torch.randint(256, shape, generator=chance, dtype=torch.uint8)
     codes = codes.view(torch.int8) if format == "int8" else codes & 15
+    is_mxfp4 = format == "mxfp4"
+    group = 32 if is_mxfp4 else group
     groups = num_outputs, -(-num_inputs // group) if 0 < group < num_inputs else 1
     scales = (torch.rand(groups, generator=chance) + 0.1).half()
-    if format == "mxfp4":
+    if is_mxfp4:
         scales = torch.randint(120, 128, groups, generator=chance, dtype=torch.uint8)
-    zeros = torch.randint(-8, 24, groups, generator=chance) if has_zeros else None
+    zeros = None
+    if has_zeros and not is_mxfp4:
+        zeros = torch.randint(-8, 24, groups, generator=chance)
     order = torch.randperm(num_inputs, generator=chance) if has_order else None
     return store(codes, scales, format=format, zeros=zeros, group=group, order=order)
+
+
+STORED = st.builds(
+    draw_stored,
+    format=st.sampled_from([*STORED_FORMATS]),
+    shape=st.tuples(st.integers(1, 80), st.sampled_from([32, 96, 232, 608])),
+    group=st.sampled_from([0, 32, 64, 128]),
+    has_zeros=st.booleans(),
+    has_order=st.booleans(),
+    seed=st.integers(0, 99),
+)
 
 
 def describe(weights: Tensor) -> SourceSpec:
@@ -350,40 +365,26 @@ def test_a_product_of_gguf_blocks_is_that_of_their_numbers(
 
 
 @by_chance
-@example("mxfp4", 32767, False, False, 37, 33, 96, 32, 0)
+@example(draw_stored("mxfp4", (33, 96), 32, False, False, 0), 32767, 37, 0)
 @given(
-    format=st.sampled_from([*STORED_FORMATS]),
+    stored=STORED,
     limit=st.sampled_from(INPUT_LIMITS),
-    has_zeros=st.booleans(),
-    has_order=st.booleans(),
     num_rows=st.integers(1, 40),
-    num_outputs=st.integers(1, 80),
-    num_inputs=st.sampled_from([32, 96, 232, 608]),
-    group=st.sampled_from([0, 32, 64, 128]),
     seed=st.integers(0, 99),
 )
 def test_a_product_of_stored_weights_is_that_of_their_numbers(
-    products: Products,
-    format: str,
-    limit: int,
-    has_zeros: bool,
-    has_order: bool,
-    num_rows: int,
-    num_outputs: int,
-    num_inputs: int,
-    group: int,
-    seed: int,
+    products: Products, stored: StoredWeights, limit: int, num_rows: int, seed: int
 ) -> None:
-    if format == "mxfp4":
-        group, has_zeros, limit = 32, False, 32767
-    stored = draw_stored(
-        format, (num_outputs, num_inputs), group, has_zeros, has_order, seed
-    )
+    if stored.format == "mxfp4":
+        limit = 32767
+    num_outputs, num_inputs = stored.shape
     x = make_numbers(seed, num_rows, num_inputs) / 128
     source, held = describe_stored(stored)
-    code, group_size = STORED_FORMATS[format], 32
+    code, group_size = STORED_FORMATS[stored.format], 32
     spec = MatrixSpec(
-        format=code if format == "mxfp4" else code + 2 * INPUT_LIMITS.index(limit),
+        format=(
+            code if stored.format == "mxfp4" else code + 2 * INPUT_LIMITS.index(limit)
+        ),
         num_outputs=num_outputs,
         num_inputs=num_inputs,
         group_size=group_size,
@@ -763,30 +764,8 @@ def test_a_query_gets_the_same_bits_alone_and_beside_others(
 
 
 @by_chance
-@given(
-    format=st.sampled_from(["int8", "int4", "mxfp4"]),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-    has_zeros=st.booleans(),
-    has_order=st.booleans(),
-    num_outputs=st.integers(1, 80),
-    num_inputs=st.sampled_from([32, 96, 232, 608]),
-    group=st.sampled_from([0, 32, 64, 128]),
-    seed=st.integers(0, 99),
-)
+@given(stored=STORED, dtype=st.sampled_from([torch.float32, torch.bfloat16]))
 def test_stored_weights_are_restored_as_by_pytorch(
-    needs_kernels: None,
-    format: str,
-    dtype: torch.dtype,
-    has_zeros: bool,
-    has_order: bool,
-    num_outputs: int,
-    num_inputs: int,
-    group: int,
-    seed: int,
+    needs_kernels: None, stored: StoredWeights, dtype: torch.dtype
 ) -> None:
-    if format == "mxfp4":
-        group, has_zeros = 32, False
-    stored = draw_stored(
-        format, (num_outputs, num_inputs), group, has_zeros, has_order, seed
-    )
     torch.testing.assert_close(restore(stored, dtype), stored.restore(dtype))

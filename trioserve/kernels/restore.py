@@ -25,14 +25,14 @@ _CODES = {torch.float32: 0, torch.bfloat16: 1}
 _lock = Lock()
 
 
-def describe_stored(stored: StoredWeights) -> tuple[SourceSpec, list[Tensor]]:
+def describe_stored(stored: StoredWeights) -> tuple[SourceSpec, object]:
     """Describe weights for the native kernels.
 
     Args:
       stored: on the CPU, in one of STORED_KINDS.
 
     Returns:
-      the structure, and the tensors to which it points
+      the structure, and what it points to
     """
     scales = stored.scales.float()
     if stored.format == "mxfp4":
@@ -53,8 +53,7 @@ def describe_stored(stored: StoredWeights) -> tuple[SourceSpec, list[Tensor]]:
         num_groups=num_groups,
         group_size=stored.num_codes // num_groups,
     )
-    held = codes, scales, zeros, order
-    return spec, [each for each in held if each is not None]
+    return spec, (codes, scales, zeros, order)
 
 
 def restore(stored: StoredWeights, dtype: torch.dtype) -> Tensor:
@@ -81,7 +80,7 @@ class _Restorer:
         self._lock = Lock()
 
     def restore(self, stored: StoredWeights, dtype: torch.dtype) -> Tensor:
-        # What it points to lives until this returns.
+        # The tensors live until this returns.
         spec, _held = describe_stored(stored)
         restored = torch.empty(stored.shape, dtype=dtype)
         with self._lock:

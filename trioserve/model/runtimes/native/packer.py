@@ -122,7 +122,7 @@ class Packer:
     def pack_apart(self, weights: Rows) -> list[MatrixSpec]:
         """Pack matrices whose outputs follow each other, each in the format of its kind."""
         groups = groupby(
-            weights, lambda each: (self._choose_format([each]), _name_columns(each))
+            weights, lambda each: (self._choose_format([each]), _key_order(each))
         )
         return [self.pack([*group]) for _, group in groups]
 
@@ -136,10 +136,11 @@ class Packer:
 
     def _point_to_columns(self, weights: Weights) -> int | None:
         """Return a pointer to the inputs of stored codes; None if they are in order."""
-        if not isinstance(weights, StoredWeights) or weights.order is None:
+        order = _find_order(weights)
+        if order is None:
             return None
-        self._held.append(weights.order)
-        return weights.order.data_ptr()
+        self._held.append(order)
+        return order.data_ptr()
 
     def _choose_format(self, weights: Rows) -> tuple[int, int]:
         """Return the format that holds some matrices, and the size of its groups.
@@ -147,7 +148,7 @@ class Packer:
         The codes of 4 bits fit into 8, so a matrix of several kinds takes the larger. Codes with
         different orders of inputs become numbers.
         """
-        if len(set(map(_name_columns, weights))) > 1:
+        if len(set(map(_key_order, weights))) > 1:
             return NUMBERS[self._dtype], 0
         kinds = set(map(name_kind, weights))
         has_numbers = bool(kinds & set(_TENSOR_KINDS.values()))
@@ -227,11 +228,15 @@ def _has_large_groups(weights: Weights) -> bool:
     return isinstance(weights, Tensor)
 
 
-def _name_columns(weights: Weights) -> bytes | None:
-    """Return the order of stored codes, to compare; None if they are in order."""
-    if not isinstance(weights, StoredWeights) or weights.order is None:
-        return None
-    return weights.order.numpy().tobytes()
+def _find_order(weights: Weights) -> Tensor | None:
+    """Return the input of each stored code; None if they are in order."""
+    return weights.order if isinstance(weights, StoredWeights) else None
+
+
+def _key_order(weights: Weights) -> bytes | None:
+    """Return the order of inputs as a key; None if they are in order."""
+    order = _find_order(weights)
+    return None if order is None else order.numpy().tobytes()
 
 
 def are_numbers(weights: Rows) -> bool:
